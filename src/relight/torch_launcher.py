@@ -5,8 +5,8 @@
 
 Arguments, results and errors are those of torch 2.13 (`torch/distributed/launcher/api.py`,
 `torch/distributed/elastic/multiprocessing/errors`); docs/embedding.md lists what differs. torch's
-own LaunchConfig is taken too, by the names of its fields: torch is not imported. Where the caller
-has imported it, errors are also instances of torch's classes, so that `except` finds them.
+own LaunchConfig also works, as only the names of its fields matter; torch is not imported. If the
+caller has imported it, errors are also instances of torch's classes, so that `except` finds them.
 
     python -m relight.torch_launcher accelerate launch … train.py
 
@@ -55,15 +55,16 @@ _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "duplicate_stderr_filters": ((list, tuple, type(None)), "a list of texts"),
     "virtual_local_rank": ((bool,), "True or False"),
 }
-"""Fields that are read here, before `relight run` checks their values, and what they may be."""
+"""Fields that this module reads before `relight run` checks their values, and their types."""
 _HANDLERS = ("console", "dynamic_rendezvous", "null")
 
 
 class DefaultLogsSpecs:
-    """Where the output of workers goes, as torch's class of this name.
+    """Destinations of worker output, like torch's class of this name.
 
     Args:
-        log_dir: the directory of log files; without one, and without the others, none is kept.
+        log_dir: the directory of log files. If neither this nor `redirects` or `tee` is set, no
+            logs are kept.
         redirects: streams that go to files only: 0 none, 1 stdout, 2 stderr, 3 both; or a mapping
             from local ranks to that.
         tee: streams that go to files and to the console, in the same way.
@@ -96,8 +97,8 @@ class LaunchConfig:
     `start_method`, `monitor_interval` and `metrics_cfg` have no effect here.
 
     Raises:
-        ValueError: if shutdown_timeout is negative, or no number.
-        UsageError: if rdzv_configs is no mapping.
+        ValueError: if shutdown_timeout is negative or not a number.
+        UsageError: if rdzv_configs is not a mapping.
     """
 
     min_nodes: int
@@ -166,7 +167,7 @@ class ProcessFailure:
         return signal_name(-self.exitcode) if self.exitcode < 0 else _NOT_AVAILABLE
 
     def timestamp_isoformat(self) -> str:
-        """Return when it failed, in local time: YYYY-MM-DD_HH:MM:SS."""
+        """Return the time of the failure, in local time: YYYY-MM-DD_HH:MM:SS."""
         return datetime.fromtimestamp(self.timestamp).isoformat(sep="_")
 
 
@@ -174,9 +175,9 @@ class ChildFailedError(Exception):
     """Workers failed; also torch's class of this name, if the caller has imported that.
 
     Args:
-        name: of the entrypoint.
-        failures: of this node's workers, by rank.
-        report: the lines that tell people why.
+        name: the name of the entrypoint.
+        failures: failures of this node's workers, by rank.
+        report: the lines of the failure report.
     """
 
     def __init__(
@@ -217,7 +218,7 @@ class elastic_launch:  # noqa: N801  # torch's name
         config: this module's LaunchConfig, or torch's.
         entrypoint: a function, which gets the arguments of the call; or a program, which gets them
             as texts.
-        health_check_server: must be None: no server answers for an agent of relight.
+        health_check_server: must be None, as relight's agents do not run one.
     """
 
     def __init__(
@@ -231,14 +232,15 @@ class elastic_launch:  # noqa: N801  # torch's name
         self._health_check_server = health_check_server
 
     def __call__(self, *args: Any) -> dict[int, Any]:
-        """Run it to its end; return what each worker of this node has returned, by global rank, or
-        None for each if it is a program.
+        """Run it to its end; return the result of each worker on this node by global rank, or None
+        for each if it is a program.
 
         Raises:
             ChildFailedError: if workers failed.
             SignalException: if the main thread got one of `signals_to_handle`; the workers have
                 ended.
-            WorkersFailedError: if the job failed, and no worker of it: nodes were missing.
+            WorkersFailedError: if the job failed without a failed worker, because nodes were
+                missing.
             UsageError: if the configuration is wrong; nothing was started.
         """
         return launch_agent(self._config, self._entrypoint, list(args), self._health_check_server)
@@ -397,7 +399,7 @@ def _streams(choice: int | Mapping[int, int]) -> str:
 
 
 def _script_of(words: Sequence[str]) -> str:
-    """Return the name of a Python program in errors: its first argument that is no flag."""
+    """Return the name of a Python program in errors: its first argument that is not a flag."""
     return next((word for word in words if not word.startswith("-")), "")
 
 
@@ -405,8 +407,8 @@ def _script_of(words: Sequence[str]) -> str:
 
 
 def _first(result: RunResult) -> Failure | None:
-    """Return this node's failure that came first; the root cause if it is on another node, and
-    nothing failed here.
+    """Return the first failure on this node, or else the root cause, which is then on another
+    node.
     """
     own = sorted(result.failures, key=lambda each: (bool(each.stop_signal), each.at))
     cause = result.cause
@@ -421,14 +423,14 @@ def _error(
     raised: Mapping[int, function_results.Raised],
     failures: Mapping[int, Failure],
 ) -> Exception:
-    """Return what to raise for a job that has failed.
+    """Return the exception for a failed job.
 
     Args:
-        name: of the entrypoint.
-        result: how it has failed.
-        raised: what the function has raised, by rank.
-        failures: what is reported besides the first failure, by rank: torch reports that alone of a
-            function, and all of a program.
+        name: the name of the entrypoint.
+        result: the result of the job.
+        raised: exceptions of the function, by rank.
+        failures: failures to report in addition to the first, by rank. As in torch: only the first
+            for a function, all for a program.
     """
     first = _first(result)
     if first is None:
@@ -479,7 +481,9 @@ def _seconds(when: str) -> int:
 
 
 def _class(own: type[Exception], module: str, name: str) -> Any:
-    """Return one of our classes, which is also torch's if the caller has imported that."""
+    """Return our exception class, or a subclass that is also torch's if the caller has imported
+    torch.
+    """
     found = sys.modules.get(f"torch.distributed.elastic.multiprocessing.{module}")
     theirs = getattr(found, name, None)
     return own if theirs is None else type(name, (own, theirs), {"__doc__": own.__doc__})
@@ -501,7 +505,7 @@ def _signals_raise(config: Any) -> Iterator[None]:
     try:
         numbers = parse_signals(config.signals_to_handle)
     except ValueError:
-        numbers = ()  # `run` refuses it
+        numbers = ()  # `run` refuses this
     before = {number: signal.signal(number, fail) for number in numbers}
     try:
         yield
@@ -514,12 +518,12 @@ def _signals_raise(config: Any) -> Iterator[None]:
 
 
 def replace_torchs() -> None:
-    """Put `elastic_launch` and `launch_agent` into torch's modules, in this process, from now on.
+    """Replace `elastic_launch` and `launch_agent` in torch's modules, in this process.
 
-    It imports these modules, for programs that would do it themselves.
+    This imports the modules, for programs that would import them anyway.
 
     Raises:
-        UsageError: if there is no torch.
+        UsageError: if torch is not installed.
     """
     for name in _CALLED_FROM:
         try:
@@ -530,7 +534,7 @@ def replace_torchs() -> None:
 
 
 def replace_in(module: ModuleType) -> None:
-    """Put `elastic_launch` and `launch_agent` into one module of torch that has them."""
+    """Replace `elastic_launch` and `launch_agent` in one module of torch that has them."""
     for own in (elastic_launch, launch_agent):
         if hasattr(module, own.__name__):
             setattr(module, own.__name__, own)
@@ -544,7 +548,7 @@ def main(argv: Sequence[str]) -> None:
             arguments.
 
     Raises:
-        UsageError: if it is none of these.
+        UsageError: if the first argument names nothing that can run.
     """
     is_module, words = argv[:1] == ["-m"], list(argv[argv[:1] == ["-m"] :])
     if not words:

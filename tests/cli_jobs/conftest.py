@@ -29,7 +29,7 @@ def place(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """What the commands find in their environment: nothing of the user's."""
+    """The environment of the commands, without anything of the user's."""
     for name in list(os.environ):
         if name.startswith(HIDDEN):
             monkeypatch.delenv(name)
@@ -82,7 +82,7 @@ def here(
 
 @pytest.fixture
 def submitted(relight: Command, tmp_path: Path) -> Iterator[Callable[..., str]]:
-    """Submit a job that runs on by itself, and return its handle; it is stopped at the end."""
+    """Submit a detached job, and return its handle; it is stopped at the end."""
 
     def submit(*words: str | Path, **options: Any) -> str:
         found = relight("submit", "-s", "local", "-cfg", "detach=true", *words, **options)

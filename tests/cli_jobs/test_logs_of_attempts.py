@@ -1,4 +1,4 @@
-"""`relight logs --attempt`: what a worker wrote before a restart, of a job that keeps log files."""
+"""`relight logs --attempt`: a worker's output before a restart, of a job with log files."""
 
 import time
 from collections.abc import Callable
@@ -25,7 +25,7 @@ if attempt == "0":
     sys.exit(3)
 time.sleep(600)
 """
-# A node that joins takes rank 0 here, so that what was rank 0 is rank 1; then there is a restart.
+# A node that joins takes rank 0 here, so the old rank 0 becomes rank 1; then comes a restart.
 GENERATIONS = [
     (0, 0, "attempt_0", {0: 0}),
     (1, 0, "attempt_0_generation_1", {0: 1}),

@@ -1,4 +1,4 @@
-"""One text tells why a job has failed, wherever it is shown."""
+"""One text explains the failure of a job, wherever it is shown."""
 
 import json
 import re

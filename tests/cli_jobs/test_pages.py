@@ -1,4 +1,4 @@
-"""Commands that tell what can be done: help, components, schedulers, configure."""
+"""Commands that list possibilities: help, components, schedulers, configure."""
 
 import json
 import subprocess

@@ -36,7 +36,7 @@ others()
 
 @pytest.fixture
 def until(relight: Command) -> Callable[..., "subprocess.CompletedProcess[str]"]:
-    """Run `relight stacks` again and again until it prints what is expected."""
+    """Run `relight stacks` repeatedly until it prints the expected text."""
 
     def run(*words: str, prints: Callable[[str], bool]) -> "subprocess.CompletedProcess[str]":
         deadline = time.monotonic() + LIMIT_S

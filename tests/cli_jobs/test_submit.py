@@ -255,7 +255,7 @@ def test_interrupted_submit_stops_its_job(
     number: int,
     code: int,
 ) -> None:
-    """A detached job would go on."""
+    """A detached job would keep running."""
     text = "echo started; exec sleep 300"
     process = start("submit", "utils.sh", "sh", "-c", text, cwd=place, variables=variables)
     handle = process.stdout.readline().decode().strip()

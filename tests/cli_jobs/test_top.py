@@ -1,4 +1,4 @@
-"""`relight top`: what it shows of jobs, and what its keys do."""
+"""`relight top`: its view of jobs, and its keys."""
 
 import asyncio
 import os
@@ -47,7 +47,7 @@ def rates(*uses: RankUse) -> list[tuple[float | None, float | None]]:
     return [(row.rate, row.cpu) for row in rows]
 
 
-# What is shown.
+# The view.
 
 
 def test_rates_need_two_samples() -> None:
@@ -99,7 +99,7 @@ def test_each_sort_order_puts_notable_ranks_first(order: str, expected: list[int
     ]
     assert [row.rank for row in top_rows.ordered(rows, order)] == expected
     known = [rank for rank in expected if rank != 10]
-    if order in ("step", "rate", "cpu", "memory"):  # what is not known stays last
+    if order in ("step", "rate", "cpu", "memory"):  # unknown values stay last
         reverse = top_rows.ordered(rows, order, reverse=True)
         assert [row.rank for row in reverse] == [*known[::-1], 10]
 
@@ -290,7 +290,7 @@ def test_unknown_job_and_replica_handle_are_rejected(relight: Command) -> None:
         watched(FakeRunner(), "run://relight/train-1/default/3")
 
 
-# A table, where there is no terminal for the view.
+# A table, without a terminal for the view.
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""`relight top` on narrow terminals, and keys that come at once."""
+"""`relight top` on narrow terminals, and keys that come together."""
 
 import pytest
 from hypothesis import given

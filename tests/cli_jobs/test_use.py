@@ -1,4 +1,4 @@
-"""What the ranks of a job use and how far they are, as `relight status --json` tells it."""
+"""The use and progress of a job's ranks in `relight status --json`."""
 
 import json
 import subprocess

@@ -60,7 +60,7 @@ def test_each_node_shows_ranks_of_all_nodes(
     job = whole(logged)
     assert job is not None
     own, other = job.nodes
-    for rank in other.ranks[:1]:  # it has no files, and its agent is another one
+    for rank in other.ranks[:1]:  # it lacks files, and its agent is another one
         until(
             lambda rank=rank: re.search(
                 f"^rank {rank.rank} counts$",

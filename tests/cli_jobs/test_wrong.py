@@ -28,7 +28,7 @@ def named(): return specs.AppDef("a", [specs.Role("a/b", "", entrypoint="true")]
 async def later(): ...
 """
 
-# A command line, and a part of what is said.
+# A command line, and a part of the message.
 SUBMIT = [
     ("", "no component was given"),
     ("--dryrun", "no component was given"),

@@ -3,8 +3,8 @@
     with Aws() as aws:
         aws.endpoint   # for the variable AWS_ENDPOINT_URL
 
-It runs the containers of jobs of one container if it is given a Docker daemon; otherwise jobs have
-succeeded at once. It knows no nodes of a multi-node job.
+It runs the containers of jobs of one container if it is given a Docker daemon; otherwise jobs
+succeed immediately. It knows no nodes of a multi-node job.
 """
 
 import json

@@ -3,8 +3,8 @@
     with Dockerd() as daemon:
         subprocess.run(["docker", "ps"], env={"DOCKER_HOST": daemon.host, ...})
 
-The daemon and its containers live in namespaces of their own: they have no network but that between
-them, and nothing of them outlives the `with` block. State, images and the socket are below one
+The daemon and its containers live in namespaces of their own: their only network is the one between
+them, and nothing outlives the `with` block. State, images and the socket are below one
 temporary directory.
 """
 
@@ -31,7 +31,7 @@ import relight
 PACKAGE = "docker.io"
 IMAGE = "relight-test:1"
 PYTHON = "/usr/bin/python3"
-# It is in sbin, which is not on everybody's PATH.
+# It is in sbin, often missing from PATH.
 PATH = os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin"
 PROGRAMS = ("dockerd", "docker-init", "unshare", "ip", "bash", PYTHON)
 NOT_NEEDED = ("test", "idlelib", "tkinter", "lib2to3", "ensurepip", "dist-packages", "__pycache__")
@@ -122,7 +122,7 @@ class Dockerd:
             time.sleep(0.05)
 
     def log(self) -> str:
-        """The end of what the daemon has written."""
+        """The end of the daemon's output."""
         return (self.directory / "log").read_text(errors="replace")[-2000:]
 
     def _start(self) -> None:
@@ -181,7 +181,7 @@ class Dockerd:
 
 
 def _files() -> dict[str, str]:
-    """What is in the image: by its name there, a file of this machine."""
+    """The content of the image: by its name there, a file of this machine."""
     found = {"usr/bin/python3": PYTHON, "bin/sh": "/bin/bash", "bin/bash": "/bin/bash"}
     found |= {f"bin/{name}": f"/bin/{name}" for name in ("sleep", "cat", "touch")}
     where = subprocess.run(

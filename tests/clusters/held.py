@@ -1,4 +1,4 @@
-"""A proxy before a service on this host, which can hold back one answer.
+"""A proxy before a service on this host, able to hold back one answer.
 
 with Held("127.0.0.1:8265", "POST", "/api/jobs/") as service:
     ...                        # talk to service.address

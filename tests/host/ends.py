@@ -16,7 +16,7 @@ OPEN_TO_ALL = Security()
 
 
 class Log:
-    """An owner that keeps what it is told."""
+    """An owner that keeps its messages."""
 
     def __init__(self) -> None:
         self.connections: list[Connection] = []
@@ -63,7 +63,7 @@ class Ends:
         return connection, log
 
     def pair(self, security: Security = OPEN_TO_ALL) -> tuple[Connection, Log, Connection]:
-        """Return an open connection, its owner, and the listener's end of it."""
+        """Return an open connection, its owner, and the listener's end."""
         before = len(self.server.connections)
         connection, log = self.dial(security)
         self.until(lambda: connection.is_open and len(self.server.connections) > before)

@@ -21,7 +21,7 @@ class FastLoop(Loop):
         return self.clock
 
     def settle(self, turns: int = 6) -> None:
-        """Handle what is due now."""
+        """Run the timers that are due."""
         for _ in range(turns):
             self.run_once(0)
 

@@ -143,7 +143,7 @@ class Peer:
         self.sync()
 
     def sync(self) -> None:
-        """The server has done all that was sent, and had nothing to answer but what was read."""
+        """The server has executed all requests, and all its answers were read."""
         nonce = os.urandom(4)
         assert self.ask(PING + nonce, 4) == nonce
 

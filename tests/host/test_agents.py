@@ -33,7 +33,7 @@ print(agents.running())
 def until(
     pid: int, holds: Callable[[agent_processes.Running | None], bool]
 ) -> agent_processes.Running | None:
-    """What is shown of an agent when that is so."""
+    """The description of an agent in that case."""
     deadline = time.monotonic() + LIMIT_S
     while True:
         found = next((agent for agent in agent_processes.running() if agent.pid == pid), None)
@@ -122,7 +122,7 @@ def test_orphan_of_a_worker_is_no_worker(start: Start, script: Callable[[str], P
 def test_lists_local_scheduler_job_as_its_agents(
     start: Start, script: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """The process that holds them is none."""
+    """The process that holds them does not count."""
     variables = {"HOME": str(tmp_path), "RELIGHT_STATE_DIR": str(tmp_path / "state")}
     path = script(SLEEPS)
     job = start("submit", "dist.ddp", "-j", "1x2", "--script", path, variables=variables)

@@ -1,4 +1,4 @@
-"""Who has come to the store, told from what the system knows of their sockets."""
+"""Arrivals at the store, derived from the kernel's socket tables."""
 
 import os
 import socket

@@ -113,7 +113,7 @@ def test_close_flushes_queued_messages(ends: Ends, security: Security) -> None:
 
 
 def test_close_loses_nothing_already_sent(ends: Ends) -> None:
-    """What was sent before a close arrives, though the peer's last words were not read yet."""
+    """Data sent before a close arrives, though the peer's last words were not read yet."""
     ends.listen()
     client = ends.raw(_hello())
     ends.until(lambda: ends.server.connections)
@@ -132,7 +132,7 @@ def test_close_loses_nothing_already_sent(ends: Ends) -> None:
 
 
 def test_closed_connection_ignores_everything(ends: Ends) -> None:
-    """After a close, within a callback as well, nothing is sent, received or called back."""
+    """After a close, even within a callback, nothing is sent, received or called back."""
     ends.listen()
     connection, log, other = ends.pair()
     ends.server.on_message = lambda connection, message: connection.close()
@@ -147,7 +147,7 @@ def test_closed_connection_ignores_everything(ends: Ends) -> None:
 
 
 def test_heard_at_changes_only_with_messages(ends: Ends) -> None:
-    """The time at which the peer was heard last moves with each message, and only then."""
+    """The time of the peer's last message moves with each message, and only then."""
     ends.listen()
     connection, _, other = ends.pair()
     before = other.heard_at
@@ -159,7 +159,7 @@ def test_heard_at_changes_only_with_messages(ends: Ends) -> None:
 
 
 def test_peer_that_stops_reading_is_dropped(ends: Ends) -> None:
-    """Above 16 MiB unsent the connection ends; the sender never blocks and is told by the loop."""
+    """Above 16 MiB unsent the connection ends; the sender never blocks, and the loop informs it."""
     ends.listen()
     client = ends.raw(_hello())
     ends.until(lambda: ends.server.connections)
@@ -174,7 +174,7 @@ def test_peer_that_stops_reading_is_dropped(ends: Ends) -> None:
 
 
 def test_slow_reader_gets_everything(ends: Ends) -> None:
-    """What does not fit now is sent when the peer reads, and `drain` says when it is out."""
+    """The rest of a partial write is sent when the peer reads, and `drain` reports its end."""
     ends.listen()
     connection, _, other = ends.pair()
     message = {"type": "x", "text": "x" * (1 << 20)}
@@ -187,7 +187,7 @@ def test_slow_reader_gets_everything(ends: Ends) -> None:
 
 
 def test_oversized_message_raises_at_sender(ends: Ends) -> None:
-    """The connection goes on."""
+    """The connection continues."""
     ends.listen()
     connection, _, _ = ends.pair()
     with pytest.raises(ValueError, match="above the limit"):
@@ -197,7 +197,7 @@ def test_oversized_message_raises_at_sender(ends: Ends) -> None:
 
 
 def test_oversized_hello_opens_no_socket(ends: Ends) -> None:
-    """A hello that no peer would take is an error at once, and leaves no socket behind."""
+    """A hello that no peer would take is an immediate error, and leaves no socket behind."""
     ends.listen()
     before = set(os.listdir("/proc/self/fd"))
     with pytest.raises(ValueError, match="above the limit"):
@@ -320,7 +320,7 @@ def test_names_resolve_in_background(ends: Ends) -> None:
 
 
 def test_slow_lookup_does_not_block_the_loop(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a name is looked up, connections go on."""
+    """While a name is looked up, connections stay served."""
     real, (hold, release) = socket.getaddrinfo, os.pipe()
 
     def slow(host: object, *rest: object, **options: object) -> object:
@@ -393,7 +393,7 @@ def test_bytewise_stream_is_understood(ends: Ends) -> None:
 
 
 def test_self_connection_counts_as_refused(ends: Ends) -> None:
-    """A socket that TCP connected to itself is noticed: nobody else listens there."""
+    """A socket that TCP connected to itself is noticed, as nobody else listens there."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         ends.address = probe.getsockname()
@@ -409,7 +409,7 @@ def test_self_connection_counts_as_refused(ends: Ends) -> None:
 
 
 def test_stale_socket_event_does_not_connect(ends: Ends) -> None:
-    """A connection that is woken before it is connected goes on waiting."""
+    """A connection that is woken before it is connected keeps waiting."""
     with socket.socket() as full:
         full.bind(("127.0.0.1", 0))
         full.listen(0)
@@ -424,7 +424,7 @@ def test_stale_socket_event_does_not_connect(ends: Ends) -> None:
 
 
 def test_last_message_is_read_after_failed_write(ends: Ends) -> None:
-    """A write that fails does not hide what the peer sent before it went."""
+    """A failed write does not hide the peer's last messages."""
     ends.listen()
     client = ends.raw(_hello())
     ends.until(lambda: ends.server.connections)
@@ -442,7 +442,7 @@ def test_last_message_is_read_after_failed_write(ends: Ends) -> None:
 
 
 def test_wire_format_is_plain_json(ends: Ends) -> None:
-    """What goes over the wire is the greeting and JSON that anybody can read."""
+    """The wire carries the greeting and readable JSON."""
     ends.listen()
     client = ends.raw(_hello())
     ends.until(lambda: ends.server.connections)

@@ -1,4 +1,4 @@
-"""Peers that are broken, strangers or worse: they are turned away and harm nobody else."""
+"""Broken, strange or hostile peers are turned away and harm nobody else."""
 
 import collections
 import contextlib
@@ -64,7 +64,7 @@ def greeting(**hello: object) -> bytes:
 def test_peer_without_greeting_gets_no_answer(
     ends: Ends, security: Security, data: bytes, words: str
 ) -> None:
-    """The owner does not hear of it."""
+    """The owner does not hear of the stranger."""
     ends.listen(security)
     client = ends.raw(data)
     assert read_all(client, ends) == b""
@@ -182,7 +182,7 @@ def test_unproven_listener_is_left_with_a_reason(ends: Ends, answer: bytes, word
 def test_token_mismatch_is_named_on_both_sides(
     ends: Ends, listener: bytes, dialler: bytes, at_listener: str, at_dialler: str
 ) -> None:
-    """A wrong, a missing and a superfluous token are told apart, at both ends."""
+    """A wrong, a missing and a superfluous token get different errors, at both ends."""
     ends.listen(Security(listener))
     _, log = ends.dial(Security(dialler))
     ends.until(lambda: log.reasons and ends.refused)
@@ -192,7 +192,7 @@ def test_token_mismatch_is_named_on_both_sides(
 
 
 def test_replayed_conversation_opens_nothing(ends: Ends) -> None:
-    """Sending again what a dialler with the token once sent does not open a connection."""
+    """Replaying the messages of a dialler with the token does not open a connection."""
     with socket.create_server(("127.0.0.1", 0)) as between:
         listener_address = None
         ends.listen(TOKEN)
@@ -259,7 +259,7 @@ def many_descriptors() -> Iterator[None]:
 
 
 def test_thousands_of_idle_connections_are_harmless(many_descriptors: None, ends: Ends) -> None:
-    """With thousands of silent strangers the group's connections open and talk as before."""
+    """With thousands of silent strangers the group's connections still open and talk."""
     ends.listen(TOKEN)
     connection, log, _ = ends.pair(TOKEN)
     clients = []
@@ -277,7 +277,7 @@ def test_thousands_of_idle_connections_are_harmless(many_descriptors: None, ends
 
 
 def test_oldest_stranger_makes_room(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When all places are taken the oldest stranger goes; who is open stays."""
+    """When all places are taken the oldest stranger goes; open connections stay."""
     monkeypatch.setattr(listeners, "MAX_STRANGERS", 3)
     ends.listen()
     connection, log, _ = ends.pair()
@@ -313,7 +313,7 @@ def no_descriptor_left() -> Iterator[None]:
 
 
 def test_stranger_makes_room_when_descriptors_run_out(ends: Ends) -> None:
-    """When no descriptor is left, a stranger's is taken for who comes next."""
+    """When no descriptor is left, a stranger's is taken for the next connection."""
     ends.listen()
     connection, _, _ = ends.pair()
     stranger = ends.raw()

@@ -43,7 +43,7 @@ STEPS = st.one_of(
 
 
 def chunk(stream: int, pieces: list[int], repeat: int) -> bytes:
-    """Bytes that can be told from those of other streams: `$` precedes each real line end."""
+    """Bytes that differ from those of other streams: `$` precedes each real line end."""
     letters = LETTERS[stream]
     texts = [letters[:1], letters[1:2] * repeat, letters[2:] + b"$\n", b"\r", letters + b"$\r\n"]
     return b"".join(texts[piece] for piece in pieces)
@@ -137,7 +137,7 @@ def test_lines_of_several_streams_never_mix(
 
 
 def test_unfinished_line_is_shown_after_a_moment(loop: FastLoop, screen: Screen) -> None:
-    """What has no line end is held back shortly, then shown, and its rest follows on the line."""
+    """Text without a line end is held back shortly, then shown; its rest follows on the line."""
     first, other = ConsoleStream(screen.console), ConsoleStream(screen.console)
     first.feed(b"loss: ")
     loop.settle()
@@ -150,7 +150,7 @@ def test_unfinished_line_is_shown_after_a_moment(loop: FastLoop, screen: Screen)
 
 
 def test_lone_stream_is_not_delayed(screen: Screen) -> None:
-    """With nobody to mix with, every byte is shown at once."""
+    """With nobody to mix with, every byte is shown immediately."""
     ConsoleStream(screen.console).feed(b"Enter: ")
     assert screen.read() == b"Enter: "
 
@@ -221,7 +221,7 @@ def test_agent_message_is_its_own_line(loop: FastLoop, small_screen: Screen) -> 
     first, other = ConsoleStream(screen.console), ConsoleStream(screen.console)
     first.feed(b"half")
     loop.sleep(0.2)
-    other.feed(b"x" * 70000)  # too long to wait for its end: it owns the console when it may
+    other.feed(b"x" * 70000)  # too long to wait for its end, so it owns the console when it may
     screen.console.say("message")
     screen.console.say("again")
     first.end()
@@ -298,7 +298,7 @@ def test_slow_console_does_not_break_long_line(loop: FastLoop, small_screen: Scr
 def test_stuck_console_blocks_nobody(
     loop: FastLoop, small_screen: Screen, descriptors: Callable[[int], int]
 ) -> None:
-    """The loop goes on, writers wait, memory is bounded, and later everything is shown."""
+    """The loop keeps running, writers wait, memory is bounded, and later everything is shown."""
     screen = small_screen
     writers = {}
     for number in range(4):
@@ -357,13 +357,13 @@ def test_message_emptying_the_queue_wakes_waiting_streams(
 
 
 def test_longest_waiting_stream_writes_at_line_end(small_screen: Screen) -> None:
-    """Who has waited for longer than the owner of the line comes right after that line."""
+    """A stream that has waited for longer than the line's owner comes right after the line."""
     screen = small_screen
     owner, other = ConsoleStream(screen.console), ConsoleStream(screen.console)
     owner.feed(b"x" * 300_000)
     other.feed(b"other\n")
     owner.feed(b"end\n")
-    while screen.console._queue:  # as if the console took everything at once
+    while screen.console._queue:  # as if the console took everything in one call
         screen.read()
         screen.console._drain()
     screen.console._on_writable()
@@ -427,7 +427,7 @@ def test_writers_get_epipe_when_reader_is_gone(
 def test_full_disk_ends_output_but_not_agent_or_writers(
     loop: FastLoop, descriptors: Callable[[int], int]
 ) -> None:
-    """After ENOSPC what a worker writes is read and dropped."""
+    """After ENOSPC a worker's output is read and dropped."""
     console = Console(loop, descriptors(os.open("/dev/full", os.O_WRONLY)))
     descriptors(console.fd)
     ours, theirs = channel(-1)
@@ -452,7 +452,7 @@ def test_full_disk_ends_output_but_not_agent_or_writers(
 def test_file_and_dev_null_take_all_output(
     loop: FastLoop, tmp_path: Path, descriptors: Callable[[int], int]
 ) -> None:
-    """What the file had before stays."""
+    """Earlier content of the file stays."""
     path = tmp_path / "out.txt"
     path.write_bytes(b"before\n")
     file_fd = descriptors(os.open(path, os.O_WRONLY | os.O_APPEND))

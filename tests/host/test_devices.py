@@ -1,4 +1,4 @@
-"""`--nproc-per-node=auto|gpu|cpu|xpu` counts what a worker will see, without torch."""
+"""`--nproc-per-node=auto|gpu|cpu|xpu` counts the devices that a worker will see, without torch."""
 
 import os
 from collections.abc import Callable
@@ -142,7 +142,7 @@ def test_device_files_suffice_without_driver_list(tmp_path: Path) -> None:
 
 
 def test_excluded_gpus_are_ignored_and_long_pci_domains_last(tmp_path: Path) -> None:
-    """A GPU that the driver was told to leave alone is none; long PCI domains come last."""
+    """A GPU that the driver ignores does not count; long PCI domains come last."""
     fake.add_nvidia(tmp_path, "10000:01:00.0", minor=0)
     fake.add_nvidia(tmp_path, "2000:00:00.0", minor=1)
     fake.add_nvidia(tmp_path, "0001:00:00.0", minor=2, excluded=True)

@@ -1,4 +1,4 @@
-"""What the machine knows of how a worker ended: sentences for the report."""
+"""The machine's evidence about a worker's end, in sentences for the report."""
 
 import os
 import resource
@@ -133,7 +133,7 @@ def test_bus_error_checks_shared_memory(
 
 
 def test_shared_memory_that_was_full_is_told_with_its_size(disks: Disks, tmp_path: Path) -> None:
-    """The kernel frees what the worker had there."""
+    """The kernel frees the worker's files there."""
     disks({str(tmp_path): Disk(64 << 20, size=64 << 20)})
     pod, shm = Environment({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}), str(tmp_path)
     text = "RuntimeError: unable to allocate shared memory(shm): No space left on device (28)"

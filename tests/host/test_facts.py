@@ -107,7 +107,7 @@ def test_first_torch_on_path_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_special_script_file_has_no_hash_and_no_error(tmp_path: Path) -> None:
-    """A FIFO, a directory, a missing file, a module: nothing is used up."""
+    """A FIFO, a directory, a missing file, a module; reading them has no side effect."""
     os.mkfifo(tmp_path / "fifo")
     for name in ("fifo", ".", "missing", "nul\0byte"):
         facts = collect(script=str(tmp_path / name), arguments=[], is_file=True)

@@ -14,7 +14,7 @@ from relight.output import error_files
 
 def test_replace_never_follows_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A link that somebody has put at the name of the file, or at the one that is guessed for its
-    temporary, is replaced or refused: what it leads to stays.
+    temporary, is replaced or refused; its target stays.
     """
     victim = tmp_path / "victim"
     victim.write_text("mine")
@@ -99,6 +99,6 @@ def test_directory_of_another_user_is_not_used(tmp_path: Path) -> None:
 
 
 def test_overlong_log_path_is_a_usage_error(tmp_path: Path) -> None:
-    """os.makedirs calls itself for each: it was an internal error."""
+    """os.makedirs recurses for each, which was an internal error."""
     with pytest.raises(UsageError, match=r"can't write logs to .*: File name too long"):
         files.make_run_directory(str(tmp_path) + "/d" * 3000, "job")

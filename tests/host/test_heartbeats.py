@@ -120,7 +120,7 @@ def control(number: int, origin: int, offender: str, family: int = socket.AF_INE
 
 
 def test_only_the_machine_itself_can_report_a_closed_port() -> None:
-    """A gateway or a firewall in between says so of others, and of ports of which it knows none."""
+    """A gateway or a firewall in between says so of others, and of unknown ports."""
     refused, icmp, icmp6 = errno.ECONNREFUSED, 2, 3
     assert heartbeats._is_refusal(control(refused, icmp, "10.0.0.2"), "10.0.0.2")
     six = control(refused, icmp6, "fe80::1", socket.AF_INET6)
@@ -138,7 +138,7 @@ def test_only_the_machine_itself_can_report_a_closed_port() -> None:
 
 
 def test_icmp_error_must_quote_the_probe(loop: Loop, beats: Heartbeats) -> None:
-    """Anybody can send an ICMP error in the name of a machine, but not what it would quote."""
+    """Anybody can send an ICMP error in the name of a machine, but can't know the quoted data."""
     told: list[tuple[str, int]] = []
     beats.on_unreachable = told.append
     with bound(socket.AF_INET, "127.0.0.1") as other:

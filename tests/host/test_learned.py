@@ -206,7 +206,7 @@ def test_late_imports_are_added(case: Case) -> None:
     assert (case.cache / os.listdir(case.cache)[0]).stat().st_ino == before  # nothing is new
     file.add(["csv", "tomllib"], ["OMP_NUM_THREADS"])
     assert case.file().known.fit == ["torch", "csv", "tomllib"]
-    assert case.file().known.writes == ("OMP_NUM_THREADS",)  # no values, which may be secret
+    assert case.file().known.writes == ("OMP_NUM_THREADS",)  # no values: they may be secret
     case.file().add([], ["LANG"])
     assert case.file().known.writes == ("LANG", "OMP_NUM_THREADS")
     case.file().add(["csv"], [])  # a worker was watched, and set none
@@ -255,7 +255,7 @@ def test_forget_continues_after_undeletable_file(case: Case) -> None:
 
 
 def test_stored_profile_is_readable_json(case: Case) -> None:
-    """People and other tools may look at it: it is JSON with the names of this page."""
+    """People and other tools may look at the file, JSON with the names on this page."""
     case.learn()
     (path,) = case.cache.iterdir()
     stored = json.loads(path.read_text())

@@ -47,7 +47,7 @@ def test_timer_may_exceed_kernel_timeout_range() -> None:
 def test_equal_deadlines_run_in_order_of_scheduling(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A coarse clock: what an agent tells itself (a generation, then a stop) stays in order."""
+    """A coarse clock: messages of an agent to itself (a generation, then a stop) stay in order."""
     monkeypatch.setattr(Loop, "now", staticmethod(lambda: 5.0))
     loop, called = Loop(), list[int]()
     for number in range(100):

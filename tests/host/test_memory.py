@@ -1,4 +1,4 @@
-"""What the kernel counts tells whether a worker was killed for lack of memory."""
+"""The kernel's counters show whether a worker was killed for lack of memory."""
 
 import os
 import time

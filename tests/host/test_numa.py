@@ -136,7 +136,7 @@ def test_core_complexes_are_assigned_largest_first_in_turns(tmp_path: Path) -> N
     root = machine(tmp_path, EPYC, (0, 0, 0, 0, 1))
     first = ["0-3,20-23", "4-7,24-27", "8-9,28-29", "0-3,20-23"]
     assert masks("core-complex", 5, EPYC, root) == [*first, "10-13,30-33"]
-    # What may be used counts: 3 CPUs of the first cache are fewer than 4 of the third.
+    # Only usable CPUs count: 3 CPUs of the first cache are fewer than 4 of the third.
     bound = bind("core-complex", 2, NOTHING_SET, root, frozenset({0, 1, 20, 8, 9, 28, 29, 11}))
     assert bound == (frozenset({8, 9, 28, 29}), frozenset({0, 1, 20}))
 
@@ -185,7 +185,7 @@ def test_cores_keep_their_order_in_a_container(tmp_path: Path) -> None:
 
 
 def test_gpu_without_worker_needs_no_cpus(tmp_path: Path) -> None:
-    """A visible GPU on a node that may not be used is no reason to refuse the others."""
+    """A visible GPU on a node that may not be used does not make relight refuse the others."""
     root = machine(tmp_path, DUAL_SOCKET, (0, 1))
     for mode in MODES:
         assert bind(mode, 1, NOTHING_SET, root, frozenset({4})) == (frozenset({4}),)
@@ -309,7 +309,7 @@ def test_more_workers_than_cores_must_share(tmp_path: Path) -> None:
 
 
 def test_empty_cache_folder_is_refused(tmp_path: Path) -> None:
-    """Some virtual machines show the folder and nothing in it: refused as well."""
+    """Some virtual machines show an empty folder, which is also refused."""
     fake.add_cpus(tmp_path, SMALL)
     hide_sysfs_path(f"{CPU}0/cache", tmp_path)
     fake.write(tmp_path / "sys/devices/system/cpu/cpu0/cache/uevent", "")
@@ -355,8 +355,8 @@ def machines(draw: st.DrawFn) -> tuple[Layout, tuple[int, ...], frozenset[int]]:
 def test_every_mask_is_within_allowed_cpus(
     drawn: tuple[Layout, tuple[int, ...], frozenset[int]], mode: str, nproc: int
 ) -> None:
-    """Whatever the machine, a mask is not empty and within what is allowed, and exclusive ones have
-    no core in common.
+    """On any machine, a mask is not empty and within the allowed CPUs, and exclusive ones share no
+    core.
     """
     layout, gpu_nodes, allowed = drawn
     root = build_machine(layout, gpu_nodes)
@@ -468,8 +468,8 @@ def test_masks_match_torchrun(
 def test_workers_run_where_they_were_bound(
     launch: Launch, script: Callable[[str], Path], mode: str
 ) -> None:
-    """Each worker of a real run may use exactly the CPUs of its mask; what the machine can't do is
-    exit code 2 before any worker starts.
+    """Each worker of a real run may use exactly the CPUs of its mask; a mode that the machine lacks
+    is exit code 2 before any worker starts.
     """
     path = script(
         "import os; print(os.environ['LOCAL_RANK'], *sorted(os.sched_getaffinity(0)), flush=True)"

@@ -1,4 +1,4 @@
-"""References to processes, in each of the ways in which a system may have them."""
+"""References to processes, with each mechanism that a system may have."""
 
 import errno
 import os
@@ -127,7 +127,7 @@ second.wait()
 @pytest.mark.needs_root
 @pytest.mark.parametrize("way", WAYS)
 def test_reused_pid_is_not_signalled(way: str) -> None:
-    """In a namespace of its own, a pid is used again at once (ns_last_pid, proc(5))."""
+    """In a namespace of its own, a pid is reused immediately (ns_last_pid, proc(5))."""
     command = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
     done = subprocess.run(
         [*command, sys.executable, "-c", REUSED, way],

@@ -121,7 +121,7 @@ def test_start_of_long_traceback_is_kept(loop: FastLoop, size: int) -> None:
 def test_leaked_descriptor_does_not_delay_the_end(
     loop: FastLoop, screen: Screen, descriptors: Callable[[int], int]
 ) -> None:
-    """After the workers' end what is in the pipe is read, and nobody waits for an end of file."""
+    """After the workers' end the pipe is read, and nobody waits for an end of file."""
     ours, theirs = channel(-1)
     descriptors(theirs)
     reader = PipeReader(loop, ours, ConsoleStream(screen.console))
@@ -158,7 +158,7 @@ def tailed(loop: FastLoop, screen: Screen, tmp_path: Path) -> Iterator[TailedFil
 def test_file_is_shown_while_it_is_written(
     loop: FastLoop, screen: Screen, tailed: TailedFile
 ) -> None:
-    """Each change is shown soon, and when there is none, nothing is scheduled."""
+    """Each change is shown soon; without changes, nothing is scheduled."""
     for number in range(5):
         os.write(tailed.fd, b"line %d\n" % number)
         screen.read_until(lambda seen, n=number: seen.endswith(b"line %d\n" % n))
@@ -177,7 +177,7 @@ def test_files_are_polled_without_inotify(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A machine that has no inotify instance or watch left shows output all the same."""
+    """A machine without a free inotify instance or watch still shows output."""
     monkeypatch.setattr(linux, missing, lambda *arguments: -1)
     tailed = TailedFile(loop, screen.console, tmp_path / "stdout.log")
     for number in range(3):
@@ -222,7 +222,7 @@ def test_truncated_file_is_shown_from_its_new_start(
 
 @pytest.mark.parametrize("cut", [1, len(HEADER) - 1, len(HEADER)])
 def test_traceback_in_a_file_is_noticed(loop: FastLoop, tmp_path: Path, cut: int) -> None:
-    """A file that is not shown is searched as well."""
+    """Even a hidden file is searched."""
     path = tmp_path / "stderr.log"
     path.touch()
     found: list[float] = []

@@ -18,7 +18,7 @@ from relight.processes.spawner import WorkerPlan
 @pytest.mark.parametrize("farewell", [b"", b"end\n"])
 def test_workers_end_with_the_agent_socket(tmp_path: Path, farewell: bytes) -> None:
     """When the socket ends, the workers do. Unless the agent has said that it lives, its directory
-    goes as well: the socket of one that is killed ends before anything else shows that it is.
+    goes with them: the socket is the first thing to end when an agent is killed.
     """
     scratch = tmp_path / "scratch"
     (scratch / "attempt_0").mkdir(parents=True)
@@ -131,7 +131,7 @@ def test_freeze_and_thaw_cover_all_descendants(tmp_path: Path) -> None:
 
 
 def test_foreign_sigcont_does_not_end_the_freeze(tmp_path: Path) -> None:
-    """As when a machine's processes are continued one by one: they stand still again at once."""
+    """As when a machine's processes are continued one by one. They are frozen again immediately."""
     counters = Counters(tmp_path)
     try:
         counters.agent.sendall(b"lease 1.0\n")

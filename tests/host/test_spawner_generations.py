@@ -99,7 +99,9 @@ def idle_spawner() -> tuple[SpawnerProcess, int, int]:
 def finish(spawner: SpawnerProcess, *pids: int) -> None:
     spawner.close()
     for pid in pids:
-        with contextlib.suppress(ChildProcessError):  # close() has reaped one that ended at once
+        with contextlib.suppress(
+            ChildProcessError
+        ):  # close() has reaped one that ended immediately
             os.waitpid(pid, 0)
 
 
@@ -145,7 +147,7 @@ def test_spawner_killed_between_generations_is_replaced(number: int) -> None:
 
 
 def test_spawner_with_killed_guard_is_replaced() -> None:
-    """It would go on, but nothing would end its workers if it was killed with the agent."""
+    """It could continue, but nothing would end its workers if it was killed with the agent."""
     spawner = SpawnerProcess()
     first, connection = start(spawner)
     end(connection)

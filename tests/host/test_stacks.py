@@ -77,7 +77,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
 
 
 def until(pid: int, holds: Callable[[ProcessStack], bool]) -> ProcessStack:
-    """What is read of a process when that is so."""
+    """The result of reading a process in that case."""
     deadline = time.monotonic() + LIMIT_S
     while True:
         found = take(pid)
@@ -88,7 +88,7 @@ def until(pid: int, holds: Callable[[ProcessStack], bool]) -> ProcessStack:
 
 
 def main_of(stack: ProcessStack) -> ThreadStack:
-    """The main thread, which comes first."""
+    """The main thread, the first one."""
     assert stack.threads[0].is_main
     assert stack.threads[0].native_id == stack.pid
     return stack.threads[0]
@@ -181,7 +181,7 @@ libc.clone(libc.pause, top, 0x4000 | 17, None)  # CLONE_VFORK, SIGCHLD: as for v
 
 
 def test_uninterruptible_process_shows_its_system_call(python: Path, run: Run) -> None:
-    """Its memory, which may be locked, is only read in a thread of its own."""
+    """Its memory may be locked, so it is only read in a thread of its own."""
     process = run(python, UNINTERRUPTIBLE)
     deadline = time.monotonic() + LIMIT_S
     while state_of(process.pid) != "D":
@@ -654,7 +654,7 @@ time.sleep(600)
 def test_shell_wrapper_resolves_to_its_python_rank(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a rank starts has RANK too."""
+    """Child processes of a rank also have RANK."""
     monkeypatch.delenv("RANK", raising=False)
     process = run(Path(sys.executable), RANKS)
     try:

@@ -26,7 +26,7 @@ def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Image:
-    """Memory of a process, 64 KiB of it. Objects are placed one after another."""
+    """64 KiB of a process's memory. Objects are placed one after another."""
 
     def __init__(self) -> None:
         self.data = bytearray(SIZE)

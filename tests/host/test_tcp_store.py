@@ -1,7 +1,7 @@
 """The workers' store answers torch's client as torch's own server does.
 
-A test with a `store` runs against both servers, so what it expects of
-relight is what torch does; where relight is meant to differ, the test says how and why.
+A test with a `store` runs against both servers, so it expects of relight the behaviour of
+torch; where relight is meant to differ, the test says how and why.
 """
 
 import random
@@ -84,7 +84,7 @@ def test_every_operation_creating_a_key_wakes_waiters(store: int, query: str) ->
 
 
 def test_cancelled_wait_is_not_answered_later(store: int) -> None:
-    """After CANCEL_WAIT the key may come; another wait for it ends at once."""
+    """After CANCEL_WAIT the key may come; another wait for it ends immediately."""
     with Peer(store) as waiter, Peer(store) as setter:
         waiter.wait(b"a", b"b")
         assert waiter.ask(wire.CANCEL, 1) == wire.WAIT_CANCELED
@@ -126,7 +126,7 @@ def test_push_wakes_one_client_waiting_for_nothing_else(store: int) -> None:
 
 
 def test_barrier_releases_all_on_last_arrival(store: int) -> None:
-    """The counter is an ordinary key, and who comes too late does not wait."""
+    """The counter is an ordinary key, and a late worker does not wait."""
     query = wire.BARRIER + text(b"b") + i64(3)
     with Peer(store) as first, Peer(store) as second, Peer(store) as third, Peer(store) as late:
         for peer in (first, second):
@@ -169,9 +169,9 @@ def test_nonempty_queue_is_not_awaited(store: int, request: Any) -> None:
 
 
 def test_waits_are_independent_of_earlier_ones(store: int, request: Any) -> None:
-    """Who was woken by a value waits for other keys until they come.
+    """A client woken by a value waits for other keys until they come.
 
-    Torch's server takes the next value for one of them, so its wait for `k` ends without `k`.
+    Torch's server takes the next value for one of those keys, so its wait for `k` ends without `k`.
     """
     with Peer(store) as waiter, Peer(store) as pusher:
         waiter.wait(b"q")
@@ -239,7 +239,7 @@ def some_operation(choose: random.Random) -> tuple[str, Callable[[Client], objec
         return lambda store: act(store) if store.check(names) else store.wait(names, BRIEF)
 
     def unless_prefixed(act: Callable[[Client], object]) -> Callable[[Client], object]:
-        # A PrefixStore's barrier is not the server's: it is made of `add` and `wait`.
+        # A PrefixStore's barrier is not the server's, but made of `add` and `wait`.
         return lambda store: "PrefixStore" in str(type(store)) or act(store)
 
     usual: dict[str, Callable[[Client], object]] = {
@@ -297,7 +297,7 @@ def test_any_operation_sequence_is_answered_like_torch(
                 clients[port] = [plain, prefixed, nested, plain.clone()]
             try:
                 client = clients[port][which]
-                # What has no answer must be done before another connection asks.
+                # Requests without an answer must be done before another connection asks.
                 answers.append((operate(client), client.num_keys()))
             except Exception as error:
                 answers.append(type(error).__name__)

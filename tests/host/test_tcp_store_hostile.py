@@ -1,4 +1,4 @@
-"""Any process can reach the workers' store: nothing that a peer does harms the others."""
+"""Any process can reach the workers' store, and no peer can harm the others."""
 
 import random
 import socket
@@ -145,7 +145,7 @@ def shared() -> Iterator[StoreServer]:
 
 @pytest.mark.parametrize("attack", REFUSED)
 def test_malformed_request_closes_its_connection(shared: StoreServer, attack: str) -> None:
-    """A peer that breaks the protocol is dropped at once, and only that peer."""
+    """A peer that breaks the protocol is dropped immediately, and only that peer."""
     with Peer(shared.port) as friend, Peer(shared.port, greet=False) as peer:
         peer.send(REFUSED[attack])
         assert peer.ended()
@@ -172,7 +172,7 @@ def test_random_bytes_are_survived(shared: StoreServer) -> None:
 
 
 def test_largest_keys_and_values_are_served(shared: StoreServer) -> None:
-    """Torch's limits themselves are no breach, in a single request and in many."""
+    """Values at torch's limits are accepted, in a single request and in many."""
     key, value = b"k" * KEY_LIMIT, bytes(range(256)) * (VALUE_LIMIT // 256)
     with Peer(shared.port) as peer:
         peer.set(key, value)
@@ -311,7 +311,7 @@ def test_only_latest_of_stacked_waits_counts(serve: Serve) -> None:
 
 
 def test_full_store_refuses_and_continues(serve: Serve) -> None:
-    """What does not fit ends the connection that sent it; deleting makes room, to the byte."""
+    """A value that does not fit ends its connection; deleting makes room, to the byte."""
     server = serve(_MAX_STORED=10_000)
     grow = (
         wire.SET + text(b"k") + text(bytes(9_500)),
@@ -369,7 +369,7 @@ def test_port_can_be_reused_immediately(serve: Serve) -> None:
 
 
 def test_nagle_is_disabled() -> None:
-    """Connections have TCP_NODELAY, which they inherit from the listening socket."""
+    """Connections inherit TCP_NODELAY from the listening socket."""
     loop = Loop()
     listener = bind("127.0.0.1", 0, listen=True)
     store = TCPStore(loop, listener)

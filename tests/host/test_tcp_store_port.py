@@ -87,7 +87,7 @@ def test_port_range_includes_both_ends() -> None:
 
 
 def only_port(family: int, port: int) -> socket.socket:
-    """A socket for which the kernel may choose this port alone."""
+    """A socket restricted to this one port."""
     bound = socket.socket(family)
     try:
         only = struct.pack("=I", port << 16 | port)

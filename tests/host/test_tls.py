@@ -133,7 +133,7 @@ def test_node_of_another_authority_is_refused(
 ) -> None:
     """A certificate that the job's authority did not sign opens nothing; both sides say why."""
     ends.listen(node("a"))
-    stranger = node("stranger")  # it accepts the listener, which does not accept it
+    stranger = node("stranger")  # it accepts the listener, but not the other way round
     assert stranger.tls_client is not None
     stranger.tls_client.maximum_version = version
     connection, log = ends.dial(stranger)
@@ -161,7 +161,7 @@ def test_expired_certificate_is_refused(ends: Ends, node: Node) -> None:
 
 
 def test_peer_without_certificate_is_refused(ends: Ends, node: Node, files: Path) -> None:
-    """A client that shows no certificate is not let in."""
+    """A client without a certificate is refused."""
     ends.listen(node("a"))
     bare = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     bare.check_hostname = False
@@ -173,7 +173,7 @@ def test_peer_without_certificate_is_refused(ends: Ends, node: Node, files: Path
 
 
 def test_plain_dialler_learns_that_tls_is_required(ends: Ends, node: Node) -> None:
-    """Who dials without TLS a listener that wants it is told so."""
+    """A client without TLS learns that the listener requires it."""
     ends.listen(node("a"))
     _, log = ends.dial()
     ends.until(lambda: log.reasons and ends.refused)

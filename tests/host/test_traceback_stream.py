@@ -14,7 +14,7 @@ TRACEBACK = (
 
 
 class Worker:
-    """What the stream sees of a worker, and how often it has looked."""
+    """A worker as the stream sees it, and the number of looks."""
 
     def __init__(self, screen: Screen, is_shutting_down: bool | None) -> None:
         self.is_shutting_down = is_shutting_down
@@ -100,7 +100,7 @@ def test_traceback_of_successful_worker_is_shown(
 def test_slow_exit_handler_may_show_all_tracebacks_together(
     loop: FastLoop, screen: Screen, worker: Callable[..., Worker]
 ) -> None:
-    """Those of other workers, too: equal ones are shown together."""
+    """Including those of other workers. Equal ones are shown together."""
     first, second, goes_on = worker(True), worker(True), worker(None)
 
     def show_together() -> None:

@@ -19,7 +19,7 @@ GENERATIONS = 14
 
 def run_generations(loop: FastLoop, unshown: UnshownOutput, consoles: Consoles, flags: list[str],
                     path: Path) -> bytes:  # fmt: skip
-    """Let a worker of each generation print; return all of it."""
+    """Let a worker of each generation print; return all output."""
     spec, text = to_spec(parse([*flags, "train.py"], Environment({}))), b""
     for number in range(GENERATIONS):
         logs = Logs(loop, consoles, spec, str(path / f"attempt_{number}") if flags else "")
@@ -37,8 +37,8 @@ def run_generations(loop: FastLoop, unshown: UnshownOutput, consoles: Consoles, 
 def test_unshown_output_is_shown_or_counted(
     loop: FastLoop, small_screen: Screen, screen: Screen, tmp_path: Path, flags: list[str]
 ) -> None:
-    """Generations go on; what could not be kept for the console is counted in a line. What is shown
-    is whole lines in their order.
+    """Generations continue; a line counts the output that could not be kept for the console. The
+    rest is shown in whole lines, in order.
     """
     consoles = Consoles(small_screen.console, screen.console)
     unshown = UnshownOutput(loop, consoles, [])

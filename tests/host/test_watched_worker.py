@@ -1,4 +1,4 @@
-"""What a script writes into the memory of its imports does not end the agent."""
+"""No content of the shared import list ends the agent."""
 
 import mmap
 import os

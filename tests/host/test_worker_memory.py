@@ -1,4 +1,4 @@
-"""Nonsense in the memory that agent and workers share, or a full disk, ends neither of them."""
+"""Nonsense in the memory that agent and workers share, or a full disk, ends neither."""
 
 import errno
 import os
@@ -44,7 +44,7 @@ NONSENSE = st.one_of(
 def share_memory(
     folder: Path, content: bytes, began: float = 0.0, workers: int = 1
 ) -> tuple[WorkerMemory, list[str]]:
-    """The agent's side of files of which the first has this content, and what it says."""
+    """The agent's side of files, the first with this content, and its notes."""
     said: list[str] = []
     paths = {rank: str(folder / f"{rank}.error.json") for rank in range(workers)}
     (folder / f"0.error.json{words.SUFFIX}").write_bytes(content)
@@ -154,7 +154,7 @@ def test_sparse_file_gets_its_blocks_allocated(tmp_path: Path) -> None:
 def test_blocks_are_written_without_fallocate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on musl, where a file system may not have it; what the other side has written stays."""
+    """As on musl, where a file system may not have it; words of the other side stay."""
 
     def refuse(*_: int) -> None:
         raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
@@ -206,7 +206,7 @@ def full(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("full")
 @pytest.mark.parametrize("first", ["agent", "worker"])
 def test_full_disk_does_not_prevent_sharing(tmp_path: Path, first: str) -> None:
-    """Whoever comes first; its descriptor is closed with the memory."""
+    """In either order; its descriptor is closed with the memory."""
     before = len(os.listdir("/proc/self/fd"))
     path = tmp_path / f"0.error.json{words.SUFFIX}"
     found = WorkerMemory(Loop(), {0: str(tmp_path / "0.error.json")}, 0.0, pytest.fail)

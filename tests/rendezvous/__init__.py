@@ -1,1 +1,1 @@
-"""The registers in which a coordinator is written down: etcd and a file, on the real thing."""
+"""The registers of coordinators, etcd and a file, against the real thing."""

@@ -3,7 +3,7 @@
     python claims.py BACKEND ENDPOINT JOB VALUE TTL_S
 
 holds the register all the time and prints a line for each answer. A holder may act until its time
-to live has passed since before it asked. Two holders must never be allowed to act at once.
+to live has passed since before it asked. Two holders must never be allowed to act together.
 """
 
 import sys

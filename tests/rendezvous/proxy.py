@@ -12,9 +12,9 @@ from conftest import LIMIT_S
 
 
 class Fate(NamedTuple):
-    """What becomes of a request and of its reply.
+    """The fate of a request and of its reply.
 
-    A late request is delivered even if the client has gone away meanwhile.
+    A late request is delivered even if the client has gone by then.
     """
 
     late_s: float = 0.0
@@ -27,12 +27,12 @@ Choose = Callable[[bytes], Fate]
 
 
 class Proxy:
-    """Listens on `address` and passes to a server what comes.
+    """Listens on `address` and forwards requests to a server.
 
     Attributes:
-        choose: says what becomes of a request, given its bytes.
-        rewrite: changes what the server says.
-        requests: what has been sent so far, one a request.
+        choose: returns the fate of a request, given its bytes.
+        rewrite: changes replies of the server.
+        requests: all requests so far.
     """
 
     def __init__(self, target: str, address: str = "127.0.0.1") -> None:

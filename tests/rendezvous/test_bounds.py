@@ -1,4 +1,4 @@
-"""Settings that are as large as a number can be, and what a job says of where it meets."""
+"""Settings as large as a number can be, and a job's messages about its meeting place."""
 
 import re
 import subprocess

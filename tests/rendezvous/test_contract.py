@@ -115,7 +115,7 @@ def test_second_comer_learns_of_the_holder(new: New) -> None:
 
 
 def test_exactly_one_of_many_threads_wins(new: New) -> None:
-    """Of many that ask at once, one gets the register, and all learn which."""
+    """Of many simultaneous requests, one gets the register, and all learn which."""
     registers = [new() for _ in range(8)]
     barrier = threading.Barrier(len(registers))
 
@@ -202,7 +202,7 @@ def test_register_stays_held_after_close(new: New) -> None:
 
 
 def test_release_frees_the_register(new: New) -> None:
-    """After a release the register is free at once, and what comes next has another revision."""
+    """After a release the register is free immediately, and the next record is newer."""
     first, second = new(), new()
     before = first.hold("first", LONG_S)
     first.release()
@@ -222,7 +222,7 @@ def test_only_the_holder_can_release(new: New) -> None:
 
 
 def test_evicted_holder_learns_it_on_next_request(new: New) -> None:
-    """The record is gone at once."""
+    """The record is gone immediately."""
     first, second = new(), new()
     dead = first.hold("first", LONG_S)
     second.evict(second.hold("", LONG_S))
@@ -287,7 +287,7 @@ def test_dead_holder_is_evicted(new: New) -> None:
 
 
 def test_new_value_keeps_the_holder(new: New) -> None:
-    """A holder may change what it wrote, and for how long, and stays the same holder."""
+    """A holder may change its record and its lease, and stays the same holder."""
     first, second = new(), new()
     mine = first.hold("one", LONG_S)
     for value, ttl_s in (("two", LONG_S), ("two", LONG_S / 2), ("three", LONG_S)):
@@ -348,7 +348,7 @@ def test_killed_holder_is_replaced_after_ttl(
 
 @pytest.mark.slow
 def test_never_two_concurrent_holders(place: Place, hold_in_process: Callable[..., Holder]) -> None:
-    """However holders are killed and replaced, no two may act at once, and some one does soon."""
+    """However holders are killed and replaced, two never act together, and one does soon."""
     rng = random.Random(5)
     holders = [hold_in_process(f"p{number}", SHORT_S) for number in range(3)]
     dead: dict[str, float] = {}

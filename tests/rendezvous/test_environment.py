@@ -1,4 +1,4 @@
-"""What the environment of a cluster says, and what becomes of it beside flags.
+"""The variables of a cluster, and their effect beside flags.
 
 The variables of Slurm and Open MPI are as real ones set them (tests/clusters runs them); those of
 Kubernetes are as the controllers render them: no API server runs here.
@@ -177,7 +177,7 @@ def test_job_without_flags_uses_cluster_environment(
 def test_flags_take_precedence_over_the_cluster(
     variables: dict[str, str], flags: str, expected: str
 ) -> None:
-    """What the user wrote, in a PET_ variable too, is kept; the rest is filled in around it."""
+    """The user's settings, even in a PET_ variable, are kept; the rest is filled in."""
     spec, _ = resolve(variables, *flags.split())
     endpoint = spec.rdzv_endpoint
     at = endpoint.host if endpoint.port is None else f"{endpoint.host}:{endpoint.port}"
@@ -322,7 +322,7 @@ def test_broken_environment_is_ignored_if_flags_suffice(flags: str) -> None:
 
 
 def test_localhost_master_is_reached_by_its_own_name() -> None:
-    """A master that is told `localhost` is reached by the others at its own name."""
+    """The others reach a master with `localhost` at its own name."""
     variables = {**PYTORCHJOB, "MASTER_ADDR": "localhost", "RANK": "0"}
     assert resolve(variables)[0].master_addr == "train-3"
     assert resolve(without(variables, "KUBERNETES_SERVICE_HOST"))[0].master_addr == "localhost"
@@ -352,7 +352,7 @@ def test_verbose_shows_source_of_each_value() -> None:
 
 
 def test_note_says_that_the_environment_decides() -> None:
-    """Without -v one line says that the job is larger than what was typed."""
+    """Without -v one line says that the job is larger than the command line says."""
     _, notes = resolve(STEP)
     assert notes[0] == "4 nodes, as Slurm says (-v shows the variables used)"
     _, notes = resolve(STEP, "--nnodes=8")
@@ -426,7 +426,7 @@ def test_expands_slurm_hostlists(text: str, hosts: list[str]) -> None:
     ],
 )
 def test_malformed_hostlist_is_refused(text: str) -> None:
-    """What is no list of hosts, or one of absurd length, is refused at once."""
+    """Anything but a list of hosts of sane length is refused immediately."""
     with pytest.raises(ValueError):
         hostlist.expand(text)
 

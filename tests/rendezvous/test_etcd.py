@@ -88,7 +88,7 @@ def test_single_lost_reply_changes_no_holder(
 def test_register_recognises_its_own_record_after_outage(
     place: Place, proxy: Proxy, registers: New, number: int, how: Fate
 ) -> None:
-    """A register that can't be asked says so; once it can again, it knows what is its own."""
+    """An unreachable register says so; once it answers again, it knows its own record."""
     first, second = registers(place._replace(endpoint=proxy.endpoint)), registers(place)
     fates = [FINE] * number
     proxy.choose = lambda request: fates.pop(0) if fates else how
@@ -181,7 +181,7 @@ def test_late_request_takes_register_for_its_ttl_at_most(
 def test_never_two_holders_on_a_bad_network(
     place: Place, server: EtcdServer, registers: New, seed: int
 ) -> None:
-    """Requests get lost, late and doubled, holders stall and release: no two act at once."""
+    """Requests get lost, late and doubled, holders stall and release; two never act together."""
     ttl_s, end = 1.0, time.monotonic() + 8
     made: list[Claim] = []
     released: list[tuple[str, float]] = []
@@ -215,7 +215,7 @@ def test_never_two_holders_on_a_bad_network(
     claims = made
     for who, at in released:
         claims = shorten(claims, who, at)
-    for one, two in overlaps(claims):  # the same register under another name is no other holder
+    for one, two in overlaps(claims):  # another name of the register is not another holder
         assert one.who.split(".")[0] == two.who.split(".")[0], (one, two)
 
 
@@ -419,7 +419,7 @@ def test_holder_with_revoked_lease_retakes_the_register(server: EtcdServer, regi
 def test_foreign_key_is_an_error_and_stays(
     server: EtcdServer, backend: str, registers: New
 ) -> None:
-    """What is no record in the key's place is an error that names the key, and stays."""
+    """Anything but a record in the key's place is an error that names the key, and stays."""
     key, api = "/torchelastic/p2p/foreign/coordinator", 3 if backend == "etcd" else 2
     register = registers(Place(backend, server.endpoint, "foreign"))
     for text in ("hello", "{}", "[1]", '{"token": 1, "value": "x"}'):

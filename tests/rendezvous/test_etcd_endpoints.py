@@ -190,7 +190,7 @@ def test_dripping_member_is_given_up(backend: str, registers: New, head: bytes) 
 
 @pytest.mark.needs_etcd
 def test_release_removes_job_directory_from_etcd_v2(server: EtcdServer, registers: New) -> None:
-    """After a release etcd-v2 has no directory of the job any more."""
+    """After a release etcd-v2 keeps no directory of the job."""
 
     def jobs() -> str:
         url = f"http://127.0.0.1:{server.ports[0]}/v2/keys/torchelastic/p2p?recursive=true"

@@ -1,4 +1,4 @@
-"""etcd with TLS, users and passwords; and whatever can never work, said at once and clearly."""
+"""etcd with TLS, users and passwords; impossible settings are refused immediately and clearly."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -250,7 +250,7 @@ def test_expired_session_is_replaced_unnoticed(
 def test_wrong_password_is_not_shown_in_error(
     users: dict[str, EtcdServer], backend: str, registers: New, user: Callable[..., dict[str, str]]
 ) -> None:
-    """A wrong password or an unknown user is an error at once, without the password in it."""
+    """A wrong password or an unknown user is an immediate error, without the password."""
     place = Place(backend, users[backend].endpoint, "wrong")
     for name in ("user", "nobody"):
         register = registers(place, **user(name, "guessed"))
@@ -272,7 +272,7 @@ def test_missing_user_error_names_the_settings(
 def test_missing_permission_names_the_key(
     users: dict[str, EtcdServer], registers: New, tmp_path: Path
 ) -> None:
-    """A user who may not write the keys of jobs is told which key, for either API."""
+    """A user without permission for the keys of jobs learns which key, for either API."""
     path = tmp_path / "password"
     path.write_text("userpw")
     login = {"etcd_user": "user", "etcd_password_file": path}

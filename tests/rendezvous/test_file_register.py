@@ -144,7 +144,7 @@ def test_file_times_are_ignored(shared: Path, new: Callable[[], LeaderLock]) -> 
 def test_unreadable_record_is_taken_after_ttl(
     shared: Path, new: Callable[[], LeaderLock], text: str
 ) -> None:
-    """What can't be read counts as somebody's: taken once it was the same for the whole time."""
+    """An unreadable record counts as held, and is taken after it was unchanged for a full lease."""
     shared.mkdir()
     (shared / "job").write_text(text)
     first, second = new(), new()
@@ -161,7 +161,7 @@ def test_unreadable_record_is_taken_after_ttl(
 
 
 def test_unreadable_record_can_be_evicted(shared: Path, new: Callable[[], LeaderLock]) -> None:
-    """An eviction hits what was seen, and nothing that was written since."""
+    """An eviction hits the record that was seen, and no later one."""
     shared.mkdir()
     (shared / "job").write_text("what")
     register = new()
@@ -245,7 +245,7 @@ def test_killed_holder_leaves_intact_record_and_free_lock(
 def test_resumed_holder_notices_its_replacement(
     shared: Path, new: Callable[[], LeaderLock], python: Callable[..., "subprocess.Popen[bytes]"]
 ) -> None:
-    """A holder that was stopped and goes on finds that it is replaced, and does not come back."""
+    """A stopped holder that continues finds that it was replaced, and does not come back."""
     # With a pause, it is mostly stopped without the lock.
     process = python(HOLD + "    time.sleep(0.02)\n", shared, "stopped")
     assert process.stdout.readline()
@@ -271,7 +271,7 @@ def test_resumed_holder_notices_its_replacement(
 def test_holder_frozen_while_writing_does_not_overwrite_successor(
     new: Callable[[], LeaderLock], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A node that was frozen while it wrote does not overwrite a record written meanwhile."""
+    """A node that was frozen while it wrote does not overwrite a newer record."""
     first, second = new(), new()
     before = second.hold("second", LONG_S)
     monkeypatch.setattr(file, "_FROZEN_S", -1.0)
@@ -280,7 +280,7 @@ def test_holder_frozen_while_writing_does_not_overwrite_successor(
     assert first.hold("first", LONG_S) == before._replace(ours=False)
 
 
-# What can't be.
+# Impossible settings.
 
 
 @pytest.mark.parametrize("endpoint", ["", "shared", "./shared", "~/shared", "host:29400", "/a\0b"])
@@ -291,7 +291,7 @@ def test_relative_path_is_refused_up_front(endpoint: str) -> None:
 
 
 def test_only_last_directory_of_path_is_created(tmp_path: Path) -> None:
-    """Only the last directory of the path is made: what is above it is a disk that is missing."""
+    """Only the last directory of the path is made; a missing parent is a missing disk."""
     register = file.open(str(tmp_path / "disk" / "jobs"), "job", {})
     with pytest.raises(UsageError, match=f"there is no directory {tmp_path}/disk") as caught:
         register.hold("", LONG_S)
@@ -346,7 +346,7 @@ def open_directory() -> Iterator[Path]:
 
 
 def test_read_only_directory_can_be_read(open_directory: Path) -> None:
-    """Without the permission to write, looking works, and holding says what is missing."""
+    """Without the permission to write, looking works, and holding names the missing permission."""
     shared = open_directory / "shared"
     assert file.open(str(shared), "other", {}).hold("a", LONG_S).ours
     shared.chmod(0o555)

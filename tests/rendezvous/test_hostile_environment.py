@@ -1,4 +1,4 @@
-"""Variables of a cluster that nobody would set by intention: refused in words, and at once."""
+"""Nonsense in the variables of a cluster is refused in words, and immediately."""
 
 import pytest
 
@@ -59,7 +59,7 @@ def test_absurd_values_are_refused_in_a_short_line(variables: dict[str, str]) ->
 
 @pytest.mark.parametrize("daemon", [f"1.{LONG};x", "1.²;x"])
 def test_absurd_daemon_number_counts_as_none(daemon: str) -> None:
-    """A daemon's number that can't be is none: where rank 0 is, is not known."""
+    """An impossible daemon number is ignored; the place of rank 0 is unknown."""
     found = detect({**MPI, "OMPI_MCA_orte_local_daemon_uri": daemon}, set(), "host")
     assert found.host is None
 

@@ -1,4 +1,4 @@
-"""What was asked for -> how the nodes meet: torchrun's settings that are not in a table."""
+"""From settings to the meeting of the nodes: torchrun's settings that are not in a table."""
 
 from pathlib import Path
 
@@ -41,7 +41,7 @@ def test_exit_barrier_is_set_by_rdzv_conf_or_torchrun_variable(
 
 
 def test_job_without_id_has_no_display_name() -> None:
-    """What stands for no id (none) is not told as one."""
+    """The word for no id (none) is not shown as one."""
     assert arrange_job()[0].who == "job j"
     assert arrange_job("--rdzv-id=none")[0].who == "the job"
 

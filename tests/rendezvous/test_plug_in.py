@@ -20,7 +20,7 @@ def test_nodes_meet_by_a_plug_in(tmp_path: Path) -> None:
         job = Job(here, tmp_path, *flags, "--rdzv-conf=last_call_timeout=2,my_own_key=1")
         agents = [job.start(f"agent{number}", PYTHONPATH=PLUGIN) for number in range(3)]
         job.until_runs(agents, 3)
-        # agent0 coordinates or not: the others go on in both cases.
+        # agent0 coordinates or not; the others continue in both cases.
         job.kill(agents[0], signal.SIGKILL)
         job.until_runs(agents[1:], 2, generation=1)
         job.tell("stop")

@@ -1,4 +1,4 @@
-"""What may stand in a register: only a record of ours is believed, and nothing of it harms."""
+"""The content of a register: only our records are believed, and no content harms."""
 
 import json
 import os
@@ -42,7 +42,7 @@ def test_malformed_record_is_refused(text: str) -> None:
 
 
 def test_coordinator_record_round_trips() -> None:
-    """What a coordinator writes down is read as it was written."""
+    """A coordinator's record is read as it was written."""
     contact = CoordinatorAddress("gpu-01", ("10.0.0.1", "fd77::1", "gpu-01.example"), 29400)
     assert CoordinatorAddress.of(contact.to_text()) == contact
 
@@ -59,7 +59,7 @@ def write(directory: Path, value: str, ttl_s: float = 3.0) -> Path:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Path]]:
-    """Start `relight …` with the register in a directory; what it prints is in the file."""
+    """Start `relight …` with the register in a directory; its output is in the file."""
     processes: list[subprocess.Popen[bytes]] = []
 
     def begin(verb: str, *flags: str) -> Path:
@@ -86,7 +86,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Path]]:
 def test_agents_continue_when_invalid_record_lapses(
     tmp_path: Path, start: Callable[..., Path]
 ) -> None:
-    """Agents and coordinators report an invalid record, and go on when it has lapsed."""
+    """Agents and coordinators report an invalid record, and continue when it has lapsed."""
     write(tmp_path / "meet", BAD["an endless port"])
     agent = start("run", "--nnodes=1:2", "--rdzv-conf=lease_ttl=3,last_call_timeout=0.2",
                   "--no-python", "true")  # fmt: skip
@@ -117,7 +117,7 @@ def test_loopback_refusal_does_not_evict_another_host(
 
 
 def test_fifo_in_place_of_record_is_refused_immediately(tmp_path: Path, launch: Launch) -> None:
-    """A pipe, which would block the process that opens it, is refused at once."""
+    """A pipe would block the process that opens it, and is refused immediately."""
     (tmp_path / "meet").mkdir()
     os.mkfifo(tmp_path / "meet" / "job")
     result = launch("run", "--rdzv-backend=file", f"--rdzv-endpoint={tmp_path}/meet",
@@ -154,7 +154,7 @@ def blocks(endpoint, job, pairs): return Register(time)
 
 @pytest.fixture
 def plug_ins(tmp_path: Path) -> str:
-    """A directory with plug-ins that do what they must not."""
+    """A directory with plug-ins that break the rules."""
     meta = tmp_path / "plugins" / "bad_plug_ins-1.0.dist-info"
     meta.mkdir(parents=True)
     (meta.parent / "bad_plug_ins.py").write_text(PLUG_IN)

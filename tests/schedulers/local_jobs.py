@@ -1,4 +1,4 @@
-"""Jobs of this machine and over ssh for tests: a place of their own, and what is done with each."""
+"""Jobs of this machine and over ssh for tests: a place of their own, and the actions on each."""
 
 import os
 import time

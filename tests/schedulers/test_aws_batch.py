@@ -232,7 +232,7 @@ def run_and_read(scheduler: aws_batch.AwsBatch) -> None:
     until(lambda: scheduler.status([endless])[endless].state is AppState.CANCELLED)
 
 
-# What AWS says of errors; of nodes, which the stand-in does not know.
+# AWS's messages for errors; for nodes, as the stand-in lacks them.
 
 
 @pytest.mark.parametrize(

@@ -138,7 +138,7 @@ def test_lost_host_is_retried_but_error_is_not() -> None:
 
 
 def run(made: dict[str, Any], node: int, **environment: str) -> str:
-    """Run a container's command here as Batch would on a node; return what it writes."""
+    """Run a container's command here as Batch would on a node; return its output."""
     groups = made["nodeProperties"]["nodeRangeProperties"]
     ends = [int(group["targetNodes"].partition(":")[2]) for group in groups]
     container = next(g["container"] for g, end in zip(groups, ends, strict=True) if node <= end)

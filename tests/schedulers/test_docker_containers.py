@@ -1,4 +1,4 @@
-"""What containers have and what they wrote: mounts, ports, images, logs, on a real daemon."""
+"""Containers on a real daemon: mounts, ports, images, logs."""
 
 import gc
 import os

@@ -1,4 +1,4 @@
-"""What is sent to Docker for an app, without a daemon."""
+"""The request to Docker for an app, without a daemon."""
 
 import json
 import os

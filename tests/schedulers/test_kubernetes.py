@@ -328,7 +328,7 @@ def test_delete_leaves_nothing(jobs: Jobs, kind: str) -> None:
 
 
 def test_foreign_config_map_is_not_used_as_launcher(jobs: Jobs) -> None:
-    """Its name stands for its content, but anyone may take the name first."""
+    """Its name is a hash of its content, but anyone may take the name first."""
     jobs.submit(sh("true relight run"))
     (launcher,) = jobs.server.of("configmaps")
     launcher["binaryData"] = {"relight": "AAAA"}

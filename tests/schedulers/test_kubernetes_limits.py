@@ -1,4 +1,4 @@
-"""What a pod is told: how often its replica was started before, and when its time is over."""
+"""Facts for a pod: the earlier starts of its replica, and the end of its time."""
 
 import time
 from collections.abc import Iterator

@@ -124,7 +124,7 @@ def test_jobs_of_a_namespace_share_one_launcher() -> None:
 
 @every_kind
 def test_kubectl_apply_keeps_all_but_the_launcher_in_an_annotation(kind: str) -> None:
-    """`kubectl apply` stores what it applied in an annotation, except with --server-side."""
+    """`kubectl apply` stores the object in an annotation, except with --server-side."""
     for each in made(kind=kind):
         if each["kind"] != "ConfigMap":
             assert len(json.dumps(each)) < ANNOTATIONS_LIMIT

@@ -47,7 +47,7 @@ def variables(made: list[dict[str, Any]]) -> dict[str, str]:
 
 
 def check(each: dict[str, Any]) -> None:
-    """What schemas say, and what a server refuses beyond them."""
+    """The schemas, and further refusals of a server."""
     if "." not in each["apiVersion"].partition("/")[0]:
         import kubernetes_validate
 
@@ -62,7 +62,7 @@ def check(each: dict[str, Any]) -> None:
 
 
 def check_job(job: dict[str, Any]) -> None:
-    """What a server says of a Job."""
+    """A server's verdict on a Job."""
     spec, pod = job["spec"], job["spec"]["template"]["spec"]
     assert len(f"{job['metadata']['name']}-{spec['completions'] - 1}-00000") <= 63
     assert spec["completionMode"] == "Indexed"
@@ -77,7 +77,7 @@ def check_job(job: dict[str, Any]) -> None:
 
 
 def check_pod(pod: dict[str, Any]) -> None:
-    """What a server says of the specification of a pod."""
+    """A server's verdict on the specification of a pod."""
     names = [each["name"] for each in pod["volumes"]]
     assert len(names) == len(set(names))
     for its in pod["containers"]:

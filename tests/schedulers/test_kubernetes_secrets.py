@@ -29,7 +29,7 @@ def test_secret_looking_arguments_are_named_in_one_note() -> None:
 
 @every_kind
 def test_secret_looking_variables_reach_pod_through_secret(kind: str) -> None:
-    """Who may read jobs or pods can't read them."""
+    """Permission to read jobs or pods does not reveal them."""
     *_, secret, job = rendered({**SECRETS, "EPOCHS": "3"}, kind=kind).body["objects"]
     assert secret["metadata"]["name"] == "job-x1-env"
     assert secret["stringData"] == {f"main.{name}": value for name, value in SECRETS.items()}
@@ -57,7 +57,7 @@ def test_secret_with_replica_number_is_filled_in_by_kubelet() -> None:
 
 @every_kind
 def test_dry_run_names_the_secret_to_create_first(kind: str) -> None:
-    """It has none of the user's secrets, and kubectl applies no placeholder for one."""
+    """It lacks the user's secrets, and kubectl applies no placeholder for one."""
     import yaml
 
     request = rendered({**SECRETS, "EPOCHS": "3"}, kind=kind)

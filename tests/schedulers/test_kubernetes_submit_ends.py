@@ -1,4 +1,6 @@
-"""relight submit -s kubernetes that is stopped, or whose state directory fails: what is left."""
+"""relight submit -s kubernetes that is stopped, or whose state directory fails, and the objects
+left behind.
+"""
 
 import json
 import os

@@ -212,7 +212,7 @@ def test_job_with_unwritable_state_is_not_started(scheduler: Local, state: Path)
 
 
 def test_request_is_submitted_only_once(scheduler: Local) -> None:
-    """The first goes on."""
+    """The first keeps running."""
     request = render(scheduler, shell("sleep 0.5; echo once"))
     app_id = scheduler.submit(request)
     with pytest.raises(UsageError, match="was submitted before"):

@@ -1,4 +1,4 @@
-"""What a job asks for is compared with what its workers take, before it is sent."""
+"""The resources of a job are compared with the needs of its workers before submission."""
 
 import shlex
 from pathlib import Path

@@ -209,7 +209,7 @@ def _coordinators(cluster: RayCluster) -> list[int]:
 
 
 def _command_line(pid: int) -> bytes:
-    """The command line of a process, empty for one that has ended meanwhile."""
+    """The command line of a process, empty for one that has ended."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     return b""

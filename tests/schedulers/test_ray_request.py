@@ -1,4 +1,4 @@
-"""What jobs become on Ray: the order of the driver, the package, and what the driver decides."""
+"""Jobs on Ray: the driver's command, the package, and the driver's decisions."""
 
 import io
 import json
@@ -243,7 +243,7 @@ def test_ray_variables_name_the_dashboard(monkeypatch: pytest.MonkeyPatch) -> No
 def test_ray_client_and_gcs_addresses_map_to_dashboard(
     monkeypatch: pytest.MonkeyPatch, address: str, url: str
 ) -> None:
-    """`ray job submit` accepts these addresses as well."""
+    """`ray job submit` also accepts these addresses."""
     monkeypatch.setenv("RAY_ADDRESS", address)
     assert dashboard.url_of(None) == url
     assert ray.Ray().affinity() > 0
@@ -459,7 +459,7 @@ def test_killed_or_failed_driver_is_the_reason(code: int, expected: str) -> None
     assert (status.message, status.replicas[0].error) == (expected, expected)
 
 
-# What the driver decides.
+# Decisions of the driver.
 
 
 def job(least: int = 2, most: int = 3, retries: int = 0) -> JobCore:

@@ -34,7 +34,7 @@ class Jobs:
         self.slurm = slurm
 
     def do(self, *words: str, expected: int = 0, **options: Any) -> Any:
-        """Do one thing; return what it printed, as JSON if it is."""
+        """Do one thing; return its output, parsed if it is JSON."""
         command = [sys.executable, VERBS, *words]
         environment = {**SHELL, **options.pop("env", {})}
         text, code = self.slurm.run(command, env=environment, **options)
@@ -91,7 +91,7 @@ class Jobs:
         raise AssertionError(f"no job {app_id}")
 
     def said(self, app_id: str) -> str:
-        """What the batch script has said."""
+        """The messages of the batch script."""
         path = self.directory(app_id) / "batch.log"
         return path.read_text() if path.exists() else ""
 
@@ -113,7 +113,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
 
 @pytest.fixture(autouse=True)
 def idle(jobs: Jobs) -> Iterator[None]:
-    """What a test leaves does not reach the next one."""
+    """Leftovers of a test do not reach the next one."""
     yield
     jobs.slurm.clear()
 

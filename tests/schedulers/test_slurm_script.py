@@ -1,4 +1,4 @@
-"""The batch script for Slurm, and what is read of Slurm's answers: all of it without a Slurm."""
+"""The batch script for Slurm and the parsing of its answers, without a Slurm."""
 
 import os
 import subprocess
@@ -38,7 +38,7 @@ def rendered(*roles: Role, **cfg: Any) -> str:
 
 
 def sbatch_lines(*roles: Role, **cfg: Any) -> list[str]:
-    """What the script asks of sbatch, without the dashes."""
+    """The script's options for sbatch, without the dashes."""
     lines = rendered(*roles, **cfg).splitlines()
     return [line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH")]
 

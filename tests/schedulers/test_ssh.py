@@ -29,7 +29,7 @@ pytestmark = pytest.mark.needs_ssh
 STUBBORN = "trap '' TERM; setsid sh -c \"trap '' TERM; sleep {0}\" & while :; do sleep {0}; done"
 """Neither this nor its child, in a session of its own, ends on SIGTERM."""
 QUICK = {"grace": 0.5, "silence": 600.0}
-"""What ends a job is not that nothing was heard for a while, where that is not what is tested."""
+"""Silence does not end a job in tests of anything else."""
 
 
 @pytest.fixture(scope="module")
@@ -476,7 +476,7 @@ def test_detached_job_outlives_submitter(scheduler: Ssh, hosts: Sshd) -> None:
 
 
 def test_hosts_end_job_if_its_local_processes_are_killed(scheduler: Ssh, hosts: Sshd) -> None:
-    """All of them are killed at once."""
+    """All are killed together."""
     marker = f"{os.getpid()}05.25"
     app_id = start_stubborn(scheduler, hosts, marker)
     file = Path(records.path(app_id)) / "local" / "state.json"

@@ -85,7 +85,7 @@ def test_user_ssh_arguments_come_first() -> None:
 
 
 def test_frames_survive_any_fragmentation() -> None:
-    """What the shell printed before them is dropped."""
+    """Earlier output of the shell is dropped."""
     sent = [(frames.OUT, b"x" * n) for n in (0, 1, 5, 70000)] + [(frames.END, b"{}")]
     stream = b"Welcome to\nrelight ss" + frames.GREETING
     stream += b"".join(frames.frame(kind, payload) for kind, payload in sent)

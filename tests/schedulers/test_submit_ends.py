@@ -1,5 +1,5 @@
 """relight submit to AWS Batch and Ray that is stopped while the service is slow, or that can't
-write its record: nothing is left, or the message says what. Kubernetes has a file of its own.
+write its record. Nothing is left, or the message names it. Kubernetes has a file of its own.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ class Batch:
         self.variables = {**aws.variables, "AWS_ENDPOINT_URL": f"http://{self.held.address}"}
 
     def left(self) -> list[str]:
-        """What has been made and neither ended nor removed."""
+        """Objects made and neither ended nor removed."""
         batch = self._aws.client("batch")
         known = batch.describe_job_definitions(status="ACTIVE")["jobDefinitions"]
         running = [
@@ -190,7 +190,7 @@ def test_full_state_directory_rejects_before_submit(
 
 
 class Refusing:
-    """A client of Batch for somebody who may register definitions, and nothing else."""
+    """A client of Batch with permission to register definitions, and nothing else."""
 
     def describe_job_queues(self, **_: object) -> dict[str, list[str]]:
         return {"jobQueues": ["gpu"]}

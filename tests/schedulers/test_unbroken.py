@@ -11,7 +11,7 @@ from relight.schedulers.uninterruptible import UnansweredError, finished
 
 
 class Interrupt(Exception):
-    """What the handler of a signal raises."""
+    """The exception of a signal handler."""
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""What of a working directory travels with a job, and what git says of it."""
+"""The part of a working directory that travels with a job, and its git state."""
 
 import io
 import os

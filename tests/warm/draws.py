@@ -1,12 +1,12 @@
-"""What modules draw when they are imported must be drawn again in each warm worker.
+"""Values that modules draw during import must be drawn again in each warm worker.
 
     python tests/warm/draws.py MODULE …
 
 runs two workers cold and two warm that import the modules, and prints what is equal in both warm
 ones and differs in the cold ones: the state of random generators, and numbers, texts and bytes that
-modules hold. Times, pids and addresses are told apart: they are the same in all warm workers, as
-`docs/decisions/0011-warm.md` says. The exit code is 1 if anything else is found, 2 if workers did
-not start warm.
+modules hold. Times, pids and addresses are listed separately, as they are the same in all warm
+workers, as `docs/decisions/0011-warm.md` says. The exit code is 1 if anything else is found, 2 if
+workers did not start warm.
 """
 
 import hashlib
@@ -92,7 +92,7 @@ def look(names: list[str]) -> dict[str, str]:
 
 
 def children(value: object) -> Iterator[tuple[str, object]]:
-    """Return what an object holds; of a random generator its state."""
+    """Return the content of an object; of a random generator its state."""
     if isinstance(value, dict):
         for key, item in list(dict.items(value)):
             if isinstance(key, (str, int, bytes)):
@@ -166,7 +166,7 @@ DRAWS: dict[str, Callable[[Any], object]] = {
 
 
 def compare(modules: list[str], names: str = "") -> tuple[list[str], list[str]]:
-    """Return what is equal only in warm workers: what was drawn; and times, pids, addresses.
+    """Return values equal only in warm workers: drawn ones; and times, pids, addresses.
 
     Raises:
         RuntimeError: if a job failed, or workers did not start warm.

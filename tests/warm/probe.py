@@ -204,7 +204,7 @@ def observe() -> dict[str, object]:
 
 
 def drawn() -> dict[str, object]:
-    """What must not be the same in two workers."""
+    """State that must differ between two workers."""
     return {
         "random": random.random(),
         "authkey": bytes(multiprocessing.current_process().authkey).hex(),

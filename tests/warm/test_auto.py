@@ -1,4 +1,4 @@
-"""--preload=auto: what to import is learned from a worker, without its noticing."""
+"""--preload=auto: the modules are learned from a worker, without its noticing."""
 
 import json
 import os
@@ -22,7 +22,7 @@ SOON = (
 
 
 PLAIN = ("setpriv", "--bounding-set=-sys_nice", "--inh-caps=-sys_nice")
-"""Runs a program as a user runs it: what has a low priority keeps it."""
+"""Runs a program as a user would: a low priority can't be raised again."""
 
 
 def events(logs: Path, kind: str) -> list[dict[str, object]]:
@@ -79,8 +79,8 @@ before = {*sys.modules, *getattr(sys.meta_path[0], "_hidden", ())}
 def test_second_generation_preloads_what_the_first_imported(
     run: Callable[..., Path], script: Script
 ) -> None:
-    """Installed modules that the first generation imported are there; the user's own are not, and
-    not what it has looked for without an import, as torch looks for many packages.
+    """Installed modules that the first generation imported are there; the user's own are not, but
+    not modules that it only looked up, as torch does with many packages.
     """
     script("", "own.py")
     logs = run(
@@ -128,7 +128,7 @@ def test_user_module_on_pythonpath_is_not_preloaded(
 def test_site_packages_on_pythonpath_count_as_installed(
     run: Callable[..., Path], script: Script, tmp_path: Path
 ) -> None:
-    """A directory site-packages on PYTHONPATH counts as such; what is left out is told."""
+    """A directory site-packages on PYTHONPATH counts as such; omitted modules are reported."""
     for folder in ("site-packages", "lib"):
         (tmp_path / folder).mkdir()
     script("import csv", "site-packages/own.py")
@@ -263,7 +263,7 @@ def test_script_known_to_set_variables_starts_cold(
 @pytest.mark.needs_root
 def test_import_priority_rises_over_time() -> None:
     """On a busy machine an import at the lowest priority gets a quarter of a processor after a
-    while, also in a copy that goes on in its place, and in the end the usual priority.
+    while, also in a copy that continues in its place, and finally the usual priority.
     """
     program = """
 import os, time
@@ -326,7 +326,7 @@ def step():
         f"{x}/{y}.py": "" for x in ("late", "more") for y in ("__init__", "part0", "part1", "part2")
     },
 }
-"""A stand-in: the part of torch that tells of the first step."""
+"""A fake of the part of torch that reports the first step."""
 STEPS = """
 import os, sys, time
 restart = os.environ["TORCHELASTIC_RESTART_COUNT"]
@@ -345,7 +345,7 @@ class Steps:
     """A job of a script that does steps, with a launcher that learns soon.
 
     Args:
-        text: what the script does after it has imported torch.
+        text: the script after its import of torch.
     """
 
     def __init__(self, start: Start, script: Script, tmp_path: Path, text: str) -> None:

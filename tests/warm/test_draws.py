@@ -1,4 +1,4 @@
-"""What is drawn when modules are imported is drawn again in each warm worker."""
+"""Values that modules draw during import are drawn again in each warm worker."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What is not fit to be forked is not used; whatever is killed, nothing is left of it."""
+"""Unfit modules are not used; whatever is killed, nothing is left behind."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def test_workers_keep_the_descriptor_of_libffi(
 def test_interpreter_leaving_files_open_is_not_forked(
     launch: Launch, script: Script, tmp_path: Path
 ) -> None:
-    """What the interpreter's own sitecustomize leaves open can't be forked either."""
+    """Descriptors left open by the interpreter's own sitecustomize can't be forked either."""
     (tmp_path / "lib").mkdir()
     script("f = open('/dev/null')", "lib/sitecustomize.py")
     path = os.pathsep.join([PYTHONPATH, str(tmp_path / "lib")])
@@ -86,7 +86,7 @@ def test_wrapper_as_python_exec_starts_workers_cold(
 def test_isolated_interpreter_runs_the_script_only_once(
     launch: Launch, script: Script, tmp_path: Path
 ) -> None:
-    """Where sitecustomize is not imported, the script runs once a worker and not once more."""
+    """Where sitecustomize is not imported, the script runs exactly once per worker."""
     wrapper = script(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n', "wrap.sh")
     wrapper.chmod(0o755)
     path = script("open('ran', 'a').write('x')")
@@ -104,7 +104,7 @@ def test_preload_has_no_effect_with_no_python(launch: Launch) -> None:
 
 
 def warm_spawner(agent: int) -> int:
-    """The pid of the agent's warm spawner, 0 if it has none."""
+    """The pid of the agent's warm spawner, or 0."""
     for pid in below(agent):
         try:
             if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"warm spawner of"):
@@ -137,7 +137,7 @@ def marker() -> str:
 def test_no_process_outlives_killed_agent_or_warm_spawner(
     victim: str, life: str, start: Start, script: Script, marker: str
 ) -> None:
-    """SIGKILL for the agent, or for the warm spawner, at random moments: nothing is left."""
+    """SIGKILL for the agent, or for the warm spawner, at random moments leaves nothing behind."""
     chance = random.Random()
     path = script(TREE)
     for _ in range(5):

@@ -1,4 +1,4 @@
-"""What an import leaves behind: it is not used, it is told why, and nothing of it stays."""
+"""Leftovers of imports: the module is not used, the reason is shown, and nothing stays."""
 
 import os
 import re
@@ -127,7 +127,7 @@ def test_each_worker_has_its_own_temporary_directory(
 def test_module_unfit_for_sharing_is_left_out(
     launch: Launch, script: Script, library: Library
 ) -> None:
-    """Modules that workers can't share are left out, and what needs them; all else is there."""
+    """Modules that workers can't share, and their dependents, are left out; others are there."""
     found = library("print('imported')\nimport csv", "fits")
     names = {what: f"culprit{number}" for number, what in enumerate(UNFIT)}
     for what, name in names.items():
@@ -156,8 +156,8 @@ def test_module_unfit_for_sharing_is_left_out(
 def test_unfit_dependencies_are_found_in_few_trials(
     launch: Launch, script: Script, tmp_path: Path
 ) -> None:
-    """Of 100 modules that one imports which does not fit, all that fit are there, after a few
-    trials: not one for each.
+    """An unfit module imports 100 others. All that fit are there after a few trials, not one for
+    each.
     """
     (tmp_path / "site-packages").mkdir()
     unfit = (50, 70)
@@ -334,7 +334,7 @@ def test_failed_import_leaves_no_process(
     marker: str,
     tmp_path: Path,
 ) -> None:
-    """What an import has started is gone when it fails, ends its process, or is interrupted."""
+    """Children of an import are gone when it fails, ends its process, or is interrupted."""
     text = f"""
 import os, subprocess, time
 subprocess.Popen(["sleep", "{marker}"])
@@ -398,7 +398,7 @@ def test_preloading_local_module_is_refused_with_a_reason(launch: Launch, script
 
 
 def test_main_module_has_absolute_file(launch: Launch, script: Script, library: Library) -> None:
-    """An import that looks at `__main__.__file__` sees what it would see in a worker."""
+    """An import that looks at `__main__.__file__` sees the same as in a worker."""
     found = library("import __main__\nfile = __main__.__file__")
     script("import culprit\nprint(culprit.file == __file__)")
     result = launch("run", "--preload=culprit", "-v", "train.py", **found)

@@ -95,7 +95,7 @@ def test_script_sees_the_same_cold_and_warm(form: str, launch: Launch, tmp_path:
 
 
 def test_script_on_a_terminal_sees_the_same_cold_and_warm(tmp_path: Path) -> None:
-    """Streams that are terminals are the same as well."""
+    """Streams that are terminals are also the same."""
 
     def run(preload: str) -> None:
         ours, theirs = pty.openpty()

@@ -1,4 +1,4 @@
-"""The warm process, which outlives its job: what takes it, what it must not share, how it ends."""
+"""The warm process, which outlives its job: its users, the state it must not share, its end."""
 
 import contextlib
 import json
@@ -152,7 +152,7 @@ def parent(pid: int) -> int:
 
 
 def test_next_job_takes_warm_process_whatever_its_arguments(shell: Shell) -> None:
-    """Also several jobs at once; each worker has its own arguments."""
+    """Including simultaneous jobs; each worker has its own arguments."""
     shell.script.write_text("import json, sys, os\nprint(os.environ['RANK'], sys.argv[1:])\n")
     pid = shell.make()
     for number, arguments in enumerate((["a"], ["--b", ""], [])):
@@ -605,7 +605,7 @@ def test_module_reading_a_changing_file_is_left_out(shell: Shell) -> None:
 
 
 def test_only_new_content_of_data_counts(shell: Shell) -> None:
-    """What a package manager or an update writes anew, and is the same, changes nothing."""
+    """A file rewritten with the same content, as by a package manager, changes nothing."""
     data = shell.packages / "settings.json"
     data.write_text("1")
     (shell.packages / "reader.py").write_text(
@@ -672,7 +672,7 @@ def test_variables_and_arguments_do_not_leak_between_jobs(shell: Shell) -> None:
 
 
 def test_warm_directory_must_be_private(shell: Shell) -> None:
-    """One that others can enter is not used, and the job runs as ever."""
+    """One that others can enter is not used, and the job runs cold."""
     shell.make()
     folder = shell.runtime / "relight"
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
@@ -776,7 +776,7 @@ def pids_of(process: "subprocess.Popen[str]", workers: int) -> list[int]:
     ],
 )
 def test_no_worker_survives_any_kill(shell: Shell, victims: str, stopped: str) -> None:
-    """Nor what it has started in a session of its own; and the process serves the next job."""
+    """Nor processes that it started in another session; the process serves the next job."""
     pid = shell.make()
     text = shell.script.read_text()
     shell.script.write_text(FAMILY)
@@ -913,7 +913,7 @@ def test_idle_warm_process_never_wakes_up(shell: Shell) -> None:
 
 
 def test_warm_process_is_bound_to_its_login_session(shell: Shell) -> None:
-    """A session as pam_loginuid(8) begins one: it ends with its first process."""
+    """A session as begun by pam_loginuid(8) ends with its first process."""
     login = 'echo 0 > /proc/self/loginuid && "$@" && echo made && read word'
     command = [*RELIGHT, "warm", "start", "--preload=json", str(shell.script)]
     session = subprocess.Popen(
@@ -935,7 +935,7 @@ def test_warm_process_is_bound_to_its_login_session(shell: Shell) -> None:
 
 def test_warm_process_ends_when_memory_is_scarce(tmp_path: Path) -> None:
     """Pressure counts on the whole machine: another container may make it. A socket with urgent
-    data stands in for the kernel's file, as real pressure would harm other tests: poll(2) shows
+    data replaces the kernel's file, as real pressure would harm other tests: poll(2) shows
     both alike.
     """
     program = """

@@ -109,7 +109,7 @@ def test_spawner_held_by_debugger_is_killed(
     assert tracer.stdout.readline() == b"held\n"
     for _ in range(2):
         agent.send_signal(signal.SIGTERM)
-        time.sleep(0.1)  # two of them at once are one
+        time.sleep(0.1)  # two simultaneous ones are merged
     assert agent.wait(LIMIT_S) == 128 + signal.SIGTERM
     assert marked(marker) == []
 

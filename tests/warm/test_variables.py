@@ -27,7 +27,7 @@ def library(script: Script, tmp_path: Path) -> dict[str, str]:
 
 
 def run(launch: Launch, library: dict[str, str], path: Path, *flags: str) -> tuple[str, str]:
-    """Run a script of one worker that is forked warm; return what it and relight say."""
+    """Run a script of one worker that is forked warm; return its output and relight's."""
     result = launch("run", "--preload=library,other", "-v", *flags, path, **library)
     assert result.returncode == 0, result.stderr
     assert "workers start with preloaded modules" in result.stderr
@@ -100,7 +100,7 @@ def test_variable_read_by_no_module_is_harmless(
 def test_script_that_wrote_a_file_is_not_restarted(
     launch: Launch, script: Script, library: dict[str, str], tmp_path: Path
 ) -> None:
-    """A script that has written a file goes on, and is told that the variable comes too late."""
+    """A script that has written a file continues, with a note that the variable comes too late."""
     text = 'import os\nos.mkdir("once")\nos.environ["LIBRARY_MODE"] = "new"\n'
     stdout, stderr = run(launch, library, script(text + SAYS))
     assert stdout == "unset {}\n"
@@ -156,7 +156,7 @@ sys.exit(restart != "{last}")
 def test_next_process_imports_with_variables_of_first_workers(
     start: Start, script: Script, library: dict[str, str], tmp_path: Path
 ) -> None:
-    """The first generation starts cold; what it writes is there when the modules are imported."""
+    """The first generation starts cold; its variables are there when the modules are imported."""
     path = script(FAILS.format(value="'new'", last=1))
     agent = start("run", "--preload=library", "-v", "--max-restarts=1", path, command=RELIGHT,
                   variables=library)  # fmt: skip
@@ -178,7 +178,9 @@ def test_variable_changing_every_attempt_starts_workers_cold(
     (tmp_path / "go2").touch()
     agent = start("run", "--preload=library", "-v", "--max-restarts=3", path, variables=library)
     assert agent.stderr is not None
-    for count in range(2):  # the first process, and the one that imports with what was set then
+    for count in range(
+        2
+    ):  # the first process, and the one that imports with the variables set then
         while b"is ready" not in agent.stderr.readline():
             assert agent.poll() is None
         (tmp_path / f"go{count}").touch()
@@ -248,7 +250,7 @@ print(user.value, sys.modules["library"] is mine, flush=True)
 def test_module_put_into_sys_modules_stays(
     launch: Launch, script: Script, library: dict[str, str], before: str
 ) -> None:
-    """A script that can be started again has its own module used by others, too."""
+    """If a script can be started again, others also use its own module."""
     script("import library\nvalue = library.value", "site-packages/user.py")
     path = script(STUB.format(before=before))
     result = launch("run", "--preload=user", "-v", path, **library)

@@ -1,4 +1,4 @@
-"""A node that waits imports the modules meanwhile: its first workers are warm."""
+"""A waiting node imports the modules, so that its first workers are warm."""
 
 import json
 import signal
@@ -73,7 +73,7 @@ def test_spare_replaces_lost_node_with_its_modules_imported(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("where", ["train.py", "conf.py"])
 def test_script_setting_variables_starts_cold_after_waiting(tmp_path: Path, where: str) -> None:
-    """Nothing is imported while the node waits: that would be done without these variables."""
+    """Nothing is imported while the node waits, as these variables would be missing."""
     with OneMachine() as machine:
         job = WarmJob(machine, tmp_path)
         script = tmp_path / "train.py"

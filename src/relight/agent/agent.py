@@ -8,11 +8,11 @@
     react       all workers succeeded: wait for the other nodes. A worker failed, or the group
                 changed: get ready again. The job has ended: report    (leaving)
 
-When a worker fails, WorkerGroup stops the other workers of this node at once, and the agent reports
-the failure. The group (core/group/membership) decides what follows: whether there is another
-generation, and who is in it. In a job of one node, the group is in this process too. The agent
-itself decides to leave in four cases: it gets a signal; this node is preempted; its health check
-fails; or a worker is in an uninterruptible call for longer than
+When a worker fails, WorkerGroup immediately stops the other workers of this node, and the agent
+reports the failure. The group (core/group/membership) decides whether another generation follows,
+and its members. In a job of one node, the group is also in this process. The agent itself decides
+to leave in four cases: on a signal, on the preemption of this node, on a failed health check, and
+when a worker is in an uninterruptible call for longer than
 TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT, if that is set.
 
 While the agent waits, its loop runs: `Node` handles the messages of the group, `Interruption` the
@@ -61,9 +61,9 @@ if TYPE_CHECKING:
     from relight.warm.preloading import Preload
 
 _IDLE_S = 1.0
-"""How long a node waits for a generation before it imports modules meanwhile (--preload)."""
+"""How long a node waits idle for a generation before it starts imports (--preload)."""
 _SHOWN_AFTER_S = 1.0
-"""When `relight status` and other commands can see the job: not while its workers start."""
+"""Delay until `relight status` and other commands see the job, to keep the start fast."""
 _LOADED_LATER = (
     *LOADED_LATER,
     "fcntl",
@@ -102,11 +102,11 @@ _LOADED_FOR_NODES = (
     "relight.processes.straggler_reports",
     "relight.core.group.group_replay",
 )
-"""What the first late heartbeat, the next coordinator, a new spawner, and a flag that only another
-node has may need.
+"""Modules for the first late heartbeat, the next coordinator, a new spawner, and a flag that only
+another node has.
 """
 _END_LIMIT_S = 30.0
-"""How long a program that goes on after the job waits for the end of the spawner."""
+"""How long an embedding program waits for the spawner to exit."""
 _LOADED_FOR_RESTARTS = (
     "relight.host.free_memory",
     "relight.warm.preloading",
@@ -119,7 +119,7 @@ class Agent:
     """One node of a job, from the first worker to the last.
 
     Args:
-        job: what to run.
+        job: the configuration.
     """
 
     def __init__(self, job: AgentConfig) -> None:
@@ -158,8 +158,8 @@ class Agent:
         """Run the job; return its exit code.
 
         Args:
-            keeps_process: whether this process goes on after the job (`relight.run`): then all
-                descriptors are closed, and the end of the spawner is awaited.
+            keeps_process: whether this process outlives the job (`relight.run`). If true, close all
+                descriptors, and wait for the spawner to exit.
 
         Raises:
             RelightError: if the job can't be started here.
@@ -229,7 +229,7 @@ class Agent:
     # A generation.
 
     def _check_health(self, outcome: GenerationResult) -> "HealthCheckFailure | None":
-        """Return why this node must run no workers, if so."""
+        """Return why this node must not run workers, or None."""
         # Without a restart no worker will start here, so its health does not matter.
         no_restart = bool(outcome.failures) and not self.job.settings.max_restarts
         if self.job.command.spec.health_check is None or no_restart or self._is_over():
@@ -311,7 +311,7 @@ class Agent:
         self._services.consoles.close()
 
     def _leaving(self) -> "Leaving":
-        """End what may still run, and return how this agent leaves."""
+        """Stop everything that may still run, and return the way in which this agent leaves."""
         from relight.agent.shutdown import Leaving
 
         workers = self.node.workers
@@ -333,7 +333,7 @@ class Agent:
         self.loop.run_guarded(self._open_inspector, "showing the job")
 
     def _open_inspector(self) -> None:
-        """Let commands and programs see the job."""
+        """Make the job visible to commands and programs."""
         from relight.agent.status.inspector import JobInspector
         from relight.agent.status.view import View
 
@@ -356,16 +356,17 @@ class Agent:
 
 
 def _load(loop: Loop, modules: Iterator[str]) -> None:
-    """Import modules while workers run: a restart is a third faster then, and needs no file.
+    """Import modules while workers run, which makes a restart a third faster and independent of
+    files.
 
-    Heartbeats are answered between two of them, as a file server may be slow just now.
+    Answer heartbeats between two imports because a file server may be slow at the moment.
     """
     module = next(modules, None)
     if module is None:
         return
     try:
         __import__(module)
-    except Exception:  # the disk is lost already: that harms no job that runs well
+    except Exception:  # disk already gone; harmless unless the job fails
         return
     loop.call_after(0, lambda: _load(loop, modules))
 

@@ -1,4 +1,4 @@
-"""What one node runs of a job: made by `prepare` from the command line, run by `agent`."""
+"""One node's part of a job: made by `prepare` from the command line, run by `agent`."""
 
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 class AgentConfig(NamedTuple):
     """The workers' command and number, and how the nodes meet. Times in seconds.
 
-    `store_host` and `store_port` are where the workers' store listens: for port 0, at the first
-    free one of `store_ports`, or at any if that is empty. `meeting` is None for a job
-    of one node; `settings` are then those of its group, and otherwise what this node joins with.
+    `store_host` and `store_port` are the address of the workers' store; port 0 means the first free
+    one of `store_ports`, or any port if that is empty. In a job of one node, `meeting` is None and
+    `settings` are those of its group; otherwise this node joins with them.
     `facts` should be equal on all nodes (`host/env_fingerprint`). Workers have `grace_s` between
     the request to stop and SIGKILL. A worker in an uninterruptible call for `stuck_after_s` has
     failed; 0 means no limit. `cpus` has one affinity mask per worker, or is empty. `run_directory`

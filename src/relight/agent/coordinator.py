@@ -58,7 +58,7 @@ _MOST_JOBS_NAMED = 16
 _SAY_EVERY_S = 10.0
 """Least time between two messages about refused connections."""
 _NOTE_AFTER_S = 5.0
-"""How long several jobs wait for nodes before these are told of each other."""
+"""How long several jobs wait for nodes before their nodes learn of each other."""
 _CHECK_S = 0.25
 """How often to check for silent nodes."""
 _SILENT_AFTER_S = 1.3
@@ -74,12 +74,12 @@ class Coordinator:
     Args:
         loop: the agent's loop.
         sock: bound to the endpoint and listening.
-        security: what agents must prove.
+        security: the credentials that agents must prove.
         finder: says whether this process coordinates now, and elects the coordinator if the
             endpoint has several hosts.
         divert: called with clients of torch's TCPStore that connect to the endpoint's port.
         say: prints a line to the user about a refused connection.
-        is_held: whether the processes that outlive this one will have the socket of datagrams, too.
+        is_held: whether processes that outlive this one will inherit the datagram socket.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Coordinator:
     ) -> None:
         self.groups: dict[str, Group] = {}
         self.own_node = ""
-        """The node of this process; empty if it has none."""
+        """The node of this process, or empty."""
         self.seen_address = ""
         """The address at which other nodes reach this machine; empty until one has connected."""
         self.settings: dict[str, GroupSettings] = {}
@@ -125,12 +125,12 @@ class Coordinator:
 
     @property
     def datagrams_fd(self) -> int:
-        """The descriptor of the socket of datagrams, -1 if there is none."""
+        """The descriptor of the datagram socket, or -1."""
         return self._heartbeats.fileno()
 
     @property
     def others(self) -> int:
-        """How many agents of other nodes are connected."""
+        """Number of connected agents of other nodes."""
         return len(self._peers)
 
     def group(self, job: str, settings: GroupSettings) -> Group:
@@ -163,8 +163,8 @@ class Coordinator:
             self._say(f"refused a connection from {line}")
 
     def step_down(self) -> None:
-        """Disconnect the nodes of all jobs that run, and forget their groups; go on listening. Of a
-        job that has ended nothing is left to decide, and its nodes are still being told.
+        """Disconnect the nodes of all running jobs and forget their groups, but keep listening. A
+        job that has ended needs no further decision; its nodes still receive the result.
         """
         self._disconnect(
             {job: group for job, group in self.groups.items() if group.membership.end is None}
@@ -180,7 +180,7 @@ class Coordinator:
     # Called by the listener.
 
     def opened(self, connection: Connection, hello: Message) -> None:
-        """Take the connection of a new agent, of any job."""
+        """Accept the connection of a new agent, of any job."""
         sender, job, settings, _ = fields.record(Hello, hello)
         if sender == "elector":
             self._finder.take_connection(connection, settings)
@@ -227,7 +227,7 @@ class Coordinator:
             absent = self._absent.get((peer.group, heard.node))
             latest = older or absent
             if latest is not None and heard.connection < latest.number:
-                self._remove(peer)  # what a cut has held back
+                self._remove(peer)  # delayed by a network cut
                 connection.close()
                 return
             peer.number = heard.connection
@@ -404,7 +404,7 @@ class Coordinator:
             self._probe(peer)
         peer.is_silent = True
         peer.group.step(NodeSilent(peer.node, peer.connection.heard_at, reason))
-        self.coordinates()  # without that node it may have to step down, and at once
+        self.coordinates()  # without that node it may have to step down immediately
 
     def _hear(self, peer: "_Peer") -> None:
         if peer.is_silent:
@@ -413,7 +413,7 @@ class Coordinator:
             peer.group.step(NodeHeard(peer.node))
 
     def _probe(self, peer: "_Peer", *, on: bool = True) -> None:
-        """Have the machine of a silent node say whether processes of its agent are left."""
+        """Ask the machine of a silent node whether processes of its agent remain."""
         if peer.address:
             self._heartbeats.probe(peer.address, on=on)
 
@@ -425,8 +425,8 @@ class Coordinator:
                 return
 
     def _note_waiting_jobs(self, now: float) -> None:
-        """Tell the nodes of jobs that wait for others of each other, once: it may be one job whose
-        nodes have been given different ids.
+        """Inform the nodes of waiting jobs of each other, once. They may be one job whose nodes
+        were given different ids.
         """
         lacking: dict[str, Group] = {}
         for job, group in self.groups.items():
@@ -461,7 +461,7 @@ class _Peer:
         self.address: Address = ()
         """The same, once that is known to be true."""
         self.key = b""
-        """What its datagrams begin with; empty as long as none has come."""
+        """Prefix of its datagrams; empty until one has arrived."""
         self.node = ""
         self._latest_heartbeat = -1
 
@@ -473,11 +473,11 @@ class _Peer:
 
 
 class _Peers:
-    """The agents of other nodes that are connected. A node has one connection.
+    """The connected agents of other nodes. A node has one connection.
 
     Attributes:
-        unjoined: those that have not joined their group yet, the oldest first.
-        by_node: those that have joined, by their group and node.
+        unjoined: peers that have not joined their group yet, oldest first.
+        by_node: peers that have joined, by group and node.
     """
 
     def __init__(self) -> None:
@@ -501,7 +501,7 @@ class _Peers:
         self.unjoined[peer] = self._without_key[peer] = None
 
     def join(self, peer: _Peer, node: str) -> None:
-        """Note that an agent has joined its group as a node."""
+        """Record that an agent joined its group as a node."""
         peer.node = node
         self.unjoined.pop(peer, None)
         self.by_node[peer.group, node] = peer

@@ -121,7 +121,7 @@ def _is_pipe(path: str) -> bool:
 def late_flags(spec: LaunchSpec, given: "set[str]") -> list[str]:
     """Return a note if flags of the launcher stand after the script, which then gets them."""
     arguments = spec.script_args
-    if "--" in arguments:  # what follows is certainly for the script
+    if "--" in arguments:  # the rest is certainly for the script
         arguments = arguments[: arguments.index("--")]
     words = [word for word in arguments if word.startswith("--")]
     names = [word[2:].partition("=")[0].replace("_", "-") for word in words]
@@ -143,8 +143,8 @@ def local_rank_notes(spec: LaunchSpec, nproc: int, *, is_passed: bool) -> list[s
     that it does not know, or the same for all workers.
 
     Args:
-        spec: what the user asked for.
-        nproc: how many workers there are.
+        spec: the launch options.
+        nproc: the number of workers.
         is_passed: whether each script gets `--local-rank=N` (`relight launch`).
     """
     given = same_local_rank(spec.script_args)
@@ -219,8 +219,8 @@ def check_preload(names: "Sequence[str]", python: str) -> None:
 
 
 def _check_module(name: str) -> None:
-    """Look for a module, as far as that needs no code to run, in this Python. It is that of the
-    workers: it searches the same places, and the current directory, as they do.
+    """Look for a module in this Python, as far as possible without running code. The workers use
+    the same Python, which searches the same places and the current directory.
     """
     if _hides_places():
         return
@@ -233,7 +233,7 @@ def _check_module(name: str) -> None:
 
 
 def _hides_places() -> bool:
-    """Return whether this Python skips places in which the workers look for modules."""
+    """Return whether this Python skips places where the workers look for modules."""
     flags = sys.flags
     return bool(flags.isolated or flags.no_site or flags.ignore_environment or flags.no_user_site)
 
@@ -288,9 +288,9 @@ def _has_code(package: "ModuleSpec", part: str = "") -> bool:
 
 
 def _may_make(package: "ModuleSpec", part: str) -> bool:
-    """Return whether a package's `__init__.py` may provide a module that has no file: it contains
-    the module's name, or a name of the import hooks. Other modules are found without importing the
-    package.
+    """Return whether a package's `__init__.py` may provide a module without a file because it
+    contains the module's name, or a name of the import hooks. Other modules are found without
+    importing the package.
     """
     if not _has_code(package):
         return False

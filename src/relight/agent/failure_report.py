@@ -24,7 +24,7 @@ VERSION = 1
 
 
 def remove_old(path: str) -> None:
-    """Remove the report of an earlier job: who finds a file knows that this job failed.
+    """Remove the report of an earlier job, so that an existing file means that this job failed.
 
     Raises:
         UsageError: if the file could not be written later.
@@ -54,14 +54,14 @@ def write(
     """Write the report of a failed job.
 
     Args:
-        path: the file; it is complete or absent at any time.
-        end: how the job ended.
+        path: the file, at any time either complete or absent.
+        end: the end of the job.
         ready: the last message of this node, with the failures of its own workers.
-        job: what this node ran.
+        job: the configuration of this node.
         restarts: restarts of the job so far.
 
     Returns:
-        Why it could not be written; an empty string if it was.
+        The reason for a failed write; an empty string on success.
     """
     spec = job.command.spec
     own = ready.failures if ready is not None else ()

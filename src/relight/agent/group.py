@@ -30,16 +30,16 @@ LOADED_LATER = (
     "relight.core.group.straggler_detector",
     "relight.core.group.restart_decision",
 )
-"""What a group needs after it has formed; an agent has no time for it at its start."""
+"""Modules that a group needs after it has formed; they would slow down the start of an agent."""
 LOADED_FOR_NODES = (
     "hashlib",
     "relight.core.group.env_diff",
     "relight.core.group.cluster_query",
     "relight.core.group.reachability",
 )
-"""What a group of several nodes needs as well."""
+"""Additional modules for a group of several nodes."""
 _AGAIN_S = 0.05
-"""How soon a process that does not coordinate looks whether it does again."""
+"""How often a process that does not coordinate checks whether it does again."""
 
 
 class LinkOwner(Protocol):
@@ -47,19 +47,19 @@ class LinkOwner(Protocol):
 
     @property
     def generation(self) -> GenerationId:
-        """The generation whose workers are on this node; NO_GENERATION if there is none."""
+        """The generation whose workers are on this node, or NO_GENERATION."""
 
     def announce(self) -> Announce | None:
         """Return the generation that this node is in, or was in last, for a new coordinator."""
 
     def messages_after_join(self) -> Sequence[FromAgent]:
-        """Return what to send after `Join`: that this node is ready, or what has happened to it."""
+        """Return the messages to send after `Join`: this node is ready, or what happened to it."""
 
     def received(self, message: FromCoordinator) -> None:
         """Handle a message of the coordinator."""
 
     def set_lease(self, until: float) -> None:
-        """Let the workers run until this time, on the loop's clock; infinity means for ever."""
+        """Let the workers run until this time on the loop's clock; infinity means no limit."""
 
     def say(self, message: str) -> None:
         """Print a message to the user."""
@@ -68,7 +68,7 @@ class LinkOwner(Protocol):
         """Write to the event log that the link or its finder is in another state."""
 
     def on_group(self, job: str, group: "Group") -> None:
-        """Look at a group that is decided in this process, before its first step."""
+        """Inspect a group that this process decides, before its first step."""
 
 
 class Group:
@@ -76,8 +76,8 @@ class Group:
 
     Args:
         loop: the agent's loop.
-        settings: what the user asked for.
-        coordinates: returns whether this process is the coordinator now. While it is not, the group
+        settings: the user's settings.
+        coordinates: returns whether this process is the coordinator now. Otherwise the group
             decides nothing.
     """
 
@@ -101,12 +101,12 @@ class Group:
         self._loop = loop
         self._alarm = Alarm(loop, lambda: self.step(Tick()))
         self._put_off: list[Event] = []
-        """What has happened while this process did not coordinate."""
+        """Events from the time when this process did not coordinate."""
         self._questions: Questions | None = None  # until a node asks all of them something
 
     def step(self, event: Event) -> None:
-        """Take an event and carry out its effects; if this process does not coordinate now, as
-        after it was suspended, later: nothing may be missed if it coordinates again.
+        """Process an event and carry out its effects. A process that does not coordinate now, as
+        after a suspension, defers the event, so that it misses nothing if it coordinates again.
         """
         if not self._coordinates():
             if not isinstance(event, Tick):
@@ -140,13 +140,13 @@ class Group:
             self._alarm.set(due)
 
     def close(self) -> None:
-        """Cancel the alarm, and forget the nodes and what was put off."""
+        """Cancel the alarm, and forget the nodes and the deferred events."""
         self._alarm.set(None)
         self._put_off.clear()
         self.recipients.clear()
 
     def _relay(self, node: str, message: AskNodes | Answer) -> None:
-        """Pass on what a node asks all nodes, or what one of them answers."""
+        """Forward a node's question to all nodes, or the answer of one."""
         from relight.core.group.cluster_query import LIMIT_S, Questions
 
         if self._questions is None:
@@ -185,7 +185,7 @@ class LocalLink:
 
     @property
     def has_joined(self) -> bool:
-        """Whether the group hears what is sent."""
+        """Whether messages reach the group."""
         return True
 
     def unheard_s(self) -> float:
@@ -213,11 +213,11 @@ class LocalLink:
         self._group.step(Received(self.join.node, message))
 
     def held(self) -> tuple[int, ...]:
-        """Return no descriptor: nobody asks from outside whether this agent has ended."""
+        """Return no descriptor because no other node asks whether this agent has ended."""
         return ()
 
     def share_port(self, store: object) -> int:
-        """Return 0: no endpoint is known to other nodes."""
+        """Return 0 because other nodes know no endpoint."""
         del store
         return 0
 

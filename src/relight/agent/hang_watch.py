@@ -1,7 +1,7 @@
-"""Watches whether the workers of this node still do anything (--hang-timeout), from outside.
+"""Watches from outside whether the workers of this node still make progress (--hang-timeout).
 
-Every now and then it reads what the system has counted for each worker and its descendants; the
-rules are in core/workers/hang_detector.
+It periodically reads the system's counters for each worker and its descendants; the rules are in
+core/workers/hang_detector.
 """
 
 from collections.abc import Callable, Mapping
@@ -68,6 +68,6 @@ class QuietWatch:
 
 
 def usage_of_all(pid: int) -> Usage:
-    """Return what a process and its descendants have used, those that have ended included."""
+    """Return the usage of a process and its descendants, including the ones that have ended."""
     each = [system.usage(one) for one in (pid, *system.tree(pid))]
     return Usage(sum(u[0] for u in each), sum(u[1] for u in each), sum(u[2] for u in each))

@@ -1,8 +1,8 @@
 """Checks this node before its workers start (--health-check): a command, or checks by name.
 
-A check may block, as on a file system that does not answer, and a program may run for long. So
-both run in a process of their own (`processes/helper.py`) while the agent serves its loop. Nothing
-else of the agent runs meanwhile: the node is not ready, and the group waits for it, or forms
+A check may block, for example on a file system that does not answer, and a command may take long.
+So both run in a process of their own (`processes/helper.py`) while the agent serves its loop. The
+agent does nothing else during a check. The node is not ready, and the group waits for it, or forms
 without it.
 """
 
@@ -27,19 +27,19 @@ from relight.processes import helper
 from relight.processes.helper import Helper
 
 _SHOWN = 200
-"""Most characters of what a command has printed that are shown."""
+"""Most characters of a command's output that are shown."""
 _READ = 64 * 1024
 _SMI_S = 20.0
 _KIB = 1024
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - its room is looked at
 _MOST_USED_MIB = 1024
-"""An idle GPU has some hundred MiB in use at most: those of the driver and a desktop."""
+"""An idle GPU uses a few hundred MiB at most, for the driver and a desktop."""
 _REPAIR = "repair it, or leave it out; --health-check says what is checked"
 _DRIVER_REMEDY = "look at dmesg; restart the driver or the machine"
 
 
 class HealthCheckFailure(NamedTuple):
-    """Why a node can't run workers, empty if it can, and what to do about it."""
+    """Result of a health check: the failure reason (empty if healthy), and the remedy."""
 
     why: str
     remedy: str = _REPAIR
@@ -51,13 +51,13 @@ _FIT = HealthCheckFailure("")
 def run(
     loop: Loop, journal: Journal, job: AgentConfig, is_over: Callable[[], bool]
 ) -> HealthCheckFailure:
-    """Check this node; return why it can't run workers, if so.
+    """Check this node; return the result.
 
     Args:
-        loop: the agent's loop, which is served meanwhile.
+        loop: the agent's loop, served during the check.
         journal: gets the event `HealthChecked`.
-        job: what the node would run.
-        is_over: whether the agent needs the result no more; then the node counts as fit.
+        job: the configuration of the node.
+        is_over: whether the agent no longer needs the result; then the node counts as fit.
     """
     spec = job.command.spec
     check = spec.health_check
@@ -78,8 +78,9 @@ def run(
 def _until_known(
     loop: Loop, check: HealthCheck, job: AgentConfig, is_over: Callable[[], bool], until: float
 ) -> HealthCheckFailure | None:
-    """Return the result of a check; None if there is none in time, or it is needed no more. A check
-    whose process relight itself has lost says nothing of this node: it begins again.
+    """Return the result of a check; None after the time limit, or once it is no longer needed. A
+    check whose process was lost by relight itself is repeated, as it proves nothing about this
+    node.
     """
     while loop.now() < until and not is_over():
         try:
@@ -121,7 +122,7 @@ class _Check:
             raise
 
     def result(self) -> HealthCheckFailure:
-        """Return why the check failed, if so; it has ended."""
+        """Return the result of the check, which has ended."""
         code = self.helper.exitcode
         if self.helper.error is not None:
             return HealthCheckFailure(str(self.helper.error.strerror))
@@ -132,7 +133,7 @@ class _Check:
         return HealthCheckFailure(f"{how}: {said}" if said else how)
 
     def close(self) -> None:
-        """Kill it if it still runs, and what it has started."""
+        """Kill the check if it still runs, with its descendants."""
         self.helper.close()
         os.close(self._output)
 
@@ -147,7 +148,7 @@ class _Check:
 
 
 def _tell(find: Callable[[], HealthCheckFailure]) -> None:
-    """Print, in the process of a check, what it has found."""
+    """Print the result, in the process of the check."""
     try:
         unfit = find()
     except Exception as error:
@@ -156,7 +157,7 @@ def _tell(find: Callable[[], HealthCheckFailure]) -> None:
 
 
 def _by_name(check: HealthCheck, job: AgentConfig) -> Callable[[], HealthCheckFailure]:
-    """Return a call of the checks that were named: it returns what the first that fails says."""
+    """Return a function that runs the named checks and returns the first failure."""
     env = job.command.env
 
     def work() -> HealthCheckFailure:

@@ -87,7 +87,7 @@ class RemoteLink(finders.Seeker):
 
     Args:
         loop: the agent's loop.
-        settings: what the user asked for.
+        settings: the user's settings.
         join: describes this node to the group.
         meeting: where and how the nodes meet.
     """
@@ -118,8 +118,8 @@ class RemoteLink(finders.Seeker):
         self._second: Connection | None = None
         """Is to take the place of a connection that is silent."""
         self._heartbeats: dict[int, Heartbeats] = {}
-        """By the family of addresses. They are open before the spawner and its guard are forked,
-        which have them, too.
+        """By address family. They are opened before the fork of the spawner and its guard, which
+        inherit them.
         """
         self._peer = _Coordinator(())
         """The coordinator at the other end of the connection."""
@@ -137,7 +137,7 @@ class RemoteLink(finders.Seeker):
         self._seeks = Seek()
         self._alarm = Alarm(loop, partial(self._step, Tick()))
         self._end: JobEnded | None = None
-        """How the job has ended for this node."""
+        """The end of the job for this node."""
         self._closed = False
 
     def open(self, owner: LinkOwner) -> None:
@@ -153,7 +153,7 @@ class RemoteLink(finders.Seeker):
 
     @property
     def has_joined(self) -> bool:
-        """Whether the group hears what is sent."""
+        """Whether messages reach the group."""
         connection = self._connection
         return self._group is not None or (connection is not None and connection.is_open)
 
@@ -206,7 +206,7 @@ class RemoteLink(finders.Seeker):
 
     def close(self, stop_waiting: Callable[[], bool]) -> None:
         """Leave the job. A coordinator first waits until the other nodes know how the job ended; a
-        host that takes part in an election goes on while other nodes need its vote.
+        host that takes part in an election stays while other nodes need its vote.
         """
         if self._others_run:
             self._serve_others(stop_waiting)
@@ -269,7 +269,7 @@ class RemoteLink(finders.Seeker):
         before = self.core.state
         effects = self.core.step(event, self._loop.now())
         after = self.core.state
-        if after is not before:  # first: what follows may lead to the next step
+        if after is not before:  # first, because the rest may lead to the next step
             self.record(changed("link", before.value, after.value, event))
         for effect in effects:
             match effect:
@@ -297,7 +297,7 @@ class RemoteLink(finders.Seeker):
         if exit_code == EXIT_GROUP:
             report = f"error: {reason}", *self._examine_endpoint()
         self._deliver(JobEnded(exit_code, reason, report, None))
-        self._finder.retire()  # its workers may run for a while, and it does not tell of them
+        self._finder.retire()  # its workers may run for a while, unreported
 
     def _examine_endpoint(self) -> list[str]:
         """Examine the endpoint from this machine, for at most 2 s."""
@@ -365,7 +365,7 @@ class RemoteLink(finders.Seeker):
                     self._owner.received(JobEnded(error.exit_code, error.message, report, None))
 
     def extended(self, until: float) -> None:
-        """Note that this process is the coordinator for longer."""
+        """Record that this process remains the coordinator."""
         if self._group is not None:
             self._step(Hosting(until))
             present = self._group.membership.present()
@@ -373,7 +373,7 @@ class RemoteLink(finders.Seeker):
 
     def step_down(self, reason: str, again_s: float) -> None:
         """Stop coordinating. If the job has ended there is nothing to decide any more, and nodes
-        that are connected are still being told.
+        that are connected still get the result.
         """
         if self._group is not None and self._group.membership.end is not None:
             return
@@ -433,7 +433,7 @@ class RemoteLink(finders.Seeker):
             self.send(message)
 
     def _note_loopback(self) -> None:
-        """Print that nodes of other machines may be waiting for themselves, if none has come."""
+        """Print that nodes of other machines may be waiting separately, if none has connected."""
         group, coordinator = self._group, self._coordinator
         if group is None or coordinator is None or group.membership.lacks_nodes_since() is None:
             return
@@ -448,13 +448,13 @@ class RemoteLink(finders.Seeker):
         self._deliver(message)
 
     def _divert(self, client: socket.socket) -> None:
-        """Take a client of the workers' store that has connected to the endpoint's port."""
+        """Accept a client of the workers' store that connected to the endpoint's port."""
         if self._shared is None:
             client.close()
         else:
             self._shared.adopt(client)
 
-    # The connection: it calls `opened`, `received` and `closed`.
+    # Callbacks of the connection: `opened`, `received` and `closed`.
 
     def _dial(self, address: tuple[str, int], timeout_s: float) -> None:
         try:
@@ -512,8 +512,8 @@ class RemoteLink(finders.Seeker):
     def _on_second(
         self, second: "Connection", heard: FromCoordinator | Heartbeat | Redirect
     ) -> None:
-        """Have the second connection take the place of the silent one, if who answers there
-        coordinates: nothing else must end a connection to the coordinator.
+        """Replace the silent connection by the second one if a coordinator answers there. Nothing
+        else may end a connection to the coordinator.
         """
         if isinstance(heard, Heartbeat):
             self._second = None
@@ -647,8 +647,8 @@ class RemoteLink(finders.Seeker):
         return self._heartbeats[socket.AF_INET6 if ":" in peer.address[0] else socket.AF_INET]
 
     def held(self) -> tuple[int, ...]:
-        """Return the descriptors that the processes which outlive this agent hold as well, as long
-        as its workers run (net/heartbeats).
+        """Return the descriptors shared with the processes that outlive this agent while its
+        workers run (net/heartbeats).
         """
         fds = [each.fileno() for each in self._heartbeats.values()]
         if self._coordinator is not None:
@@ -664,7 +664,7 @@ class RemoteLink(finders.Seeker):
                 self._step(Echoed(number, over_connection=False))
 
     def _on_unreachable(self, address: tuple[str, int]) -> None:
-        """Note that nobody has the coordinator's port any more; tell its successor."""
+        """Record that the coordinator's port is free, and notify the successor."""
         if not self._lost.address or address != self._lost.address[:2]:
             return
         if not self._gone:
@@ -673,9 +673,9 @@ class RemoteLink(finders.Seeker):
 
 
 class _Coordinator:
-    """What is known of a coordinator: where it takes datagrams, the group rank of its node (-1 if
-    it has none), whether it has sent a message, whether it has answered a datagram, and whether the
-    processes that outlive its agent have the socket, too.
+    """The known facts about a coordinator: its datagram address, the group rank of its node or -1,
+    whether it has sent a message, whether it has answered a datagram, and whether the processes
+    that outlive its agent share the socket.
     """
 
     def __init__(self, address: "Address") -> None:

@@ -1,9 +1,9 @@
 """This node in its group: its state, and its side of every message.
 
     says     that it is ready, in which generation it is, that its workers succeeded, that it is
-             preempted                                       (what it says of them: worker_group)
+             preempted                            (worker_group makes the messages on workers)
     hears    that a generation has formed, that its workers must stop, that the job has ended, …
-    tells    the user why it waits, and what a new generation is
+    prints   for the user why it waits, and each new generation
 
 The agent moves from state to state (`agent/agent.py` lists them) and runs the workers. The group,
 which core/group/membership decides, is behind the link: in this process, or in that of the
@@ -54,8 +54,8 @@ _LOOK_S = 12.0
 """How long workers that hang are looked at before they are stopped (agent/stacks_before_stop.py).
 """
 WITHOUT_COORDINATOR_S = 2.0
-"""After so long without an answer of a coordinator, a preempted node acts alone: the time until it
-is taken away is short.
+"""A preempted node acts alone after this time without an answer from a coordinator, as it has
+little time left.
 """
 _READY_S = 30.0
 """How long it may take from SIGKILL until this node has reported that its workers have exited:
@@ -67,9 +67,9 @@ class Node:
     """This node, as its group knows it. It is the owner of the link (`LinkOwner`).
 
     Args:
-        job: what this node runs.
+        job: the configuration of this node.
         loop: the agent's loop.
-        journal: tells the user, and records.
+        journal: for messages to the user, and events.
     """
 
     def __init__(self, job: AgentConfig, loop: Loop, journal: Journal) -> None:
@@ -77,9 +77,9 @@ class Node:
         self.workers: WorkerGroup | None = None
         """Those of the latest generation, also when it is over: reports read their logs."""
         self.end: JobEnded | None = None
-        """How the job has ended, as the group says; None if this node left before."""
+        """The end of the job as reported by the group; None if this node left before."""
         self.preempted = ""
-        """Why this node will soon be taken away, if so."""
+        """Why this node will soon be preempted, or empty."""
         self.taken_away_at = FOR_EVER
         """When that is, on the loop's clock."""
         self.has_saved = False
@@ -110,7 +110,7 @@ class Node:
         self._link, self._network = link, network
         link.open(self)
 
-    # What the agent does.
+    # Actions of the agent.
 
     @property
     def failures(self) -> tuple[Failure, ...]:
@@ -126,8 +126,8 @@ class Node:
     def startable(self) -> GenerationFormed | None:
         """The generation whose workers may start here now.
 
-        One whose lease has expired is not started: this machine may have been suspended, and the
-        other nodes may have continued without it.
+        A generation whose lease has expired does not start because this machine may have been
+        suspended, and the other nodes may have continued without it.
         """
         formed = self.state
         may_run = self._loop.now() < self.lease_until
@@ -150,7 +150,7 @@ class Node:
         self._link.send(self.state)
 
     def attach_workers(self, workers: WorkerGroup) -> None:
-        """Note that these workers are about to start."""
+        """Record that these workers are about to start."""
         self.state = self.workers = workers
 
     def note_saving(self, workers: WorkerGroup) -> None:
@@ -166,13 +166,15 @@ class Node:
         self._link.send(WorkersSucceeded(workers.formed.generation.id))
 
     def preempt(self, reason: str) -> None:
-        """Report that this node will soon be taken away: all workers of the job save, and leave."""
+        """Report that this node will soon be preempted, which makes all workers of the job save and
+        leave.
+        """
         self.preempted = reason
         self.taken_away_at = self._loop.now() + self._job.grace_s
         self._link.send(self._preemption())
 
     def save_alone(self) -> None:
-        """Let the workers of this node save and leave, if the group has not said when."""
+        """Make the workers of this node save and leave, unless the group has set a time."""
         workers = self.running
         if workers is None or workers.stopped_by is not None:
             return
@@ -183,11 +185,11 @@ class Node:
         )
 
     def wait_for_saving(self, is_over: Callable[[], bool]) -> None:
-        """Stay connected, without workers, until those of the other nodes have saved, there is no
-        coordinator, or this node is taken away.
+        """Stay connected, without workers, until the workers of the other nodes have saved, the
+        coordinator is gone, or the time until the preemption is over.
 
         Args:
-            is_over: whether the coordinator lets it go, or a signal came.
+            is_over: whether the coordinator releases this node, or a signal came.
         """
         self.close()
         self._journal.set_status(lambda: "waiting for the workers of the other nodes to save")
@@ -200,7 +202,7 @@ class Node:
         return self._report(0, outcome)
 
     def abort(self, report: NodeReady, end: JobEnded) -> None:
-        """Note how the job has ended for this node, which itself has decided that."""
+        """Record that this node ended the job on its own."""
         self.state, self.end = report, end
 
     def close(self) -> None:
@@ -250,7 +252,7 @@ class Node:
         return Announce(identity, restart, rank, size, done, nodes, lapsed, ended, saves)
 
     def messages_after_join(self) -> Sequence[FromAgent]:
-        """Return what to send after `Join`: that this node is ready, or what has happened to its
+        """Return the messages to send after `Join`: this node is ready, or what happened to its
         workers and to itself.
         """
         match self.state:
@@ -297,17 +299,17 @@ class Node:
             case Question() | NodeAnswered():
                 self.on_question(message)
             case StartProbes() | GenerationFormed() | CheckpointLimit() | SlowRanks():
-                pass  # outdated: this node will send NodeReady again
+                pass  # outdated; this node will send NodeReady again
 
     def set_lease(self, until: float) -> None:
-        """Let the workers run until this time, on the loop's clock; infinity means for ever."""
+        """Let the workers run until this time on the loop's clock; infinity means no limit."""
         self.lease_until = until
         if self.running is not None:
             self.running.set_lease(until)
 
     def _with_given_endpoint(self, formed: GenerationFormed) -> GenerationFormed:
-        """Let workers of the static rendezvous find their store where this node was told, as under
-        torchrun: nodes may know node 0 by different addresses and ports (NAT).
+        """Point workers of the static rendezvous to the store address given to this node, as under
+        torchrun, because nodes may know node 0 by different addresses and ports (NAT).
 
         A group that is not full may be without node 0, and so has its store elsewhere.
         """
@@ -341,7 +343,7 @@ class Node:
         else:
             answer(0)  # they have not started
 
-    # What it says of itself.
+    # Messages about this node.
 
     @property
     def generation(self) -> GenerationId:
@@ -369,24 +371,24 @@ class Node:
         )
 
     def _progressed(self, outcome: GenerationResult) -> bool | None:
-        """Return whether workers came further than those before them, or None if nothing tells."""
+        """Return whether workers made progress over the previous generation; None if unknown."""
         step = outcome.step
         if step is None:
             return outcome.saved
         before, self._furthest = self._furthest, max(self._furthest, step)
         return step > before or bool(outcome.saved)
 
-    # What it tells the user.
+    # Messages to the user.
 
     def explain(self) -> str:
-        """Return why there is no generation yet, before the group has said more."""
+        """Return why the generation is pending, until the group reports more."""
         meeting = self._job.meeting
         where = f" ({meeting.who} at {meeting.where})" if meeting is not None else ""
         what = "the group to form" if self._link.has_joined else "the coordinator to answer"
         return f"waiting for {what}{where}"
 
     def _say_wait(self, text: str) -> None:
-        """Tell why there is no generation yet: on a terminal in the status line."""
+        """Report why the generation is pending; on a terminal, in the status line."""
         began = self._loop.now()
 
         def what() -> str:
@@ -406,7 +408,7 @@ class Node:
         )  # fmt: skip
         journal = self._journal
         if number:
-            journal.say_once(cause)  # a wait before it may have told the cause
+            journal.say_once(cause)  # an earlier wait may have printed the cause
         journal.record(
             Formed(
                 number, restart, here, nodes, world_size, address, port, cause,
@@ -428,7 +430,7 @@ def link_to_group(job: AgentConfig, loop: Loop, host: str) -> "LocalLink | Remot
     """Return the link of this node to its group, not opened yet.
 
     Args:
-        job: what this node runs.
+        job: the configuration of this node.
         loop: the agent's loop.
         host: the name of this node.
     """

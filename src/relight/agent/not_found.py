@@ -52,7 +52,7 @@ def no_script(script: str, spec: LaunchSpec) -> UsageError:
 
 
 def value_of_switch(spec: LaunchSpec) -> str:
-    """Return a hint if a word that stands for the script was meant as the value of a switch."""
+    """Return a hint if a word in the place of the script was meant as the value of a switch."""
     word = spec.script
     if word.lower() not in (*FALSE, *TRUE):
         return ""

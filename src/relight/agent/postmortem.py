@@ -1,7 +1,7 @@
-"""After a failure: gathers what is known of each worker that failed, for the diagnosis.
+"""Gathers the facts about each failed worker for the diagnosis.
 
-The agent loads this only after a failure. It reads, with `host`; `core/diagnosis/failure_text`
-judges.
+The agent loads this only after a failure. It only reads, with `host`; the judgement is in
+`core/diagnosis/failure_text`.
 """
 
 import errno
@@ -41,7 +41,7 @@ _PYTHON_FRAME = '\n  File "'
 _LAST = 20
 """Lines of a worker's output that may say why it failed."""
 _CHILD_KILLED = "killed by signal: Killed"
-"""What torch's data loader prints when one of its processes got SIGKILL."""
+"""Message of torch's data loader when one of its processes got SIGKILL."""
 
 
 def gather(
@@ -52,9 +52,9 @@ def gather(
     host: str,
     loop: Loop,
 ) -> tuple[tuple[Failure, ...], tuple[int, ...]]:
-    """Return this node's failures in a generation, at least one, as they are sent to other nodes,
-    and the ranks that had succeeded before the first failure; of these, those that had printed an
-    error are among the failures, with exit code 0. The loop may run meanwhile.
+    """Return this node's failures in a generation, at least one, in the form for other nodes, and
+    the ranks that succeeded before the first failure. Succeeded ranks that had printed an error are
+    also among the failures, with exit code 0. The loop may run during the call.
     """
     failed = [end for end in ends if end.exitcode]
     first = min(end.at for end in failed)
@@ -221,7 +221,7 @@ def _program(command: Command) -> tracebacks.ProgramFacts:
 
 
 def _on_stdout(stdout: str, program: tracebacks.ProgramFacts) -> ErrorReport | None:
-    """Return the exception with which the output of a worker ends, if it has printed it itself."""
+    """Return the exception at the end of a worker's stdout, if the worker itself printed it."""
     report = tracebacks.from_stderr(stdout, program)
     if report is None or last_words.after_traceback(stdout, program):
         return None
@@ -236,8 +236,8 @@ def _with_words(
     command: Command,
     elsewhere: frozenset[str],
 ) -> Failure:
-    """Return a failure with what its worker has printed besides its exception, and what the machine
-    knows about it.
+    """Return a failure with its worker's other output, apart from the exception, and the machine's
+    information about it.
     """
     stderr = _stderr(logs, end.local_rank)
     evidence = (
@@ -266,8 +266,8 @@ def _reported(
 
 
 def _stderr(logs: Logs, local_rank: int) -> str:
-    """Return the end of what a worker wrote to stderr, without the stack that faulthandler adds to
-    an abort at exit: that ends a program which has already ended, and is no crash of its own.
+    """Return the end of a worker's stderr, without the stack that faulthandler adds to an abort at
+    exit, which is not a crash of its own because the program had already ended.
     """
     text = _text(logs.stderr_of, local_rank)
     before, at_exit, stack = text.rpartition(_AT_EXIT)
@@ -298,7 +298,7 @@ def _printed(
     printed = logs.printed(end.local_rank)
     if printed is None or printed.at is None or report is None:
         return None, None
-    if report.kind is FailureKind.CRASHED:  # that is no traceback
+    if report.kind is FailureKind.CRASHED:  # not a traceback
         return None, None
     return round(max(0.0, end.at - printed.at), 6), printed.went_on
 
@@ -310,9 +310,9 @@ def _words(
     elsewhere: frozenset[str],
     program: tracebacks.ProgramFacts,
 ) -> str:
-    """Return the line of a worker's output that tells most, and if a thread or the program has
-    printed another exception before the one that ended it, that one. What stands on stdout may be
-    older than a traceback, unless the program ran on after that, and than a crash, unless it tells
+    """Return the most informative line of a worker's output and, if a thread or the program printed
+    another exception before the fatal one, that exception. Lines on stdout may be older than a
+    traceback, unless the program kept running after it, and older than a crash, unless they report
     an error.
     """
     report, local_rank = failure.report, failure.local_rank
@@ -335,7 +335,7 @@ def _words(
 
 
 def _of_start(evidence: str, command: Command) -> str:
-    """Return why a worker could not be started, with the file that is missing, if that is known."""
+    """Return why a worker could not be started, with the missing file if known."""
     if not evidence.endswith(os.strerror(errno.ENOENT)):
         return evidence
     is_program = command.spec.no_python and not command.spec.run_path
@@ -345,7 +345,7 @@ def _of_start(evidence: str, command: Command) -> str:
 
 
 def _of_signal(end: WorkerEnd, command: Command) -> str:
-    """Return what the machine knows about a signal of the kernel."""
+    """Return the machine's information about a signal of the kernel."""
     number = -end.exitcode if end.exitcode < 0 else end.exitcode - 128
     if number == signal.SIGBUS:
         return exit_evidence.bus_error(command.env)
@@ -353,7 +353,7 @@ def _of_signal(end: WorkerEnd, command: Command) -> str:
 
 
 def _of_report(failure: Failure, stderr: str, logs: Logs, command: Command, nproc: int) -> str:
-    """Return what the machine knows about the exception of a worker."""
+    """Return the machine's information about the exception of a worker."""
     report = failure.report
     closed = exit_evidence.closed_output(report, failure.exitcode, is_closed=logs.reader_is_gone)
     if closed:
@@ -382,7 +382,7 @@ def _of_disk(end: WorkerEnd, log: str) -> str:
 
 
 def _of_memory(end: WorkerEnd, stderr: str, workers: Workers) -> str:
-    """Return what the kernel says about a SIGKILL that the agent did not send."""
+    """Return the kernel's information about a SIGKILL that the agent did not send."""
     if end.stop_signal:
         return ""
     if end.exitcode == -signal.SIGKILL:

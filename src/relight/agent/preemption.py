@@ -1,16 +1,16 @@
-"""What interrupts a job on this node from outside: signals, and the notice of a preemption.
+"""Interruptions of a job on this node from outside: signals, and the notice of a preemption.
 
 A node is preempted if it gets SIGTERM, or the notice of --on-preempt, while its workers can save a
-checkpoint: they have called `relight.worker.should_checkpoint`. Then the workers of all nodes save
-and leave at the same step, this node leaves the job, and the others go on without it. Workers that
-take longer than the grace time are killed. If no coordinator hears of it, the workers of this node
-save alone.
+checkpoint, as shown by a call of `relight.worker.should_checkpoint`. Then the workers of all nodes
+save and leave at the same step, this node leaves the job, and the others continue without it.
+Workers that take longer than the grace time are killed. If the notice reaches no coordinator, the
+workers of this node save alone.
 
-Workers that have not called it, but have a handler for the signal of --on-preempt, get that signal:
-if one of them exits, those of this node may finish saving before they are stopped
+Workers that have not called it, but have a handler for the signal of --on-preempt, get that signal.
+If one of them exits, the workers of this node may finish saving before they are stopped
 (core/workers/supervision).
 
-Any other signal that stops the job, and a second one, stops the workers of this node at once.
+Any other signal that stops the job, and a second one, immediately stops the workers of this node.
 """
 
 import signal
@@ -35,8 +35,8 @@ class Interruption:
     Args:
         job: says which signals and which notice.
         loop: the agent's loop.
-        journal: tells the user, and records.
-        node: has the workers, and tells the group.
+        journal: for messages to the user, and events.
+        node: the node, with its workers and its link to the group.
     """
 
     def __init__(self, job: AgentConfig, loop: Loop, journal: Journal, node: Node) -> None:
@@ -90,7 +90,7 @@ class Interruption:
             self._node.workers.stop_on_signal(number)
 
     def _on_preempted(self, reason: str) -> None:
-        """Let all workers of the job save and leave, then leave."""
+        """Make all workers of the job save and leave, then leave."""
         if self._node.preempted or self.signals:
             return
         if not self._can_save():

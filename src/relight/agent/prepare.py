@@ -45,10 +45,10 @@ _WRITABLE = 0o022
 def prepare(
     spec: LaunchSpec, given: "set[str]", env: Environment, *, local_rank_argument: bool = False
 ) -> tuple[AgentConfig, list[str]]:
-    """Check the request against this machine; return what to run, and notes for the user.
+    """Check the request against this machine; return the configuration, and notes for the user.
 
     Args:
-        spec: what the user asked for.
+        spec: the launch options.
         given: names of the flags that the user set.
         env: the environment.
         local_rank_argument: whether each script gets `--local-rank=N` (`relight launch`).
@@ -205,7 +205,7 @@ def _worker_program(command: Command, nproc: int) -> "WorkerProgram | None":
     from relight.warm.worker_program import WorkerProgram
 
     own = (*worker_command.OF_ONE_WORKER, *(["CUDA_VISIBLE_DEVICES"] * spec.virtual_local_rank))
-    # The last worker's arguments are the longest, so those of the other workers fit as well.
+    # The last worker's arguments are the longest, so the arguments of the others also fit.
     argv = worker_command.argv(command, nproc - 1)
     program = entrypoint.find_program(command.python, command.env) or command.python
     common = worker_command.common_variables(command)
@@ -267,8 +267,8 @@ def _timer_file(env: Environment) -> str:
 
 
 def _breakpoint(spec: LaunchSpec, env: Environment, python: str) -> dict[str, str]:
-    """Return the variables that let `breakpoint()` wait for relight debug; none if the user has
-    said what it does, or where the system lacks what is needed for it.
+    """Return the variables that make `breakpoint()` wait for relight debug; none if the user chose
+    its action, or on systems without the necessary support.
     """
     if "PYTHONBREAKPOINT" in env.variables or sys.platform != "linux":
         return {}
@@ -307,7 +307,7 @@ def _run_path() -> tuple[str, ...]:
 
 
 def _check_status_token(spec: LaunchSpec, env: Environment) -> None:
-    """Refuse a token of which the page, which is served later, could make no use."""
+    """Refuse a token that the status page, served later, could not use."""
     token = env.get(STATUS_TOKEN)
     if spec.status is not None and token:
         try:

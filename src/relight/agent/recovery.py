@@ -1,9 +1,9 @@
 """Lets the survivors of a failed worker keep their process: the effects of core/workers/recovery.
 
-    a worker fails     `begin`: the others are told to leave the group, through the memory that they
-                       share with this agent; this looks until they have
-    the group formed   `resume`: survivors get the variables of the next generation in a file, and
-                       the missing workers are started; this looks until all run the function
+    a worker fails     `begin`: ask the others, through the memory that they share with this agent,
+                       to leave the group; poll until they have
+    the group formed   `resume`: give survivors the variables of the next generation in a file, and
+                       start the missing workers; poll until all run the function
 
 The rest of the agent sees an ordinary restart: no worker of the old generation is in a group.
 """
@@ -18,7 +18,7 @@ from relight.processes.shared_pages import WorkerMemory
 from relight.processes.supervisor import Supervisor
 
 _LOOK_S, _LONGEST_LOOK_S = 0.002, 0.05
-"""How often to look whether workers have obeyed: first, and after a while."""
+"""Poll intervals for the workers' response: at first, and after a while."""
 
 
 class Recovery:
@@ -28,7 +28,7 @@ class Recovery:
         loop: the agent's loop.
         limit_s: how long survivors may take to leave their group, in seconds.
         memory: returns the memory that is shared with the workers.
-        say: tells the user.
+        say: prints a message to the user.
         on_recovered: called when all ranks run again, with the replaced ones, the number of those
             that stayed, and the seconds since the failure.
     """
@@ -50,7 +50,7 @@ class Recovery:
         self._look: Callable[[], None] = lambda: None
         self._look_s = _LOOK_S
         self._count = 0
-        """How many groups the workers were told to leave."""
+        """Number of requests to the workers to leave their group."""
         self._began_at = -1
         """The highest step that had been reported when the generation began."""
         self._failed_at = 0.0
@@ -95,7 +95,7 @@ class Recovery:
         self._watch(lambda: self._see_joining(supervisor, replaced))
 
     def close(self) -> None:
-        """Look once more, and then no longer: the workers have ended, or left their group."""
+        """Poll a last time and stop, as the workers have ended or left their group."""
         self._look()
         self._look = lambda: None
         self._alarm.set(None)

@@ -1,10 +1,10 @@
-"""How an agent leaves its job, unless all workers have succeeded. The agent loads this only then.
+"""The ways in which an agent leaves its job, except after success. The agent loads this only then.
 
-    by_signal       the agent has received a stop signal
+    by_signal       the agent received a stop signal
     as_unfit        the node's health check has failed
-    as_preempted    the node is about to be taken away
+    as_preempted    the node is about to be preempted
     as_stuck        a worker can't be killed
-    after_failure   the group says that the job has failed: report it
+    after_failure   the group reports that the job has failed
 
 In the second to fourth case, if workers of this node have failed too, no worker may be started
 again here: the agent reports that failure, as if the job had ended.
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
     from relight.agent.link import RemoteLink
 
 _TELL_S = 3.0
-"""How long a node that leaves tries to tell the group why."""
+"""How long a leaving node tries to report its reason to the group."""
 
 
 class Leaving:
     """The ways to leave a job. Each returns the agent's exit code, and why the job ended here.
 
     Args:
-        job: what this node runs.
+        job: the configuration of this node.
         services: the agent's loop and journal.
-        link: to the coordinator.
-        node: this node, in its latest state.
+        link: the link to the coordinator.
+        node: the node in its latest state.
     """
 
     def __init__(
@@ -65,9 +65,9 @@ class Leaving:
         """Leave after a health check that failed.
 
         Args:
-            unfit: what the check found.
-            outcome: how the last workers ended here.
-            is_over: whether the job has ended meanwhile, or a signal came.
+            unfit: the result of the check.
+            outcome: the result of the last workers on this node.
+            is_over: whether the job has ended, or a signal came.
         """
         from relight.agent import health_check
 
@@ -83,13 +83,13 @@ class Leaving:
     def as_preempted(
         self, workers: WorkerGroup, outcome: GenerationResult, is_over: Callable[[], bool]
     ) -> tuple[int, str]:
-        """Leave as the node is preempted and its workers have exited. It stays while those of other
-        nodes save: it may be their coordinator, or vote for it.
+        """Leave after a preemption, when the workers have exited. The node stays while workers of
+        other nodes save, because it may be their coordinator, or vote for it.
 
         Args:
-            workers: those that have exited.
-            outcome: how.
-            is_over: whether the coordinator lets it go, or a signal came.
+            workers: the workers, which have exited.
+            outcome: their result.
+            is_over: whether the coordinator releases this node, or a signal came.
         """
         why = self._node.preempted
         reason = f"it is preempted ({why})"

@@ -12,7 +12,7 @@ from relight.stacks.worker_state import doing
 
 
 def read(supervisor: Supervisor) -> None:
-    """Note what the workers do that have not ended."""
+    """Record the state of the running workers."""
     workers = supervisor.workers
     workers.doing.update(doing(_alive(supervisor), are_frozen=supervisor.are_frozen))
 
@@ -24,15 +24,15 @@ def look_closer(
     limit_s: float,
     stop_in: Callable[[float], None],
 ) -> None:
-    """Find out more of workers that hang, which have time: in which native functions they are, and
-    what torch's flight recorder knows; then stop them.
+    """Collect the native stacks of hanging workers, and the records of torch's flight recorder,
+    then stop the workers. There is time for this because they hang.
 
     Args:
         loop: the agent's loop.
-        supervisor: of the workers, after `read`.
-        env: their environment.
-        limit_s: how long they are to run on at least, in seconds.
-        stop_in: stops them after so many seconds; called once.
+        supervisor: the workers' supervisor, after `read`.
+        env: the workers' environment.
+        limit_s: the least time that they keep running, in seconds.
+        stop_in: stops them after the given number of seconds; called once.
     """
     from relight.stacks import flight_recorder, native
 

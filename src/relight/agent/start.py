@@ -1,4 +1,4 @@
-"""From a command line to an agent: what `relight run` and `relight.run` have in common."""
+"""From a command line to an agent: the common part of `relight run` and `relight.run`."""
 
 import sys
 

@@ -11,11 +11,11 @@ _PLACE = {"master-addr", "master-port", "rdzv-endpoint"}
 
 
 def notes(spec: LaunchSpec, given: set[str], variables: Mapping[str, str], nproc: int) -> list[str]:
-    """Return a note for each.
+    """Return a note for each unused variable.
 
     Args:
-        spec: the launch's options, with what the cluster says.
-        given: the flags that were given, or taken from the cluster.
+        spec: the launch options, with the cluster's settings.
+        given: the flags from the user or the cluster.
         variables: the environment.
         nproc: workers on this node.
     """

@@ -1,13 +1,12 @@
-"""What an agent looks for while the workers of a generation run, beside their exits.
+"""The conditions besides exits that an agent watches for while the workers of a generation run.
 
     timers             torch's file timers that have expired                  (processes/timers)
     stuck workers      in an uninterruptible call for too long                (processes/stuck)
-    quiet workers      none of them does anything                             (agent/hang_watch)
+    quiet workers      none of them makes progress                            (agent/hang_watch)
     slow workers       the others wait for them                               (stacks/wait_sampler)
 
-A job that asks for none of them does not load this module. What follows is decided elsewhere: by
-core/workers/supervision for a worker that is killed, by core/group/membership for quiet and slow
-ones.
+A job without any of these options does not load this module. The consequences are decided in
+core/workers/supervision for a killed worker, and in core/group/membership for quiet and slow ones.
 """
 
 import signal
@@ -47,13 +46,13 @@ class Watchdogs:
     Args:
         loop: the agent's loop.
         journal: for messages to the user.
-        job: what was started.
+        job: the configuration of the node.
         formed: the generation.
-        supervisor: of the workers.
-        printed: returns how many bytes the workers have printed.
-        memory: returns the memory that is shared with them.
+        supervisor: the workers' supervisor.
+        printed: returns the number of bytes that the workers have printed.
+        memory: returns the memory shared with them.
         send: sends a message to the coordinator.
-        on_lost: called when a worker counts as ended that may never end.
+        on_lost: called when a worker that may never end counts as ended.
     """
 
     def __init__(
@@ -96,7 +95,7 @@ class Watchdogs:
         return NodeIdle(self._formed.generation.id, seconds, limit_s)
 
     def report_slow_ranks(self, found: SlowRanks) -> None:
-        """Tell the user which ranks are slow, as the coordinator has found."""
+        """Report the slow ranks found by the coordinator to the user."""
         from relight.processes import straggler_reports
 
         event = straggler_reports.event(found)

@@ -2,20 +2,20 @@
 
     __init__    opens log files and pipes for their output (output/worker_logs)
     run         starts them and waits until all have exited (processes/supervisor);
-                core/workers/supervision decides which of them to stop, and how. Meanwhile it
-                looks for workers that are late (net/missing_at_init), and for those that are
-                stuck, idle or slow if the user asks for it (agent/watchdogs)
+                core/workers/supervision decides which of them to stop, and how. While they run, it
+                also looks for late workers (net/missing_at_init) and, if the user asks for
+                it, for stuck, idle or slow ones (agent/watchdogs)
 
-Before workers are stopped because a worker blames a peer, or because none does anything, their
-stacks are read (stacks_before_stop): the report says where each rank was.
+Before workers are stopped because a worker blames a peer, or because all hang, their stacks are
+read (stacks_before_stop), so that the report can show the place of each rank.
 
-Where the script allows it, the survivors of a failed worker keep their process (agent/recovery):
-`run` returns with `has_survivors`, and after `resume` these workers run again as the next
+Where the script allows it, the survivors of a failed worker keep their process (agent/recovery).
+Then `run` returns with `has_survivors`, and after `resume` these workers continue as the next
 generation.
 
 Invariants: in one generation the workers start once, and `stopped_by` and `failure` are never
 reset; after `run` none of their processes is left, unless they are survivors or the kernel can't
-end them. What follows for the job is decided by core/group/membership.
+end them. The consequences for the job are decided by core/group/membership.
 """
 
 import errno
@@ -77,9 +77,9 @@ _INIT_REPORT_S = 60
 _FINISHED_S = 5.0
 """When to look first for ranks that have finished before others (core/group/early_exits)."""
 _AFTER_ERROR = (1, -signal.SIGABRT)
-"""How a worker ends that blames a peer: by an exception, or by the watchdog of NCCL."""
+"""Ends of a worker that blames a peer: by an exception, or by the watchdog of NCCL."""
 _LEFT_S = 0.3
-"""How long processes that successful workers have left may take to end by themselves."""
+"""How long leftover processes of successful workers may take to exit on their own."""
 _NOTICE_SPREAD_S = 2.0
 """How much later other nodes may get the notice of a preemption: no worker there is stopped before
 because a worker here has saved and exited.
@@ -89,7 +89,7 @@ _HELD_S = 5.0
 
 
 class AgentContext(NamedTuple):
-    """What an agent provides to the workers of all generations.
+    """Services of an agent for the workers of all generations.
 
     `host` is the name of this node. `fork` starts workers cold, and `preload` forks them from a
     process that has imported modules; None without --preload.
@@ -105,10 +105,10 @@ class AgentContext(NamedTuple):
 
 
 class GenerationResult(NamedTuple):
-    """How workers ended: this node's failures, and the ranks that had succeeded before them.
+    """The end of a generation on this node: its failures, and the ranks that succeeded before them.
 
-    `step`: the highest one that they reported, None for none. `saved`: whether they saved a
-    checkpoint, or None if the user has not said where.
+    `step` is the highest reported step, or None. `saved` is whether the workers saved a checkpoint,
+    or None if the user did not name its path.
     """
 
     failures: tuple[Failure, ...] = ()
@@ -121,13 +121,13 @@ class WorkerGroup:
     """The workers of one generation on this node.
 
     Args:
-        services: what the agent provides.
-        job: what to run.
+        services: the services of the agent.
+        job: the configuration of this node.
         formed: the generation, and this node's place in it.
         send: sends a message to the coordinator.
 
     Raises:
-        MachineError: if the machine has no file descriptor left.
+        MachineError: if the machine is out of file descriptors.
     """
 
     def __init__(
@@ -259,11 +259,11 @@ class WorkerGroup:
         return self.supervisor is not None and self.supervisor.has_left
 
     def resume(self, formed: GenerationFormed) -> None:
-        """Let the survivors be in the next generation, with new workers in place of those that have
-        ended, when `run` is called.
+        """Prepare the next `run`, in which the survivors join the next generation, with new workers
+        in place of the ended ones.
 
         Raises:
-            MachineError: if the machine has no file descriptor left.
+            MachineError: if the machine is out of file descriptors.
         """
         supervisor = self.supervisor
         assert supervisor is not None
@@ -317,7 +317,7 @@ class WorkerGroup:
             for each in ranks.assign(self.formed.place)
             if each.local_rank in alive
         }
-        for local_rank, changed in variables.items():  # for what a report says of its environment
+        for local_rank, changed in variables.items():  # for the environment in a report
             plan = self._plans[local_rank]
             self._plans[local_rank] = plan._replace(variables={**plan.variables, **changed})
         self._recovery.resume(supervisor, [plan.local_rank for plan in missing], variables)
@@ -364,7 +364,7 @@ class WorkerGroup:
         return directory and attempt_directory(directory, generation.restart, generation.number)
 
     def _tell_left(self, supervisor: Supervisor) -> None:
-        """Say what is left behind, as it can't be killed."""
+        """Report the processes left behind because they can't be killed."""
         from relight.events.event_text import named
 
         left = ", ".join(map(named, supervisor.workers.remaining.values()))
@@ -396,7 +396,7 @@ class WorkerGroup:
         )
 
     def _record_steps(self) -> None:
-        """Note how far the workers came, if that can matter to anybody."""
+        """Record training progress if anything uses it."""
         journal, generation = self._services.journal, self.formed.generation
         if self.ended_well and not journal.listeners:
             return
@@ -491,7 +491,8 @@ class WorkerGroup:
             loop.call_after(limit_s, lambda: self._stop_late(stop))
         else:
             if stop.capture_stacks:
-                # It takes a moment, and the coordinator may be in this process: all are told first.
+                # Deferred because it is slow: a coordinator in this process first notifies all
+                # nodes.
                 loop.call_after(0.0, lambda: self._stop_after_stacks(stop))
             else:
                 self._stop_now(stop.cause)
@@ -533,20 +534,20 @@ class WorkerGroup:
         supervisor.step(event)
 
     def reports(self) -> list[FromAgent]:
-        """Return what a coordinator must know of these workers."""
+        """Return the messages with which a coordinator learns the state of these workers."""
         if self.failure is not None:
             return [self.failure]
         watches = self._watches
         return [] if watches is None or watches.quiet is None else [watches.quiet_report()]
 
     def report_slow_ranks(self, found: SlowRanks) -> None:
-        """Tell the user which ranks are slow, as the coordinator has found."""
+        """Report the slow ranks found by the coordinator to the user."""
         if self.supervisor is not None and not self.supervisor.has_ended:
             self._watch(self.supervisor).report_slow_ranks(found)
 
     @property
     def saves(self) -> bool:
-        """Whether the workers were told to save a checkpoint and leave, and still have time."""
+        """Whether the workers are leaving with a checkpoint, and still have time."""
         return self.stopped_by is not None and self.stopped_by.checkpoint_first
 
     @property
@@ -586,10 +587,10 @@ class WorkerGroup:
         return supervisor is not None and supervisor.is_running and self.memory.calls() > 0
 
     def confirm(self, succeeded: tuple[int, ...]) -> None:
-        """Take the coordinator's confirmation of this generation.
+        """Process the coordinator's confirmation of this generation.
 
-        It has no agreement on a call of `should_checkpoint` under way, or sends its limit next, so
-        workers are held no longer.
+        Release the held workers: the coordinator either is not agreeing on a call of
+        `should_checkpoint`, or sends its limit next.
         """
         self.succeeded_nodes = succeeded
         if self._memory is not None:
@@ -721,7 +722,7 @@ class WorkerGroup:
         self._early_alarm.set(found.deadline())
 
     def _program_of(self, local_rank: int) -> "Program":
-        """Return what a worker that has printed a traceback does."""
+        """Return the activity of a worker that printed a traceback."""
         from relight.core.diagnosis.printed_traceback import Program
         from relight.stacks.worker_state import program_of
 
@@ -745,7 +746,7 @@ class WorkerGroup:
         return self._watches
 
     def _report_missing_at_init(self, store: "StorePort | None") -> None:
-        """Print which ranks init_process_group waits for, if any."""
+        """Print the ranks that init_process_group waits for."""
         from relight.net.missing_at_init import explain
 
         assert self.supervisor is not None
@@ -754,7 +755,7 @@ class WorkerGroup:
             self._services.journal.say(f"after {format_duration(_INIT_REPORT_S)}, {text}")
 
     def _watch_store(self, store: "StorePort | None") -> None:
-        """Note when the first worker connects to the store, and when all have, if it is here."""
+        """Record when the first and the last worker connect to the store, if it is on this node."""
         place, number = self.formed.place, self.formed.generation.number
         if store is None or place.group_rank:
             return

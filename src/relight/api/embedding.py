@@ -7,8 +7,8 @@
         print(result.cause)
 
 The spec becomes a command line of `relight run`, which this process runs itself, or a child that
-ends with it. In both cases the agent's events tell how the job is; a child sends them through a
-pipe, as pickles between processes of one user.
+ends with it. In both cases the state of the job comes from the agent's events. A child sends them
+through a pipe as pickles, as both processes belong to the same user.
 """
 
 import contextlib
@@ -67,19 +67,19 @@ _NOT_IN_PROCESS = ("preload", "keep-warm")
 
 
 class RunSpec(NamedTuple):
-    """What `relight.run` runs on this node, as users write it; `spec.LaunchSpec` has the checked
-    values of all flags.
+    """The job that `relight.run` runs on this node, as users write it; `spec.LaunchSpec` has the
+    checked values of all flags.
 
     Attributes:
-        script: the script; or a module, or a program.
+        script: a script, module or program.
         args: its arguments.
         module: whether `script` is a module, as in `python -m`.
         nproc_per_node: workers on this node, or a word as for `--nproc-per-node`.
-        min_nodes: least nodes of the job.
-        max_nodes: most nodes; None for `min_nodes`.
+        min_nodes: minimum number of nodes.
+        max_nodes: maximum number of nodes; None means `min_nodes`.
         max_restarts: restarts after failures, or a text such as `3/1h`.
-        rdzv_backend: how several nodes meet, as for `--rdzv-backend`.
-        rdzv_endpoint: where, as for `--rdzv-endpoint`.
+        rdzv_backend: the rendezvous backend for several nodes, as for `--rdzv-backend`.
+        rdzv_endpoint: its endpoint, as for `--rdzv-endpoint`.
         rdzv_id: the id of the job, the same on all its nodes.
         env: variables for the workers, in addition to those of this process.
         flags: more flags of `relight run`, such as `["--tee=3"]`. The PET_ variables of this
@@ -111,22 +111,22 @@ class RunSpec(NamedTuple):
 
 
 class RunResult(NamedTuple):
-    """How a job has ended on this node. A job that fails is a result, and no exception.
+    """The outcome of a job on this node. A failed job is a result, not an exception.
 
     Attributes:
-        exit_code: what `relight run` exits with: 0, the root cause's, or one of
-            docs/exit-codes.md; 124 if it was stopped because the time was up.
+        exit_code: the exit code of `relight run`: 0, that of the root cause, or one from
+            docs/exit-codes.md; 124 after `timeout_s`.
         reason: why the job ended, in half a line.
-        exit_codes: of this node's workers in the last generation, by rank; negative for a signal.
-            A worker that had not started has none.
+        exit_codes: exit codes of this node's workers in the last generation, by rank; negative for
+            a signal. Workers that never started are missing.
         restarts: restarts of the job after failures.
         cause: the worker that was the root cause, on any node; None if no worker was.
         failures: this node's workers of the last generation that failed or were stopped. Their
-            `when` is the time of day. Their `at` only orders them: it is in seconds before this
-            node reported them to the group, as a negative number; that of `cause` in seconds
-            before the group decided on it.
+            `when` is the time of day. Their `at` only orders them. It is the negative number of
+            seconds before this node reported them to the group; for `cause`, before the group
+            decided on it.
         report: the lines of the failure report that people see.
-        timed_out: whether the job was stopped because the time was up.
+        timed_out: whether the job was stopped after `timeout_s`.
     """
 
     exit_code: int
@@ -146,20 +146,20 @@ def run(
     timeout_s: float | None = None,
     in_process: bool = False,
 ) -> RunResult:
-    """Run the workers of this node, and return how the job has ended.
+    """Run the workers of this node; return the outcome of the job.
 
-    What workers print appears on this process's `sys.stdout` and `sys.stderr`. Ctrl-C stops all
+    Worker output appears on this process's `sys.stdout` and `sys.stderr`. Ctrl-C stops all
     workers, and so does the end of this process, whatever its cause; then KeyboardInterrupt is
     raised.
 
     Args:
-        spec: what to run.
+        spec: the job.
         on_event: called with each event of the job (docs/events.md), in the thread that calls
-            `run`. An exception of it stops the workers, and is raised.
+            `run`. If it raises, the workers are stopped and `run` raises the same exception.
         timeout_s: seconds until the workers are stopped, at most 2,000,000 (23 days); None or
             infinity for no limit.
-        in_process: run the agent in this process, which saves the start of a Python; for programs
-            without threads, children or much memory, as the agent forks. Otherwise it is a child.
+        in_process: run the agent in this process, not in a child, which saves starting a Python.
+            Only for programs without threads, children or much memory, as the agent forks.
             A signal that stops the job is delivered to this process once all workers have ended.
 
     Raises:
@@ -177,7 +177,7 @@ def run(
 
 
 def _checked(spec: RunSpec) -> tuple[list[str], dict[str, str]]:
-    """Return the command line and the environment; refuse what the parser refuses."""
+    """Return the command line and the environment, once the parser accepts them."""
     if not isinstance(spec, RunSpec):
         raise UsageError(
             f"relight.run takes a RunSpec, and not {spec!r}",
@@ -203,7 +203,7 @@ def _checked(spec: RunSpec) -> tuple[list[str], dict[str, str]]:
 
 
 class _Job:
-    """What the events of a job tell of it.
+    """Builds the result of a job from its events.
 
     Args:
         on_event: the user's function.
@@ -216,12 +216,12 @@ class _Job:
         self._restarts = 0
         self._reason = ""
         self.exit_code: int | None = None
-        """What the agent has said that it ends with; None if it has not."""
+        """The exit code that the agent announced; None before that."""
         self._end: JobEnded | None = None
         self._failures: tuple[Failure, ...] = ()
 
     def take(self, event: Event) -> None:
-        """Take an event, and pass it to the user."""
+        """Process an event, and pass it to the user."""
         match event:
             case Formed():
                 self._ranks, self._exit_codes = {}, {}
@@ -237,16 +237,16 @@ class _Job:
             self._on_event(event)
 
     def take_end(self, end: JobEnded | None, failures: tuple[Failure, ...]) -> None:
-        """Take what the agent knows of the end."""
+        """Store the agent's final report."""
         self._end, self._failures = end, failures
 
     def result(self, exit_code: int, reason: str, stopped_after_s: float | None) -> RunResult:
         """Return the result.
 
         Args:
-            exit_code: of the agent.
-            reason: why it ended, if it has not told that itself.
-            stopped_after_s: after which time it was told to stop; None if it was not.
+            exit_code: the agent's exit code.
+            reason: why it ended, if it did not announce a reason.
+            stopped_after_s: the time limit that stopped it, or None.
         """
         end = self._end
         timed_out = stopped_after_s is not None and exit_code != 0
@@ -316,7 +316,7 @@ def _start_child(
     """
     messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
     output = _output()
-    # stdout of this process may be closed, and its number is not to be used for something else.
+    # stdout of this process may be closed, and its number must not be reused.
     read, tell = (_above_standard(fd) for fd in os.pipe())
     try:
         command = [sys.executable, "-m", "relight", "run", *words]
@@ -336,8 +336,8 @@ def _start_child(
 
 
 def _output() -> int | None:
-    """Return where an agent writes: to this process's stdout and stderr, or to pipes if Python
-    code shows them elsewhere, as a notebook does.
+    """Return the destination of an agent's output: this process's stdout and stderr, or pipes if
+    Python code shows them elsewhere, as a notebook does.
     """
     streams = sys.stdout, sys.stderr
     if None in streams or not all(map(_is_open, (1, 2))):
@@ -364,21 +364,21 @@ def _is_open(fd: int) -> bool:
 
 
 def _flush() -> None:
-    """Write what this process has printed, before others print."""
+    """Flush the output of this process before others print."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()
 
 
 def _receive(fd: int, messages: "queue.SimpleQueue[Any]") -> None:
-    """Read the child's messages. The agent never waits for the user's function: this thread does
-    nothing else.
+    """Read the child's messages in a thread of its own, so that the agent never waits for the
+    user's function.
     """
     with open(fd, "rb") as source:
         while True:
             try:
                 messages.put(pickle.load(source))  # noqa: S301  # written by our own child
-            except (EOFError, pickle.UnpicklingError):  # it has ended, or was killed
+            except (EOFError, pickle.UnpicklingError):  # the child exited or was killed
                 break
     messages.put(None)
 
@@ -398,8 +398,8 @@ def _stop(agent: "subprocess.Popen[bytes]") -> None:
 def _how_it_ended(agent: "subprocess.Popen[bytes]", told: int | None) -> tuple[int, str]:
     """Return an agent's exit code, and how it ended.
 
-    For subprocess, a child whose status is lost has ended with 0: this program may ignore SIGCHLD,
-    or reap all children. So 0 counts only if the agent has said so.
+    subprocess reports 0 for a child whose status is lost, as in a program that ignores SIGCHLD or
+    reaps all children. So 0 counts only if the agent announced it.
     """
     code = agent.returncode
     if code == 0 and told is None:
@@ -416,7 +416,7 @@ def entry(fd: int) -> NoReturn:
     """Run the child: `relight run` with this process's arguments.
 
     Args:
-        fd: where it writes its messages.
+        fd: the descriptor for its messages.
     """
     exit_signals.exit_on_signals()
     os.set_inheritable(fd, False)
@@ -482,7 +482,7 @@ def _run_here(
         stopped_after_s = timeout_s
         agent.interruption.stop()
 
-    spec = to_spec(parsed)._replace(preload=())  # its default needs a process as well
+    spec = to_spec(parsed)._replace(preload=())  # its default also needs a process
     with _as_before():
         agent = make_agent(spec, parsed.given, env)
         agent.journal.listeners.append(lambda recorded: take(recorded.event))
@@ -500,7 +500,7 @@ def _check_process(given: Collection[str]) -> None:
     """Check that an agent may run in this process.
 
     Raises:
-        UsageError: if it may not.
+        UsageError: if that is unsafe.
     """
     system.require_linux("in_process=True")
     from relight.host import linux
@@ -524,7 +524,7 @@ def _check_process(given: Collection[str]) -> None:
 
 @contextlib.contextmanager
 def _as_before() -> Iterator[None]:
-    """Restore at the end what an agent changes in its process."""
+    """Restore the process state that an agent changes."""
     import resource
 
     from relight.host import linux

@@ -36,7 +36,7 @@ R = TypeVar("R")
 WORKER = "relight.worker.call"
 """The module that calls the function in a worker."""
 _SIMILAR = 0.85
-"""Similarity from which a keyword counts as a misspelt one of ours, if the function takes any."""
+"""Similarity at which a keyword counts as a misspelling of ours, if the function takes any."""
 
 
 def launch(
@@ -53,14 +53,14 @@ def launch(
 ) -> list[R]:
     """Call `function(*args, **kwargs)` on every worker and return the results by rank.
 
-    In a worker, RANK, WORLD_SIZE, MASTER_ADDR and the rest are set as `relight run` sets them. What
-    workers print appears on this process's `sys.stdout` and `sys.stderr`. Ctrl-C stops all workers,
+    In a worker, RANK, WORLD_SIZE, MASTER_ADDR and the rest are set as `relight run` sets them.
+    Worker output appears on this process's `sys.stdout` and `sys.stderr`. Ctrl-C stops all workers,
     and so does the end of this process, whatever its cause.
 
     Args:
-        function: what to call. With cloudpickle installed, any function. Without it, one that is
-            defined in a module or in the script itself, which workers then import; `launch` must be
-            called below `if __name__ == "__main__":`, as with multiprocessing.
+        function: the function to call. With cloudpickle installed, any function. Without it, a
+            function from a module or the script itself, which workers then import; call `launch`
+            below `if __name__ == "__main__":`, as with multiprocessing.
         args: passed to the function.
         nproc_per_node: workers per node, or a word as for `--nproc-per-node`.
         nnodes: agents, all on this machine; with `hosts`, their number. The number is fixed.
@@ -78,7 +78,7 @@ def launch(
         What each rank returned, in rank order.
 
     Raises:
-        Exception: if the exception that the function raised on the rank that failed first, with its
+        Exception: if the exception of the function on the rank that failed first, with its
             traceback as the cause.
         WorkersFailedError: if a worker failed in another way, such as by a signal, or exited with 0
             before the function returned.
@@ -129,7 +129,7 @@ def pack(
     kwargs: Mapping[str, Any],
     hosts: Sequence[str] = (),
 ) -> bytes:
-    """Return a call as workers take it.
+    """Return the pickled call for the workers.
 
     Raises:
         UsageError: if it can't be sent to them.
@@ -156,14 +156,14 @@ def _dumps(value: Any) -> tuple[bytes, cells.Sources]:
 
 
 def put(packed: bytes, directory: str) -> None:
-    """Put a call where the workers of a job find it."""
+    """Write a call to the directory where the workers of a job find it."""
     with open(os.path.join(directory, "call.pickle"), "wb") as file:
         file.write(packed)
 
 
 def variables_of_job() -> dict[str, str]:
-    """Return the variables of this process for a job that it starts, without those that an outer
-    job has set, if this process is its worker.
+    """Return the variables of this process for a job that it starts, without those set
+    by an outer job if this process is its worker.
     """
     variables = environment.read().variables
     outer = ("PET_", "TORCHELASTIC_")
@@ -172,7 +172,7 @@ def variables_of_job() -> dict[str, str]:
 
 @contextlib.contextmanager
 def job_directory() -> Iterator[str]:
-    """Make a directory for what a job is given and leaves; remove it at the end."""
+    """Make a directory for the call and the results of a job; remove it at the end."""
     try:
         path, lock = scratch.make(tempfile.gettempdir())
     except OSError as error:
@@ -187,7 +187,7 @@ def job_directory() -> Iterator[str]:
 
 
 def _script(name: str, hosts: Sequence[str]) -> main_module.MainModule:
-    """Return what workers import in place of `__main__` to find its definitions."""
+    """Return the module that workers import in place of `__main__` to find its definitions."""
     found = main_module.of_this_process()
     if hosts:
         why = "which workers on other hosts can't import"
@@ -204,7 +204,7 @@ def _script(name: str, hosts: Sequence[str]) -> main_module.MainModule:
 def check_call(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> None:
-    """Check that a function takes these arguments, as far as its signature tells.
+    """Check that a function takes these arguments, as far as its signature shows.
 
     Raises:
         UsageError: if it does not, or a name is similar to a parameter of `launch`.
@@ -218,7 +218,7 @@ def check_call(
     try:
         # A function wrapped by a decorator may take other arguments than the decorator does.
         signature = inspect.signature(function, follow_wrapped=False)
-    except (TypeError, ValueError):  # some functions of extension modules have none
+    except (TypeError, ValueError):  # some functions of extension modules lack a signature
         signature = inspect.signature(lambda *_, **__: None)
     known = {p.name for p in signature.parameters.values() if p.kind in _BY_NAME}
     takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
@@ -303,10 +303,10 @@ def check_list(name: str, value: Any) -> None:
 
 
 def time_limit(name: str, value: Any) -> float | None:
-    """Return a time limit in seconds; None for none, which an infinite one is as well.
+    """Return a time limit in seconds; None, like infinity, means unlimited.
 
     Raises:
-        UsageError: if it is not above 0, longer than 23 days, or no number.
+        UsageError: if it is not above 0, longer than 23 days, or not a number.
     """
     is_number = isinstance(value, Real) and not isinstance(value, bool)
     if value is None or (is_number and value == float("inf")):
@@ -326,8 +326,8 @@ _LAUNCH_PARAMETERS = tuple(p.name for p in inspect.signature(launch).parameters.
 
 
 def warm_flags(flags: Sequence[str], variables: Mapping[str, str]) -> list[str]:
-    """Return the flags that keep, for the next call, what workers import, as long as this process
-    runs; none if the caller says something about it, or where there are no warm processes.
+    """Return the flags that keep the workers' imports for the next call while this process runs.
+    Empty if the caller sets such a flag itself, or on systems without warm processes.
     """
     names = [flag.lstrip("-").replace("_", "-").partition("=")[0] for flag in flags]
     is_said = any(variables.get(name) for name in ("RELIGHT_PRELOAD", "RELIGHT_KEEP_WARM"))
@@ -350,7 +350,7 @@ def _meeting(nnodes: int) -> list[str]:
 def _run(
     commands: Sequence[Sequence[str]], variables: Mapping[str, str], refusal: LaunchRefusal
 ) -> list[int]:
-    """Run agents to their end; show what they print; return their exit codes."""
+    """Run agents to their end; show their output; return their exit codes."""
     agents: list[subprocess.Popen[bytes]] = []
     readers: list[threading.Thread] = []
     try:
@@ -382,11 +382,10 @@ def start_agent(
     """Start `python -m relight run …` so that it ends with this process.
 
     Args:
-        command: that command line.
+        command: the command line.
         variables: its environment.
-        output: where its stdout and stderr go, as in subprocess; None: to those of this process.
-        tell: a descriptor to which it writes what happens (`relight.api.embedding`); None: not at
-        all.
+        output: stdout and stderr, as in subprocess; None inherits those of this process.
+        tell: a descriptor to which it writes events (`relight.api.embedding`); None to write none.
     """
     entry = (
         "entry()" if tell is None else f"from relight.api import embedding; embedding.entry({tell})"
@@ -412,7 +411,7 @@ sys.argv[:] = ["relight", *sys.argv[3:]]
 from relight.__main__ import entry
 {entry}
 """
-"""Ends an agent with this process. It is not done after the fork: threads may have held locks."""
+"""Ends an agent with this process. Not done after the fork, as threads may have held locks."""
 
 
 def copy_output(source: Any, name: str, refusal: LaunchRefusal | None = None) -> None:
@@ -422,6 +421,6 @@ def copy_output(source: Any, name: str, refusal: LaunchRefusal | None = None) ->
             if name == "stderr" and refusal and refusal.takes(line.decode(errors="replace")):
                 continue
             stream = getattr(sys, name)
-            with contextlib.suppress(OSError, ValueError):  # closed, or it fails: the job goes on
+            with contextlib.suppress(OSError, ValueError):  # closed or broken; the job continues
                 stream.write(line.decode(errors="replace"))
                 stream.flush()

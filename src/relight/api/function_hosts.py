@@ -40,14 +40,14 @@ def run(
 
     Args:
         directory: has `call.pickle`.
-        flags: of `relight run`.
-        hosts: one agent each.
-        variables: for the workers.
+        flags: flags of `relight run`.
+        hosts: the hosts, with one agent each.
+        variables: variables for the workers.
         cfg: more options of the ssh scheduler.
 
     Returns:
-        The exit code of each host's agent. Results of a host's workers are in a directory for that
-        host: a rank may have been on two hosts, one after the other.
+        The exit code of each host's agent. Results are in a directory for each host, as a
+        rank may have run on two hosts, one after the other.
 
     Raises:
         RelightError: if a host can't do its part; nothing was started.
@@ -104,7 +104,7 @@ def _copy_output(
 
 
 def append_result(directory: str, name: str, text: str) -> None:
-    """Append to a worker's result file; ignore what no worker can have written."""
+    """Append to a worker's result file; ignore data that no worker can have written."""
     try:
         data = base64.b64decode(text, validate=True)
     except ValueError:
@@ -120,9 +120,9 @@ def append_result(directory: str, name: str, text: str) -> None:
 def main(word: str, flags: Sequence[str]) -> int:
     """Run an agent on this host, then print its workers' results; return its exit code."""
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)  # the agent gets the signal too
+        signal.signal(number, lambda *_: None)  # the agent also gets the signal
     here = os.getcwd()
-    # The directory can't be an argument: all hosts of a job have the same arguments.
+    # The directory can't be an argument, as all hosts of a job have the same arguments.
     script = ["-m", "relight.api.function_hosts"]
     command = [sys.executable, "-m", "relight", "run", *flags, *script]
     code = subprocess.run(command, check=False).returncode

@@ -1,4 +1,4 @@
-"""Collects the results that the workers of `relight.launch` have saved, or the error to raise."""
+"""Collects the saved results of the workers of `relight.launch`, or the error to raise."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -17,10 +17,10 @@ class RemoteTraceback(Exception):  # noqa: N818  # as multiprocessing calls it
 
 
 class LaunchRefusal:
-    """What `relight run` says when it starts no worker: its error, and the hint in the next line.
+    """The error of a `relight run` that starts no worker, and the hint on the next line.
 
     Args:
-        directory: where workers save their results.
+        directory: the directory of the workers' results.
     """
 
     def __init__(self, directory: str) -> None:
@@ -43,16 +43,16 @@ class LaunchRefusal:
 def collect(
     directory: str, name: str, exit_codes: Sequence[int], refusal: LaunchRefusal
 ) -> list[Any]:
-    """Return what each rank of the last attempt has returned, in the order of ranks.
+    """Return the result of each rank in the last attempt, in rank order.
 
     Args:
-        directory: where the workers have saved it, below a directory for each of other hosts.
-        name: of the function.
-        exit_codes: of the agents.
-        refusal: what they have said when they started nothing.
+        directory: the directory of the results, with a subdirectory for each other host.
+        name: the name of the function.
+        exit_codes: exit codes of the agents.
+        refusal: the agents' error if they started nothing.
 
     Raises:
-        Exception: what was raised on the rank that failed first.
+        Exception: if the exception of the rank that failed first.
         WorkersFailedError: if a worker failed otherwise, or ended before the function returned.
         UsageError: if a flag was wrong.
     """
@@ -63,7 +63,7 @@ def collect(
     found = returned(directory, name)
     missing = [rank for rank in range(last.world_size) if rank not in found]
     errors = [error for _, (*_, error, _) in _saved(directory, call.ERROR)] if missing else []
-    if not all(map(is_exit_with_0, errors)):  # the agents' exit codes are lost: SIGCHLD is ignored
+    if not all(map(is_exit_with_0, errors)):  # exit codes are lost, as SIGCHLD is ignored
         raise _failure(directory, exit_codes, refusal)
     if missing:
         *some, one = map(str, missing)
@@ -78,7 +78,7 @@ def collect(
 
 
 def returned(directory: str, name: str) -> dict[int, Any]:
-    """Return what ranks of the last attempt have returned, by rank; without those that have not.
+    """Return the results of the last attempt, by rank; ranks without one are missing.
 
     Raises:
         WorkersFailedError: if no rank reached the function.
@@ -89,8 +89,8 @@ def returned(directory: str, name: str) -> dict[int, Any]:
 
 
 class Raised(NamedTuple):
-    """What the function raised on a rank: the exception, or None if it can't be pickled, its full
-    traceback, and when, in seconds since 1970.
+    """An exception of the function on a rank, or None if it can't be pickled; its full traceback,
+    and its time in seconds since 1970.
     """
 
     error: BaseException | None
@@ -99,7 +99,7 @@ class Raised(NamedTuple):
 
 
 def raised(directory: str) -> dict[int, Raised]:
-    """Return what the function raised on ranks of the last attempt, by rank."""
+    """Return the exceptions of the function in the last attempt, by rank."""
     last = _last_begun(directory)
     saved = _saved(directory, call.ERROR)
     return {
@@ -125,7 +125,7 @@ def _any_worker_began(directory: str) -> bool:
 
 
 def _failure(directory: str, exit_codes: Sequence[int], refusal: LaunchRefusal) -> BaseException:
-    """Return what to raise for a job that has failed."""
+    """Return the exception for a failed job."""
     errors = [(-kept[0][0], rank, *kept[1:]) for rank, kept in _saved(directory, call.ERROR)]
     failed = [each for each in errors if not is_exit_with_0(each[3])]
     if not failed:
@@ -152,7 +152,7 @@ def is_exit_with_0(error: BaseException | None) -> bool:
 
 
 def _saved(directory: str, kind: str) -> Iterator[tuple[int, Any]]:
-    """Yield what ranks have saved; a rank may be there twice, from attempts on two hosts."""
+    """Yield the saved results; a rank may occur twice, after attempts on two hosts."""
     for folder, _, names in os.walk(directory):
         for name in names:
             if call.is_result_file(name) and name.endswith(f".{kind}"):

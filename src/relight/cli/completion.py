@@ -147,7 +147,7 @@ def _schedulers() -> list[str]:
 
 
 def _options() -> dict[str, list[str]]:
-    """Return what may follow -cfg, by scheduler; `*` stands for the scheduler that is not given."""
+    """Return the options for -cfg, by scheduler; `*` means that no scheduler is given."""
     found = {}
     for name in registry.names():
         try:

@@ -1,8 +1,9 @@
 """`relight coordinator`: the coordinator as a process of its own, for a login or head node.
 
 It serves all jobs whose `--rdzv-endpoint` it is, each by its `--rdzv-id`, and keeps nothing on
-disk: after a kill and a restart, it learns from the agents what runs, and the workers are not
-affected. With a register (etcd, a file) it serves one job, and a second coordinator can stand by.
+disk: after a kill and a restart, it learns the running groups from the agents, and the workers are
+not affected. With a register (etcd, a file) it serves one job, and a second coordinator can stand
+by.
 """
 
 import signal
@@ -145,7 +146,7 @@ class _Candidate(Seeker):
         verbose: bool,
     ) -> None:
         self.error: UsageError | None = None
-        """The reason why the register will never answer, if there is one."""
+        """The reason why the register will never answer, or None."""
         self._loop = loop
         self._meeting = meeting
         self._finder = finder
@@ -177,7 +178,7 @@ class _Candidate(Seeker):
                 self.error = error
 
     def step_down(self, reason: str, again_s: float) -> None:
-        """Disconnect the agents: this process is no longer the coordinator."""
+        """Disconnect the agents, as this process is no longer the coordinator."""
         del again_s
         self._coordinator.step_down()
         self.say(f"no longer coordinating: {reason}")
@@ -242,7 +243,7 @@ def _meeting(parsed: ParsedFlags, env: Environment) -> tuple[Meeting, GroupSetti
         raise UsageError(f"--rdzv-backend={backend} without --rdzv-id",
                          hint="a register names the coordinator of one job")  # fmt: skip
     for name, _ in given["rdzv-conf"] if backend in BACKENDS else ():
-        if name not in KEY_BY_NAME:  # torchrun has no such command, no user relies on such keys
+        if name not in KEY_BY_NAME:  # torchrun lacks this command, so nobody relies on such keys
             hint = did_you_mean(name, KEY_BY_NAME, f"known are {', '.join(KEY_BY_NAME)}")
             raise UsageError(f"--rdzv-conf: {name} is not a known key", hint=hint)
     fields = {flag.field: flag.default for flag in FLAGS if flag.field in LaunchSpec._fields}

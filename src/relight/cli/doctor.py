@@ -1,7 +1,7 @@
 """`relight doctor`: finds problems of this machine, and of the network between the nodes.
 
 It takes the command line of `relight run`, so that `doctor` can replace `run` in a command. Flags
-that do not concern machines and networks are accepted.
+unrelated to machines and networks are accepted.
 """
 
 import json
@@ -54,7 +54,7 @@ def main(argv: list[str]) -> int:
     """Run `relight doctor` and return 0, or 1 if an error was found.
 
     Raises:
-        RelightError: if wrong usage.
+        RelightError: if the usage is wrong.
     """
     env = environment.read()
     parsed = parse(argv, env, DOCTOR_FLAGS, site.load(env))

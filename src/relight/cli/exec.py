@@ -1,6 +1,6 @@
 """`relight exec`: runs a program below which relight takes the place of torchrun.
 
-It adds a directory to PATH and one to PYTHONPATH, and becomes the program: nothing is installed.
+It adds a directory to PATH and one to PYTHONPATH, and becomes the program. Nothing is installed.
 """
 
 import os
@@ -37,7 +37,7 @@ def main(argv: list[str]) -> int:
     """Run `relight exec`; return only after printing help.
 
     Raises:
-        UsageError: if no program was given, or there is none of that name.
+        UsageError: if the program is missing or was not found.
         MachineError: if the system refuses to run it.
     """
     first, words = argv[:1], argv[argv[:1] == ["--"] :]

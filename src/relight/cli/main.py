@@ -110,7 +110,7 @@ def entry() -> NoReturn:
     for fd in (0, 1, 2):
         try:
             os.fstat(fd)
-        except OSError:  # closed: the next file that is opened would take its place
+        except OSError:  # closed, so the next opened file would take its number
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     sys.stdout = sys.stdout or open(1, "w", closefd=False)
     encoding = sys.stderr.encoding if sys.stderr else None
@@ -118,7 +118,7 @@ def entry() -> NoReturn:
         _BestEffortStream(2, "w", closefd=False), encoding, "backslashreplace", write_through=True
     )
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        # As on stderr: a character that the terminal can't encode must not be an error.
+        # As on stderr, a character that the terminal can't encode must not be an error.
         sys.stdout.reconfigure(errors="backslashreplace")
     exit_code = EXIT_OK
     try:
@@ -186,7 +186,7 @@ def _command(argv: list[str]) -> Callable[[list[str]], int]:
     if name in JOB_COMMANDS:
         from importlib import import_module
 
-        # A shell waits for the second: it does without what the first imports.
+        # A shell waits for the second, which skips the imports of the first.
         file = JOB_COMMANDS[name] if argv != ["completion", "jobs"] else "jobs.known_jobs"
         full = f"relight.cli.{file}"
         try:

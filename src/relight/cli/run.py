@@ -46,7 +46,8 @@ def answered(parsed: ParsedFlags, command: str, flags: "Iterable[Flag]") -> bool
 def launch(
     spec: LaunchSpec, given: "set[str]", env: Environment, *, local_rank_argument: bool = False
 ) -> int:
-    """Run the agent, and return the job's exit code; takes what `agent.start.make_agent` takes.
+    """Run the agent, and return the job's exit code; the arguments are those of
+    `agent.start.make_agent`.
 
     Raises:
         RelightError: if nothing was started.

@@ -77,13 +77,13 @@ def main(argv: list[str]) -> int:
         os.execv(ahead[0], [*ahead, sys.executable, "-m", "relight", "sandbox", *argv])
     from relight.sandbox import run
 
-    # Nobody but its own agents can reach the job.
+    # Only its own agents can reach the job.
     variables = {"RELIGHT_TOKEN": secrets.token_hex(16), **env.variables}
     return run.run(command, count, variables, plan)
 
 
 def _count(argv: Sequence[str]) -> tuple[int, list[str]]:
-    """Return the number of hosts and the words behind it."""
+    """Return the number of hosts and the words after it."""
     word, *rest = [*argv, ""][: max(len(argv), 1)]
     if word in ("", "-h", "--help"):
         return 0, list(argv)
@@ -99,7 +99,7 @@ def _count(argv: Sequence[str]) -> tuple[int, list[str]]:
 
 
 def _derived(spec: LaunchSpec, given: "set[str]", count: int) -> list[str]:
-    """Return the flags by which the agents meet, of those that the user has not given."""
+    """Return the rendezvous flags of the agents that the user has not given."""
     endpoint = ",".join(f"host{n}" for n in range(1, min(count, 3) + 1)) if count > 2 else "host1"
     flags = {
         "nnodes": str(count),
@@ -111,7 +111,7 @@ def _derived(spec: LaunchSpec, given: "set[str]", count: int) -> list[str]:
 
 
 def _check(spec: LaunchSpec, given: "set[str]", count: int, env: Environment) -> None:
-    """Refuse what can't run on the hosts."""
+    """Refuse settings that can't work on the hosts."""
     for name in _OF_ONE_HOST:
         if name in given:
             raise UsageError(

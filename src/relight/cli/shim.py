@@ -1,4 +1,4 @@
-"""`relight shim`: puts relight in the place of torchrun in one environment, and takes it out again.
+"""`relight shim`: installs relight in place of torchrun in one environment, or removes it.
 
 It writes a .pth file, which each Python of the environment reads when it starts, and `torchrun`
 where the environment has none.
@@ -57,7 +57,7 @@ entry()
 
 
 class Place(NamedTuple):
-    """An environment: its Python, and what the shim writes there."""
+    """An environment: its Python, and the files of the shim there."""
 
     python: str
     prefix: str
@@ -69,7 +69,7 @@ def main(argv: list[str]) -> int:
     """Run `relight shim`.
 
     Raises:
-        UsageError: if the verb is unknown, or there is no such environment.
+        UsageError: if the verb is unknown, or the environment does not exist.
         MachineError: if files can't be written or removed there.
     """
     parsed = read_arguments(argv, PAGE, 1, 1, "one of " + ", ".join(VERBS))
@@ -91,11 +91,11 @@ def find(folder: str, env: Environment) -> Place:
     """Return an environment.
 
     Args:
-        folder: that was given, or an empty string.
-        env: of this process.
+        folder: the folder on the command line, or an empty string.
+        env: the environment variables of this process.
 
     Raises:
-        UsageError: if it has no Python, or one that is too old.
+        UsageError: if it lacks a Python, or has one that is too old.
     """
     python = sys.executable
     chosen = folder or env.get("VIRTUAL_ENV") or env.get("CONDA_PREFIX")

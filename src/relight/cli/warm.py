@@ -1,7 +1,7 @@
-"""`relight warm`: what is kept so that the next job of a script starts sooner.
+"""`relight warm`: the state kept to make the next job of a script start sooner.
 
-The processes with imported modules that outlive their jobs (`--keep-warm`), and what
-`--preload=auto` has learned.
+The processes with imported modules that outlive their jobs (`--keep-warm`), and the
+imports that `--preload=auto` has learned.
 """
 
 from collections.abc import Callable, Sequence
@@ -58,7 +58,7 @@ def main(argv: list[str]) -> int:
 
     Raises:
         UsageError: if the verb is unknown, or an argument is wrong.
-        MachineError: if a file can't be removed, or no process can be started.
+        MachineError: if a file can't be removed, or a process can't be started.
     """
     if argv[:1] == ["start"] and not {"-h", "--help"} & set(argv[1:2]):
         from relight.cli import warm_start
@@ -115,7 +115,7 @@ def _list(words: Sequence[str], as_json: bool) -> int:
 
 
 def _in_words(silent: SilentProcess) -> str:
-    """Return what is known of a process that does not answer, and what to do."""
+    """Describe a process that does not answer, and the remedy."""
     pid = silent.pid
     if not silent.is_warm:
         return f"{pid} listens on {silent.path}, and is no warm process: end it yourself"
@@ -131,7 +131,7 @@ def _name(each: Description) -> str:
 
 
 def _shortened(names: Sequence[str]) -> str:
-    """Return so many names as a column has room for."""
+    """Return as many names as fit in a column."""
     text = ",".join(names)
     if len(text) <= _WIDTH:
         return text
@@ -192,7 +192,7 @@ def _stop(words: Sequence[str], _: bool) -> int:
 
 
 def _end_silent(silent: SilentProcess) -> None:
-    """Continue a process that does not answer, and let it end; kill it if that is of no use.
+    """Continue a process that does not answer, and let it end; kill it if that does not help.
 
     Raises:
         MachineError: if it can't be ended.
@@ -206,7 +206,7 @@ def _end_silent(silent: SilentProcess) -> None:
         ended = _ends(pid, partial(warm_processes.stop, silent.path))
         say(f"{pid} has ended" if ended else f"{pid} ends after the job that uses it")
     elif silent.agents:
-        say(_in_words(silent))  # its jobs are well, and would end with it
+        say(_in_words(silent))  # its jobs are fine, and would end with it
     elif _ends(pid, silent.kill):
         say(f"{pid} did not answer, and was killed")
     else:
@@ -217,7 +217,7 @@ def _end_silent(silent: SilentProcess) -> None:
 
 
 def _ends(pid: int, end: Callable[[], object]) -> bool:
-    """End a process; return whether it is gone, after a short time."""
+    """End a process; return whether it is gone after a short time."""
     try:
         process = ProcessHandle(pid)
     except ProcessLookupError:
@@ -230,7 +230,7 @@ def _ends(pid: int, end: Callable[[], object]) -> bool:
 
 
 def _look() -> tuple[dict[str, Description], list[SilentProcess]]:
-    """Return the warm processes that answer, by their sockets, and those that do not."""
+    """Return the warm processes that answer, by their sockets, and the silent ones."""
     found, silent = {}, []
     for path in _paths():
         if (described := _ask(path)) is not None:

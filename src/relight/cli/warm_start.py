@@ -26,7 +26,7 @@ from relight.warm.warm_spawner import WarmSpawner
 from relight.warm.worker_program import WorkerProgram
 
 _OF_LAUNCH = ("-m", "relight.worker.call", "ahead")
-"""What workers of `relight.launch` run; the last word stands for a directory."""
+"""The command of workers of `relight.launch`; the last word is a placeholder for a directory."""
 _LIMIT_S = 600.0
 
 
@@ -34,7 +34,7 @@ def main(argv: list[str]) -> int:
     """Run `relight warm start`, with the flags of `relight run`.
 
     Raises:
-        UsageError: if a flag is wrong, or no modules are known.
+        UsageError: if a flag is wrong, or the modules are unknown.
         MachineError: if the process can't be started or used.
     """
     env = environment.read()
@@ -73,7 +73,7 @@ def main(argv: list[str]) -> int:
 
 
 def _complete(spec: LaunchSpec) -> LaunchSpec:
-    """Return the options with what is usual for a process that is made ahead."""
+    """Return the options, completed with defaults for a process that is made ahead."""
     is_of_launch = spec.module and spec.script == _OF_LAUNCH[1]
     is_asked = spec.preload not in ((), (BACKGROUND,))
     preload = spec.preload if is_asked else (("torch",) if is_of_launch else (AUTO,))
@@ -88,7 +88,7 @@ def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
 
 
 class _Start:
-    """Starts a warm process, and tells what happens until it is ready."""
+    """Starts a warm process, and reports progress until it is ready."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class _Start:
         try:
             self._loop.run_until(lambda: self._reason is not None, _LIMIT_S)
         except BaseException:
-            os.kill(self._pid, signal.SIGKILL)  # its guard, which it does not outlive
+            os.kill(self._pid, signal.SIGKILL)  # its guard; the process dies with it
             raise
         self._spawner.stop()
         self._loop.close()
@@ -137,7 +137,7 @@ class _Start:
             raise MachineError(f"the warm process can't be used: {self._reason}")
 
     def ready(self, event: PreloadReady) -> None:
-        """Note that it can fork workers."""
+        """Record that it can fork workers."""
         del event
         self._reason = ""
 
@@ -148,14 +148,14 @@ class _Start:
         say(describe(PreloadWithout(module, reason, seconds, asked=self._learned is None)))
 
     def learned(self, unfit: dict[str, str], directories: list[str]) -> None:
-        """Store which modules don't fit."""
+        """Store the modules that can't be preloaded."""
         if self._learned is not None:
             self._learned.write(self._modules, unfit, directories)
 
     def wrote(self, name: str, value: str | None, *, by_library: bool) -> None:
-        """Do nothing: no worker runs."""
+        """Do nothing, as no worker runs."""
 
     def lost(self, reason: str, *, retry: bool) -> None:
-        """Note that it can't be used."""
+        """Record that it can't be used."""
         del retry
         self._reason = reason or "it has ended"

@@ -1,4 +1,4 @@
-"""How a worker ended and what it printed: what nodes send each other about a failure."""
+"""How a worker ended, and its output: the data on a failure that nodes exchange."""
 
 import signal
 from enum import Enum
@@ -7,10 +7,12 @@ from typing import NamedTuple
 CRASHES = tuple(
     getattr(signal, name)
     for name in ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL")
-    if hasattr(signal, name)  # Windows, from which jobs may be submitted, has no SIGBUS
+    if hasattr(signal, name)  # Windows, from which jobs may be submitted, lacks SIGBUS
 )
 AT_EXIT = "terminate called without an active exception"
-"""Printed by libstdc++ if a thread still runs when the process exits, as in torch at times."""
+"""Printed by libstdc++ if a thread still runs when the process exits, as it sometimes does in
+torch.
+"""
 
 
 class FailureKind(Enum):
@@ -26,13 +28,12 @@ class ErrorReport(NamedTuple):
     """An exception as the worker reported it.
 
     `where` is the last line in the user's own code, such as `train.py:42 in step`, and `source` is
-    the source text of that line. `cause` is the first exception of a chain, such as
-    `KeyError: 'lr'`, with its place; empty if there is only one exception. Of an
-    ExceptionGroup, `where` is the place of its first exception; without a cause, `cause_where` is
-    that of the group. `is_interrupted`: a SystemExit or KeyboardInterrupt is in the chain, as if a
-    signal handler had raised it. `doubt`: why it may not have ended the worker, such as `it printed
-    more after that: no data`; empty if nothing speaks against that. `others` are ranks that printed
-    the same and went on.
+    the source text of that line. `cause` is the first exception of a chain, such as `KeyError:
+    'lr'`, with its place; empty for a single exception. For an ExceptionGroup, `where` is the place
+    of its first exception; without a cause, `cause_where` is that of the group. `is_interrupted`: a
+    SystemExit or KeyboardInterrupt is in the chain, as if a signal handler had raised it. `doubt`:
+    why it may not have ended the worker, such as `it printed more after that: no data`; empty
+    without evidence against it. `others` are ranks that printed the same and kept running.
     """
 
     kind: FailureKind
@@ -49,15 +50,15 @@ class ErrorReport(NamedTuple):
 
 
 class WorkerState(NamedTuple):
-    """What a worker did before it was stopped, as seen from outside
+    """The activity of a worker before it was stopped, as seen from outside
     (`core/diagnosis/stack_text.doing`).
 
     `place` follows the worker's name: ` in read (data.py:41)`. `stack` has the lines of its main
     thread's stack, the innermost last. `expects_peers`: it waits for other workers there.
     `handling` is the exception that it was handling or cleaning up after (an `except` or `finally`
     block), such as `ValueError: bad record`, and `handling_where` is where that was raised.
-    `works_below`: it was not in that block itself, but in a function that the block had called.
-    `in_program`: its script ran; false while Python prints an exception or shuts down.
+    `works_below`: it was in a function called from that block, not in the block itself.
+    `in_program`: its script was running; false while Python prints an exception or shuts down.
     """
 
     place: str
@@ -70,7 +71,7 @@ class WorkerState(NamedTuple):
 
 
 class Collective(NamedTuple):
-    """The last collective that a worker has entered in a process group, the `number`-th of it."""
+    """The last collective that a worker entered in a process group, the group's `number`-th."""
 
     group: str
     number: int
@@ -80,16 +81,16 @@ class Collective(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """How one worker ended, and all that is known about it.
+    """How one worker ended, and all known facts about it.
 
-    `exitcode` is negative for a signal. `stop_signal` is the signal that the agent had sent before,
-    or 0. `evidence` are findings of the machine, such as an out-of-memory kill. `last_lines` is the
-    end of stderr. `doing` is known if the agent looked before it stopped the worker, `collectives`
-    if torch's flight recorder has left a dump.
+    `exitcode` is negative for a signal. `stop_signal` is the signal that the agent had already
+    sent, or 0. `evidence` are facts from the machine, such as an out-of-memory kill. `last_lines`
+    is the end of stderr. `doing` is known if the agent inspected the worker before it stopped it,
+    `collectives` if torch's flight recorder left a dump.
 
-    `when` is the time of day on that host at which it ended, `2026-07-01 12:00:00+0200`. `at`
-    orders the failures of one node, in seconds: monotonic in an agent; in a message and in a
-    `relight.RunResult` relative to the time of sending, and so negative, as nodes have no common
+    `when` is the time of day of its end on that host, `2026-07-01 12:00:00+0200`. `at` orders the
+    failures of one node, in seconds: monotonic in an agent; in a message and in a
+    `relight.RunResult` relative to the time of sending, hence negative, because nodes don't share a
     clock. `stopping_s`: seconds from the stop signal to its end. `printed_s`: seconds from the
     exception of `report` to its end, or None if unknown; `went_on`: whether its program kept
     running after that. `words` is the most informative line of its other output.
@@ -116,7 +117,7 @@ class Failure(NamedTuple):
 
     @property
     def is_explained(self) -> bool:
-        """Whether the report explains why the worker ended, and is not merely its last output."""
+        """Whether the report explains the worker's end, and is not merely its last output."""
         if self.report is None or self.report.kind is FailureKind.PRINTED:
             return False
         if self.report.kind is FailureKind.CRASHED:
@@ -128,14 +129,14 @@ class Failure(NamedTuple):
 
     @property
     def aborted_at_exit(self) -> bool:
-        """Whether an exception had ended the program before a signal ended the process."""
+        """Whether an exception ended the program before a signal ended the process."""
         raised = self.report is not None and self.report.kind is FailureKind.RAISED
         return raised and self.exitcode == -signal.SIGABRT and AT_EXIT in self.last_lines
 
 
 class WorkerEnd(NamedTuple):
-    """How one worker ended. `stop_signal` is the signal that it was sent last before, 0 for none;
-    `stopping_s` is how many seconds before its end it was first asked.
+    """How one worker ended. `stop_signal` is the last signal that it received from the agent, or 0;
+    `stopping_s` is the time in seconds from its first stop signal to its end.
     """
 
     local_rank: int

@@ -19,8 +19,8 @@ class NodeSlots(NamedTuple):
 
 
 class GenerationId(NamedTuple):
-    """The identity of a generation. Numbers grow and are shown to people; but a coordinator that
-    does not know earlier generations starts at 0 again, so two generations may have one number.
+    """The identity of a generation. Numbers grow and are shown to users, but a coordinator that
+    does not know earlier generations starts at 0, so two generations may have the same number.
 
     `origin` is random and identifies the group that formed it.
     """
@@ -33,8 +33,8 @@ NO_GENERATION = GenerationId(-1, "")
 
 
 class Generation(NamedTuple):
-    """What all members of a generation have in common. `restart` counts only failures.
-    `failed_host` is the host on which the one before it failed, or that was lost; empty for none.
+    """The parameters of a generation, identical on every node. `restart` counts only failures.
+    `failed_host` is the host of the previous generation's failure, or a lost host, or empty.
     """
 
     id: GenerationId
@@ -46,12 +46,12 @@ class Generation(NamedTuple):
 
     @property
     def number(self) -> int:
-        """The number of the generation, for people."""
+        """The number of the generation, for users."""
         return self.id.number
 
 
 class Place(NamedTuple):
-    """The place of one node in a generation; its workers' ranks follow from it."""
+    """The place of one node in a generation, which determines its workers' ranks."""
 
     group_rank: int
     group_world_size: int
@@ -116,7 +116,7 @@ def arrange(survivors: Sequence[str | None], newcomers: Sequence[str], most: int
     Args:
         survivors: the last generation, None where a node was lost.
         newcomers: in the order of their arrival.
-        most: how many nodes there may be.
+        most: the maximum number of nodes.
     """
     left = list(newcomers[::-1])
     order = [node or (left.pop() if left else None) for node in survivors]
@@ -162,7 +162,7 @@ def worker_variables(
     Args:
         assignment: the worker's place.
         generation: the generation it belongs to.
-        agent_store: whether the agent serves MASTER_PORT, so that every rank is a client of it.
+        agent_store: whether the agent serves MASTER_PORT, which makes every rank a client.
         virtual: whether LOCAL_RANK is 0 for every worker (`--virtual-local-rank`).
     """
     return {
@@ -186,12 +186,12 @@ def visible_device(variable: str | None, local_rank: int) -> str:
     """Return CUDA_VISIBLE_DEVICES for one worker of `--virtual-local-rank`.
 
     Args:
-        variable: the agent's CUDA_VISIBLE_DEVICES, or None if unset: then devices are numbered from
-            0.
+        variable: the agent's CUDA_VISIBLE_DEVICES, or None if unset, in which case devices are
+            numbered from 0.
         local_rank: the worker's real local rank.
 
     Raises:
-        UsageError: if the list has no entry for this worker.
+        UsageError: if the list lacks an entry for this worker.
     """
     if variable is None:
         return str(local_rank)

@@ -66,7 +66,7 @@ class MeetingHost:
         sock: bound to the endpoint and listening.
         security: credentials that the other nodes must prove.
         job: the job's id, and `nodes` its number of nodes; others are rejected.
-        own: this node.
+        own: the local node.
         prober: its probes.
         wait_s: wait for more nodes after the last arrival.
         say: called with lines for the user about the nodes that have joined.

@@ -1,4 +1,4 @@
-"""Judges the network by the probes of all pairs of nodes: which can't reach which, and why.
+"""Judges the network by probes between all pairs of nodes: unreachable pairs, and why.
 
 Each pair is probed from both sides. If a TCP connection fails in one direction only, a firewall
 blocks it; if both fail, datagrams show whether packets pass at all, and in which direction:

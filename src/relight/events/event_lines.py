@@ -73,7 +73,7 @@ class Selection:
     """A filter for the lines of one log.
 
     Args:
-        names: those of events; empty for all.
+        names: event names; empty for all.
         since: seconds since 1970; None for the beginning.
         rank: events of this worker of the job only; None for all events.
     """

@@ -1,8 +1,9 @@
 """The events of a job: one small immutable type for each. In words: events/event_text.py.
 
-The same records are inputs of the state machines and lines of the event log. An event has no time:
-the code that records it adds one (`LoggedEvent`). An exit code below 0 is the number of the signal
-that ended a process, as in torch and subprocess. events/event_schema.py documents each field.
+The same records are inputs of the state machines and lines of the event log. Events carry no
+timestamp; the recording code adds one (`LoggedEvent`). An exit code below 0 is the number of the
+signal that ended a process, as in torch and subprocess. events/event_schema.py documents each
+field.
 """
 
 from typing import Any, NamedTuple
@@ -196,8 +197,8 @@ class RanksSlow(NamedTuple):
 
 
 class RanksReplaced(NamedTuple):
-    """Workers that had failed were replaced `seconds` ago, counted from the failure; the others on
-    this node, `stayed` of them, kept their process. All run the function again.
+    """Workers that had failed were replaced `seconds` ago, counted from the failure; the `stayed`
+    others on this node kept their process. All run the function again.
     """
 
     generation: int

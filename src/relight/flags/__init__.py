@@ -1,8 +1,8 @@
-"""The flags of `relight run`, and what their values become.
+"""The flags of `relight run`, and the checked values they become.
 
 `spec.FLAGS` is one table: name, parser, default, help. `arguments.parse` reads a command line and
-PET_ variables by it, and `to_spec` makes the `LaunchSpec` of it: the checked values that the agent
-starts from. `usage` prints the help; `suggestions` is loaded only for an error.
+PET_ variables with it, and `to_spec` turns the result into a `LaunchSpec`: the checked values that
+the agent starts from. `usage` prints the help; `suggestions` is loaded only for an error.
 
 A new flag: a row in `spec.FLAGS`, a field of `LaunchSpec`, a line in docs/flags.md. Commands other
 than `run` have tables of their own, next to their code (cli/).

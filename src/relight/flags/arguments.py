@@ -3,7 +3,7 @@
 torchrun's grammar, which argparse does not give (docs/decisions/0002): each flag in both spellings
 (`--max-restarts`, `--max_restarts`), any unique beginning of a flag, values as `--flag=value` or
 `--flag value`, and everything after the script belongs to the script, except a `--` directly after
-it, which is dropped if there is none before it.
+it, which is dropped unless another precedes it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,9 +19,7 @@ FALSE, TRUE = ("0", "false", "no", "off"), ("1", "true", "yes", "on")
 
 
 class ParsedFlags(NamedTuple):
-    """The values of all flags, the names of those that were given, and the script with its
-    arguments.
-    """
+    """The values of all flags, the names of the given ones, and the script with its arguments."""
 
     values: Mapping[str, Any]
     given: set[str]
@@ -85,7 +83,7 @@ def to_spec(parsed: ParsedFlags) -> LaunchSpec:
     """Return the LaunchSpec of a parsed command line.
 
     Raises:
-        UsageError: if there is no script, or its name is blank.
+        UsageError: if the script is missing, or its name is blank.
     """
     if not parsed.command:
         hint = "relight run [flags] SCRIPT [arguments of the script]; relight run --help"

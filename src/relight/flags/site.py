@@ -14,9 +14,9 @@
 
 It is `config.toml` in `RELIGHT_CONFIG_DIR`, by default in /etc/relight, of the machine where a
 command runs: agents read it on their nodes. Everything else takes precedence over its values: the
-command line, variables, a project's and a user's settings files. A value that is locked can't be
-changed by them; one that is locked and not set stays at relight's default. This keeps users from
-mistakes, not from intent: they can set the variable.
+command line, variables, a project's and a user's settings files. None of them can change
+a locked value; a locked flag without a value stays at relight's default. This prevents mistakes,
+not intent, as users can set the variable.
 
 Names that this version does not know are ignored, as nodes of a cluster may have several versions;
 `relight configure --show` lists them.
@@ -37,14 +37,14 @@ PER_JOB = frozenset(
     ("nnodes", "rdzv-backend", "rdzv-endpoint", "rdzv-id", "node-rank", "master-addr",
      "master-port", "local-addr", "standalone", "module", "no-python", "run-path", "name", "help")
 )  # fmt: skip
-"""Flags of `relight run` that say what one job or node is, so that a site can't have a default."""
+"""Flags of `relight run` that identify one job or node; a site can't set a default for them."""
 _SECTIONS = ("run", "schedulers", "components", "submit", "locked")
 
 
 class Site(NamedTuple):
     """The content of the file. `run` has texts as on the command line, by the names of flags;
-    `conf` the pairs of `--rdzv-conf`. `sections` are those of other tables, by the names that they
-    have in a settings file (runner/settings). `ignored` are unknown names.
+    `conf` the pairs of `--rdzv-conf`. `sections` holds the other tables, by their names
+    in a settings file (runner/settings). `ignored` are unknown names.
     """
 
     path: str = ""
@@ -76,7 +76,7 @@ NO_SITE = Site()
 
 
 def load(env: Environment) -> Site:
-    """Return the site's configuration, an empty one if there is no file.
+    """Return the site's configuration, which is empty without a file.
 
     Raises:
         UsageError: if the variable names a directory without the file.
@@ -93,7 +93,7 @@ def load(env: Environment) -> Site:
         return NO_SITE
     except OSError as error:
         raise MachineError(f"can't read {path}: {error.strerror}") from None
-    import tomllib  # only where there is a file: it is on the way to the first worker
+    import tomllib  # only with a file, as this is on the launch path
 
     try:
         return _checked(path, tomllib.loads(data.decode()))
@@ -125,7 +125,7 @@ def _checked(path: str, content: Mapping[str, Any]) -> Site:
         for name, table in _tables(content, "components").items()
     }
     submit = _table(content, "submit")
-    # TorchX's name, so that both names take precedence where a user's file has one.
+    # TorchX's name, so that either name in a user's file takes precedence.
     sections["cli:run"] = {key: _text(f"submit.{key}", value) for key, value in submit.items()}
     locked = content.get("locked", [])
     if not isinstance(locked, list) or not all(isinstance(name, str) for name in locked):

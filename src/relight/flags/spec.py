@@ -1,12 +1,12 @@
-"""What the user asked for on this node: one table of flags, one record of checked values, no I/O.
+"""The launch settings of this node: one table of flags, one record of checked values, no I/O.
 
 `FLAGS` is the whole command line of `relight run`: each flag's name, parser, default and help.
 Names, defaults and meanings are those of torchrun (torch 2.14, `torch.distributed.run`), as are the
 `PET_<NAME>` variables that supply defaults. A new setting is a field of `LaunchSpec`, a row of
 `FLAGS`, and the one place that uses it.
 
-`check` compares the values with each other: it refuses what can't work, and returns a one-line note
-for what torchrun would silently ignore.
+`check` compares the values with each other. It refuses combinations that can't work, and returns a
+one-line note for each setting that torchrun would silently ignore.
 """
 
 import signal
@@ -66,7 +66,7 @@ LOCAL_HOSTS = ("", "localhost", "127.0.0.1", "::1")
 
 class LaunchSpec(NamedTuple):
     """All checked values of `relight run`: one field per flag in the order of `FLAGS`, the script,
-    and what the site adds.
+    and the defaults of the site.
     """
 
     nnodes: Nodes
@@ -121,7 +121,7 @@ class LaunchSpec(NamedTuple):
     script: str
     script_args: tuple[str, ...]
     conf_defaults: tuple[tuple[str, str], ...] = ()
-    """Pairs of `rdzv_conf` that the site sets: they count where that has no such key."""
+    """Pairs of `rdzv_conf` that the site sets, for keys that `rdzv_conf` lacks."""
 
     def runs_locally(self) -> bool:
         """Return whether the job has one node only, and so needs no rendezvous."""
@@ -137,7 +137,9 @@ class LaunchSpec(NamedTuple):
         )
 
     def store_address(self) -> Endpoint:
-        """Return where the workers' store of a job of one node listens; 0 is any free port."""
+        """Return the address of the workers' store in a single-node job; port 0 means any free
+        port.
+        """
         static = self.rdzv_backend == "static" and not self.standalone
         if static and self.rdzv_endpoint.host:
             port = self.rdzv_endpoint.port
@@ -156,7 +158,7 @@ class LaunchSpec(NamedTuple):
 class Flag(NamedTuple):
     """One row of the command line. `parse` is None for a switch, and raises ValueError on a bad
     value. The default may come from `PET_<NAME>` (`from_env`) or from `variable`. A flag with an
-    `implied` value may be given without one; its value must stand behind `=`.
+    `implied` value may be given without one; a value must follow `=`.
     """
 
     name: str
@@ -171,7 +173,7 @@ class Flag(NamedTuple):
 
     @property
     def field(self) -> str:
-        """The field of `LaunchSpec` that holds the value."""
+        """The name of the field in `LaunchSpec`."""
         return self.name.replace("-", "_")
 
 
@@ -302,7 +304,7 @@ def check(spec: LaunchSpec, given: "set[str]") -> list[str]:
     """Refuse values that contradict each other; return a note for each that has no effect.
 
     Args:
-        spec: the values, each valid by itself.
+        spec: the values, each valid on its own.
         given: names of the flags set on the command line or in a PET_ variable.
 
     Raises:
@@ -409,7 +411,7 @@ def _check_logs(spec: LaunchSpec, notes: list[str]) -> None:
 
 
 def check_ranks(spec: LaunchSpec, nproc: int) -> list[str]:
-    """Return a note for each local rank named in a flag that this node does not have."""
+    """Return a note for each local rank in a flag that this node lacks."""
     notes = []
     for flag, ranks in (
         ("--redirects", [rank for rank, _ in spec.redirects.by_rank]),

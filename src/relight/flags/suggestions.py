@@ -40,7 +40,7 @@ _OTHER_LAUNCHERS = {
     "rank": "ranks follow from --node-rank and --nproc-per-node",
     "local-rank": "each worker has LOCAL_RANK; relight launch also passes --local-rank to it",
 }  # fmt: skip
-"""Flags of mpirun, srun, accelerate, deepspeed, horovodrun and TorchX -> what to do here."""
+"""Flags of mpirun, srun, accelerate, deepspeed, horovodrun and TorchX -> the equivalent here."""
 EXAMPLES = {
     "nnodes": ("2", "2:4"),
     "nproc-per-node": ("8", "gpu"),
@@ -52,7 +52,7 @@ EXAMPLES = {
     "signals-to-handle": ("SIGTERM,SIGUSR1",),
     "shutdown-timeout": ("60",),
 }
-"""Valid values of the flags whose help says no more than the message about a bad value."""
+"""Valid values of flags whose help adds nothing to the message about a bad value."""
 _OTHER_COMMANDS = {
     "log": "logs", "runopts": "schedulers", "builtins": "components", "ls": "list",
     "squeue": "list", "ps": "status", "kill": "cancel", "stop": "cancel", "scancel": "cancel",
@@ -62,7 +62,7 @@ _OTHER_COMMANDS = {
 
 
 def unknown_flag(word: str, known: Collection[str]) -> UsageError:
-    """Return the error for a flag that a command does not have.
+    """Return the error for an unknown flag.
 
     Args:
         word: the flag as typed.
@@ -80,7 +80,7 @@ def unknown_flag(word: str, known: Collection[str]) -> UsageError:
 
 
 def bad_value(flag: Flag, source: str) -> str:
-    """Return the hint for a value that a flag does not take: one that it takes, or its help.
+    """Return the hint for an invalid value: a valid one, or the help of the flag.
 
     Args:
         flag: the flag.
@@ -96,7 +96,7 @@ def bad_value(flag: Flag, source: str) -> str:
 
 
 def _workers_of(text: str) -> tuple[str, str] | None:
-    """Return what a value is that was taken from another tool, and the number of workers in it."""
+    """Explain a value in the syntax of another tool; return that with its number of workers."""
     text = text.strip()
     if not text:
         return "the value is empty: a variable that is not set?", "8"
@@ -110,10 +110,10 @@ def _workers_of(text: str) -> tuple[str, str] | None:
 
 
 def blank(what: str, word: str) -> UsageError:
-    """Return the error for a word without a visible character, which a shell has made.
+    """Return the error for a blank word, usually an empty variable in a shell.
 
     Args:
-        what: what it stands for, such as `the script`.
+        what: the role of the word, such as `the script`.
         word: the word.
     """
     hint = "a space or a carriage return follows a backslash at the end of a line: delete it"

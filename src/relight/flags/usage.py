@@ -20,7 +20,7 @@ _GROUPS = {
 }
 """First flag of a group -> the group's title; the groups follow the table of flags."""
 _EMPTY = {"local-ranks-filter": "all"}
-"""What the default means where it is an empty tuple."""
+"""The meaning of an empty tuple as the default."""
 
 
 def flag_lines(flags: Iterable[Flag]) -> list[str]:

@@ -22,9 +22,9 @@ ORDERS = ("rank", "host", "state", "step", "rate", "cpu", "memory")
 """
 _IMPORTANT = ("STATE", "REPLICA", "JOB", "STEP", "REPORT", "LAST LINE", "STEP/S", "HOST", "CPU",
               "MEMORY")  # fmt: skip
-"""In this order columns get the room that there is."""
+"""The order in which columns get the available space."""
 _READABLE = {"JOB": 12, "REPLICA": 12, "HOST": 16, "REPORT": 12, "LAST LINE": 16}
-"""The width with which a long column still says something; others are never cut."""
+"""The minimum useful width of long columns; others are never cut."""
 _STATES = ("FAILED", "UNKNOWN", "CANCELLED", "UNSUBMITTED", "SUBMITTED", "PENDING", "RUNNING",
            "SUCCEEDED")  # fmt: skip
 
@@ -80,7 +80,7 @@ class Row(NamedTuple):
 
 
 class SampleHistory:
-    """The latest looks at jobs, from which rates follow."""
+    """The latest looks at jobs, to compute rates."""
 
     def __init__(self) -> None:
         self._uses: dict[str, Uses] = {}
@@ -135,8 +135,8 @@ def _value(row: Row, order: str) -> Any:
 
 
 def matching(rows: Iterable[Row], words: str) -> list[Row]:
-    """Return the rows in whose cells all of these words are, in any case of letters; `rank 1` is
-    that rank, and not every row with a 1.
+    """Return the rows whose cells contain all of these words, ignoring case; `rank 1` matches that
+    rank, not every row with a 1.
     """
     ranks = {int(number) for number in _RANK.findall(words)}
     wanted = _RANK.sub("", words).lower().split()
@@ -172,7 +172,7 @@ def widths(
         lines: their texts.
         room: width of a line.
         between: padding of a column.
-        keep: heading of the sort column, which is never dropped.
+        keep: heading of the sort column, never dropped.
     """
     full = [max(map(len, column)) for column in zip(heads, *lines, strict=True)]
     chosen: dict[int, int] = {}
@@ -199,8 +199,8 @@ def shortened(text: str, width: int) -> str:
 
 
 def totals(rows: Iterable[Row]) -> str:
-    """Return how many jobs, nodes and ranks there are, and in which states. A replica of a
-    submitted job is an agent, and not a rank.
+    """Return the number of jobs, nodes and ranks, and their states. A replica of a submitted job
+    is an agent, not a rank.
     """
     every = list(rows)
     ranks = [row for row in every if row.rank >= 0]
@@ -242,7 +242,7 @@ def headline(job: JobLook) -> list[str]:
 
 
 def gone(last: JobLook) -> JobLook:
-    """Return a job that was there at the last look, and is no longer known."""
+    """Return a job that was known at the last look, but no longer is."""
     replicas = tuple(
         each if each.state.is_over else each._replace(state=AppState.UNKNOWN, use=None)
         for each in last.status.replicas

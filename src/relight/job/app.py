@@ -19,7 +19,7 @@ NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class RetryPolicy(StrEnum):
-    """What is restarted when a replica fails: the replica, its role, or the whole app."""
+    """The scope of a restart when a replica fails: the replica, its role, or the whole app."""
 
     REPLICA = "REPLICA"
     ROLE = "ROLE"
@@ -129,12 +129,12 @@ class Workspace:
 
 @dataclass
 class Role:
-    """Replicas of one command. A replica is a node (a container, a task of Slurm), not a rank.
+    """Replicas of one command. A replica is a node (a container, a Slurm task), not a rank.
 
-    `min_replicas` is the least number with which the job may run; None for all. `args` and the
-    values of `env` and `metadata` may have macros for values that only the scheduler knows
-    (`job/macros.py`). `overrides` are functions, by the name of a field: the field has the value
-    that its function returns, which is called when the field is first read.
+    `min_replicas` is the least number of replicas for the job to run; None for all. `args` and the
+    values of `env` and `metadata` may contain macros for values that only the scheduler knows
+    (`job/macros.py`). `overrides` maps field names to functions that return the field's value; each
+    is called when the field is first read.
     """
 
     name: str
@@ -188,7 +188,7 @@ class AppDef:
         """Return a role by its name.
 
         Raises:
-            KeyError: if there is none of this name.
+            KeyError: if the name is unknown.
         """
         for role in self.roles:
             if role.name == name:

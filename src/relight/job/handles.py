@@ -15,7 +15,7 @@ EXAMPLE = "SCHEDULER://SESSION/JOB, as relight submit and relight list print it"
 
 
 class Handle(NamedTuple):
-    """A job; with `role` and `replicas`, a part of it."""
+    """A job, or with `role` and `replicas` a part of one."""
 
     scheduler: str
     session: str
@@ -48,7 +48,7 @@ def is_whole(text: str) -> bool:
 
 
 def part_of(job: Handle, role: str | None, replicas: str | None) -> Handle:
-    """Return the part of a job: a role, and replicas `0,2` of it."""
+    """Parse a part of a job: a role, and replicas such as `0,2`."""
     numbers: dict[int, None] = {}
     for text in filter(None, (replicas or "").split(",")):
         number = whole(text)

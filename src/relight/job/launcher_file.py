@@ -41,14 +41,14 @@ FOR_SSH = frozenset({
     "schedulers/__init__.py", "schedulers/ssh/__init__.py", "schedulers/ssh/frames.py",
     "schedulers/ssh/hosts.py", "schedulers/ssh/orders.py", "schedulers/ssh/replica.py",
 })  # fmt: skip
-"""Modules of theirs with which a host runs a replica for ssh."""
+"""Modules of these packages that a host needs to run a replica for ssh."""
 _CLI = frozenset({"__init__", "coordinator", "doctor", "launch", "main", "run",
                    "torchrun_completion"})  # fmt: skip
 """The modules of `relight.cli` that it needs."""
 _FOR_COMMANDS = frozenset({
     "core/status/rates.py", "core/status/timeline.py", "torch_launcher.py",
 })  # fmt: skip
-"""What only other commands and Python programs need."""
+"""Files needed only by other commands and Python programs."""
 _SCRIPT = f"""\
 #!/bin/sh
 # relight {relight.__version__}, the launcher in one file. Behind these lines is a zip archive for Python.
@@ -110,7 +110,7 @@ def modules() -> Iterator[str]:
 
 
 def with_bundled_launcher(app: AppDef, launcher: str) -> AppDef:
-    """Return the app with the value of `--launcher` in its roles, if it is one of this module."""
+    """Return the app with the value of `--launcher` in its roles, if this module defines it."""
     if launcher not in (INSTALLED, TRAVELS):
         return app
     roles = [replace(role, env={**role.env, VARIABLE: launcher}) for role in app.roles]

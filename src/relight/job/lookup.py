@@ -12,14 +12,14 @@ _ID_FORM = r"([^/\s]*[^/\s:])" + PART
 
 
 def find_job(text: str) -> Handle:
-    """Return the job that a handle or an id names, or the part of it if `/ROLE` or
-    `/ROLE/REPLICA,…` follows.
+    """Return the job named by a handle or an id, or a part of the job with `/ROLE` or
+    `/ROLE/REPLICA,…` appended.
 
     A text without `://` starts with the id of a job in relight's own records, or with the id, name
     or pid of a job of `relight run` on this machine.
 
     Raises:
-        UsageError: if the text is no handle, or no such job is known.
+        UsageError: if the text is not a handle, or the job is unknown.
     """
     if (handle := parse_handle(text)) is not None:
         return handle
@@ -32,7 +32,7 @@ def find_job(text: str) -> Handle:
 
 def _by_name(text: str) -> Handle | None:
     """Return the job of `relight run` on this machine with this id, pid or name, the newest of
-    several; one that has ended counts only if none runs.
+    several; ended jobs count only if none is running.
     """
     from relight.processes.running_jobs import JobDirectory  # not on Windows
 
@@ -45,7 +45,7 @@ def _by_name(text: str) -> Handle | None:
                 if text in (job.id, job.name, str(job.pid)):
                     return Handle(RUN, SESSION, job.id)
     except OSError:
-        pass  # this user has no such directory
+        pass  # this user lacks the directory
     return None
 
 

@@ -1,6 +1,6 @@
 """`type=bind,src=/a,dst=/b,readonly,type=device,src=/dev/x` -> mounts.
 
-`type` starts a mount: the words come from a list that was split at its commas.
+`type` starts a mount, because the words come from a list split at its commas.
 """
 
 import os

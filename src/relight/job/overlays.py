@@ -58,7 +58,7 @@ def get_overlay(target: AppDef | Role, namespace: str, kind: str) -> Overlay:
     """Return the overlay of a role or an app, from its metadata.
 
     Raises:
-        UsageError: if the metadata is a text, as the name of a file, or no dict.
+        UsageError: if the metadata is a text, such as a file name, or not a dict.
     """
     return of_kind(target.metadata.get(namespace) or {}, kind, f"the metadata {namespace}")
 
@@ -67,7 +67,7 @@ def of_kind(found: Any, kind: str, what: str) -> Overlay:
     """Return the overlay of a kind, from a dict of kinds or from one that is the overlay itself.
 
     Raises:
-        UsageError: if it is no dict; the message begins with `what`.
+        UsageError: if it is not a dict; the message begins with `what`.
     """
     if isinstance(found, Mapping) and (found.get(NESTED) or kind in found):
         found = found.get(kind) or {}

@@ -16,8 +16,8 @@ _CLASSES = {
 
 
 class Pattern(NamedTuple):
-    """One line. `takes_back` is true for `!`; if `whole`, the whole path is matched, not only its
-    last part; `regex` is None for a line that matches nothing in git, such as `[`.
+    """One line. `takes_back` is true for `!`. With `whole`, it matches the whole path instead of
+    the last part. `regex` is None for a line that matches nothing in git, such as `[`.
     """
 
     regex: re.Pattern[str] | None
@@ -140,6 +140,6 @@ def _brackets(text: str, at: int) -> tuple[int, str]:
 
 
 def _one(text: str, at: int) -> tuple[str, int]:
-    """Return one character of a class, which a backslash may escape, and the position after it."""
+    """Return one character of a class, possibly escaped by a backslash, and the next position."""
     at += text[at] == "\\" and at + 1 < len(text)
     return text[at], at + 1

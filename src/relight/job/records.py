@@ -1,4 +1,4 @@
-"""The record of each job: a directory with `job.json`, which describes what was submitted.
+"""The record of each job: a directory with `job.json`, which describes the submission.
 
 It is `~/.local/state/relight/jobs/NAME-RANDOM/` (XDG base directories; `RELIGHT_STATE_DIR` replaces
 `~/.local/state/relight`). Schedulers that keep logs or state themselves have subdirectories there.
@@ -60,7 +60,7 @@ def path(app_id: str) -> str:
 
 
 def directory(app_id: str) -> str:
-    """Make the directory of a job if it does not exist, and return it.
+    """Create the directory of a job if it does not exist, and return it.
 
     Raises:
         MachineError: if it can't be made.
@@ -148,7 +148,7 @@ def wait_until_submitted(app_id: str) -> None:
 
 
 def read(app_id: str) -> dict[str, Any] | None:
-    """Return the record of a job; None if it has none."""
+    """Return the record of a job, or None."""
     return _load(os.path.join(path(app_id), FILE))
 
 
@@ -164,7 +164,7 @@ def every() -> list[dict[str, Any]]:
 
 
 def instant(text: str) -> float:
-    """Return the seconds since 1970 of an ISO 8601 text in any time zone; 0 if it is no time."""
+    """Convert an ISO 8601 text in any time zone to seconds since 1970; 0 if invalid."""
     from datetime import datetime
 
     try:
@@ -174,7 +174,7 @@ def instant(text: str) -> float:
 
 
 def of_handle(scheduler: str, app_id: str) -> dict[str, Any] | None:
-    """Return the record of a job by its scheduler's id, which may not be its directory's name."""
+    """Look up a job's record by the scheduler's id, which may differ from the directory's name."""
     record = read(app_id) if _is_id(app_id) else None
     if record is not None and record.get("scheduler") == scheduler:
         return record
@@ -201,8 +201,7 @@ def remove(name: str) -> None:
 
 
 def token() -> str:
-    """Return the token with which the agents of this user's jobs authenticate; it is made on first
-    use.
+    """Return the token that authenticates the agents of this user's jobs; created on first use.
 
     Raises:
         MachineError: if it can't be saved.

@@ -101,10 +101,10 @@ Own = Mapping[str, Callable[[], Resource] | Resource]
 
 
 class NamedResources(Mapping[str, Resource]):
-    """The named resources: those of the table, and the user's own.
+    """The built-in named resources and the user's own.
 
     Args:
-        own: the user's own, by name; None for those of `own(environment)`.
+        own: the user's own resources, by name; None for `own(environment)`.
     """
 
     def __init__(self, own: Own | None = None) -> None:
@@ -180,7 +180,7 @@ def resource(
 def own(env: Environment) -> Own:
     """Return the user's named resources: those of the entry point groups `relight.named_resources`
     and `torchx.named_resources`, then those of the module named by RELIGHT_NAMED_RESOURCES (or
-    TorchX's variable), whose mapping NAMED_RESOURCES has names with resources or with functions
+    TorchX's variable), whose mapping NAMED_RESOURCES maps names to resources or to functions
     that return one.
 
     Raises:

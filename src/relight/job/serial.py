@@ -30,10 +30,10 @@ def to_json(app: AppDef) -> Object:
 
 
 def from_json(value: Any) -> AppDef:
-    """Return the app of an object that `to_json` made.
+    """Restore the app from a result of `to_json`.
 
     Raises:
-        UsageError: if the object is no app; the message says where it is wrong.
+        UsageError: if the object is not an app; the message locates the error.
     """
     found = _object(value, "app", {"name", "roles", "metadata"})
     roles = found.get("roles", [])

@@ -11,14 +11,14 @@ from relight.core.status.goodput import Account
 from relight.core.status.snapshot import RankUse
 from relight.job.app import AppState
 
-_SIGKILL, _SIGTERM = 9, 15  # numbers of Linux: this client may run on Windows, without SIGKILL
+_SIGKILL, _SIGTERM = 9, 15  # Linux numbers, as this client may run on Windows, without SIGKILL
 _STOPPED = {_SIGKILL: 1, _SIGTERM: 2}
-"""Signals that end replicas when another one has failed, the less telling one last."""
+"""Signals that end replicas after another one's failure; the less telling one is last."""
 
 
 class ReplicaStatus(NamedTuple):
-    """One replica. `exitcode` is None while unknown. `error` is its failure in one line;
-    `last_line` is the last that it printed, and `use` is what it has used, where the scheduler
+    """One replica. `exitcode` is None while unknown. `error` is its failure in one line.
+    `last_line` is the last line of its output, and `use` its resource usage, where the scheduler
     knows them.
     """
 
@@ -51,7 +51,7 @@ class RoleStatus(NamedTuple):
 
 class AppStatus(NamedTuple):
     """A job. It has failed when one replica has failed, and is over when all are; `restarts` is
-    None if unknown. `account` says where its time has gone, where that is known.
+    None if unknown. `account` breaks down its time, if known.
     """
 
     state: AppState
@@ -89,10 +89,10 @@ class AppStatus(NamedTuple):
         return self.state.is_over
 
     def raise_for_status(self) -> None:
-        """Do nothing if the job has succeeded.
+        """Raise an error unless the job has succeeded.
 
         Raises:
-            AppStatusError: if it has not, or not yet.
+            AppStatusError: if it did not succeed, or is not over.
         """
         if self.state is not AppState.SUCCEEDED:
             raise AppStatusError(self)
@@ -117,9 +117,7 @@ class AppStatusError(RelightError):
 
 
 def by_cause(replicas: Iterable[ReplicaStatus]) -> list[ReplicaStatus]:
-    """Return replicas in another order: those that were probably stopped because another one has
-    failed come last.
-    """
+    """Sort replicas; those probably stopped because of another one's failure come last."""
 
     def rank(replica: ReplicaStatus) -> tuple[bool, int]:
         code = replica.exitcode or 0

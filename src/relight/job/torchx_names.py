@@ -26,8 +26,8 @@ class ParsedAppHandle(NamedTuple):
 
 
 class AppDryRunInfo:
-    """What `Role.pre_proc` is given: the request as the scheduler has rendered it, a dict that it
-    may change, and the app and the options from which it is made.
+    """The argument of `Role.pre_proc`: the scheduler's rendered request, a dict that it may change,
+    and the app and options behind it.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ def parse_app_handle(app_handle: AppHandle) -> ParsedAppHandle:
     """Return the parts of a handle.
 
     Raises:
-        UsageError: if the text is no handle.
+        UsageError: if the text is not a handle.
     """
     return ParsedAppHandle(*find_job(app_handle)[:3])
 

@@ -1,7 +1,7 @@
 """The patterns of a .torchxignore file: which paths of a directory are not copied.
 
-The rules are TorchX's (torchx.workspace.api, nightly 2026-10), not git's: a pattern is matched with
-the whole path, so that `data` does not match `x/data`, but `*` matches slashes too; `#` begins a
+The rules are TorchX's (torchx.workspace.api, nightly 2026-10), not git's: a pattern is matched
+against the whole path, so `data` does not match `x/data`, but `*` matches slashes too; `#` begins a
 comment anywhere in a line; spaces around a pattern are ignored. The last pattern that matches
 decides, `!` includes a path again, and below a directory that was included again only the patterns
 after that one count.

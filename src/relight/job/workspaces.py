@@ -50,7 +50,7 @@ def projects(text: str) -> list[Project]:
     """Return the directories of a workspace, absolute.
 
     Raises:
-        UsageError: if a path is no directory, or its target is outside of the copy.
+        UsageError: if a path is not a directory, or its target is outside the copy.
     """
     found = []
     for path, below in _pairs(text):
@@ -114,8 +114,8 @@ def entries(source: str) -> Iterator[Entry]:
     Sockets, pipes and devices are left out, and so are relight's records of jobs.
 
     Raises:
-        UsageError: if `source` is no directory.
-        MachineError: if a part of it can't be read.
+        UsageError: if `source` is not a directory.
+        MachineError: if a file or directory can't be read.
     """
     jobs = records.root()
     state = os.path.dirname(jobs)
@@ -139,10 +139,10 @@ def pack(source: str, destination: str) -> None:
 
     Args:
         source: a directory.
-        destination: a directory, made if it does not exist. It may be inside of `source`.
+        destination: a directory, created if necessary. It may be inside `source`.
 
     Raises:
-        UsageError: if `source` is no directory.
+        UsageError: if `source` is not a directory.
         MachineError: if a file can't be read or written.
     """
     own = os.path.realpath(destination)
@@ -172,10 +172,10 @@ def archive(
         source: a directory.
         file: open for writing.
         prefix: the directory in the archive for the files.
-        more: further files of the archive, by name.
+        more: additional files of the archive, by name.
 
     Raises:
-        UsageError: if `source` is no directory.
+        UsageError: if `source` is not a directory.
         MachineError: if a file can't be read or written.
     """
     with tarfile.open(fileobj=file, mode="w|", format=tarfile.PAX_FORMAT) as tar:

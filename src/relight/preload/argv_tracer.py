@@ -1,5 +1,5 @@
-"""Detects which imports read the arguments of the script, in a process that serves later jobs, too:
-these have other arguments.
+"""Detects imports that read the script's arguments, in a process that also serves later jobs with
+other arguments.
 """
 
 import sys
@@ -17,14 +17,15 @@ _READS = (
 
 
 class Arguments:
-    """Replaces `sys.argv` by a list that has only the script, and notes who reads more of it.
+    """Replaces `sys.argv` by a list that has only the script, and records modules that read other
+    elements.
 
     Args:
         script: the first element, as the interpreter sets it.
     """
 
     is_lasting = True
-    """What it finds is the same in the next job."""
+    """Its findings also apply to the next job."""
 
     def __init__(self, script: str) -> None:
         self._real = sys.argv

@@ -38,7 +38,7 @@ class Watch:
     """
 
     is_lasting = True
-    """What it finds is the same in the next job."""
+    """Its findings also apply to the next job."""
 
     def __init__(self, own: Collection[str]) -> None:
         self.reads: dict[str, set[str]] = {}

@@ -2,13 +2,13 @@
 
     files           of modules, of the interpreter, and all others that an import has opened. Of
                     others that are not code, the content counts, and of the linker's cache what it
-                    says of the libraries in use: both are often written anew without a change
+                    says of the libraries in use: both are often rewritten without a change
     directories     where modules are looked for: the names in them that can be imported, so that an
                     edit of a file that no import has read changes nothing; of others that an import
                     has listed: all names
 
-Not noticed: a file that an import has only asked for with stat(2), and what compiled code opens by
-itself, except shared libraries.
+Not noticed: a file that an import has only asked for with stat(2), and files opened by
+compiled code, except shared libraries.
 """
 
 import hashlib
@@ -52,8 +52,8 @@ class Inputs:
     """Records from now on which files are opened for reading.
 
     Args:
-        began_ns: when this process was started, in nanoseconds since 1970. Files that have changed
-            since may not be what was read.
+        began_ns: when this process was started, in nanoseconds since 1970. Files that changed
+            since may differ from the ones read.
 
     Attributes:
         variables: the beginnings of names of variables that imports depend on, besides those that
@@ -80,7 +80,7 @@ class Inputs:
         sys.addaudithook(self._note)
 
     def end(self) -> str:
-        """Stop recording; return which file has changed since the beginning, if any."""
+        """Stop recording; return the file that changed since the beginning, or an empty text."""
         self._records = False
         paths = {os.path.abspath(path) for path in self._opened}
         paths.update(_of_modules(), _of_interpreter(), _LINKER)
@@ -100,8 +100,8 @@ class Inputs:
         return ""
 
     def problem(self) -> tuple[str, str]:
-        """Return the module that has opened a file which changes meanwhile, and describe that;
-        empty if none has. Only what was opened since the last call counts.
+        """Return the module that opened a file which changed since, and a description; empty
+        without one. Only files opened since the last call count.
         """
         new, self._new = self._new, {}
         for path, module in new.items():
@@ -114,7 +114,7 @@ class Inputs:
         return "", ""
 
     def changed(self) -> str:
-        """Describe what has changed since; empty if nothing has."""
+        """Describe the first change since; empty without one."""
         for path, file in self._files.items():
             now = _file(path)
             if now != file:
@@ -190,8 +190,8 @@ def _linked() -> str:
 
 
 def _words_of_modules() -> set[str]:
-    """Return the quoted words in the modules that are loaded by now, without those of the standard
-    library: what starts an interpreter reads variables by fixed names.
+    """Return the quoted words in the modules that are loaded by now, without the standard
+    library, because interpreter startup reads variables by fixed names.
     """
     standard = os.path.dirname(os.__file__) + os.sep
     words = set[str]()

@@ -11,9 +11,9 @@ spawner's. A warm spawner may have an heir (`preload/speculative_import.py`): th
 all other orphans, and guards the heir. `host/linux.py` has the guard of workers that start cold.
 
 A warm process (`preload/warm_process.py`) outlives the agent that has started it, so its guard
-watches no agent. While it imports, its guard sees to it that it ends if it takes too long, or if it
-was not to outlive another process which has ended. The guards that it forks, one for each job,
-watch the agent of the job, and it.
+watches no agent. While it imports, its guard ends it if it takes too long, or if a process that
+it must not outlive has ended. The guards that it forks, one for each job, watch both the agent of
+the job and the warm process.
 """
 
 import os
@@ -203,7 +203,7 @@ def _watch(
                     raise_at = priority.raise_step_by_step(pid, time.monotonic() - begin)
                 os.write(to_child, b"\n")
         if agent is not None and not ready.keys() & {other.fileno() for other in others}:
-            linux.let_end(child)  # it sees the end of the agent, too, and cleans up
+            linux.let_end(child)  # it also sees the end of the agent, and cleans up
         linux.end_children(linux.END_LIMIT_S)
         requests.read()
         _leave(agent, requests.directory, 0)
@@ -212,14 +212,14 @@ def _watch(
 
 
 class _Requests:
-    """What the child of a guard has asked for.
+    """Requests from the child of a guard.
 
     Args:
-        fd: the pipe from it, which does not block.
+        fd: the nonblocking pipe from the child.
 
     Attributes:
-        directory: what to remove if the agent is gone; empty for nothing.
-        are_imports_done: a warm process has imported all.
+        directory: a directory to remove if the agent is gone, or empty.
+        are_imports_done: whether a warm process has imported all modules.
     """
 
     def __init__(self, fd: int) -> None:
@@ -229,13 +229,13 @@ class _Requests:
         self._heir = 0
 
     def take_heir(self) -> int:
-        """Return the pid of the heir of the child, which has ended; 0 if there is none."""
+        """Return the pid of the ended child's heir, or 0."""
         self.read()
         heir, self._heir = self._heir, 0
         return heir
 
     def read(self) -> None:
-        """Take in what was written."""
+        """Process the child's lines."""
         try:
             *lines, _ = os.read(self._fd, 1 << 16).split(b"\n")
         except BlockingIOError:

@@ -1,9 +1,9 @@
 """Imports modules in the process that will be forked, and skips those that can't be preloaded.
 
 An import must leave nothing but private memory: one thread, no descriptors, no children, no shared
-memory, no timer. It must not depend on anything that differs between workers, or change what the
-interpreter still needs, and the script must get the same modules as without it. Each name is
-imported on trial (`preload/speculative_import.py`): if it does not fit, the import is undone.
+memory, no timer. It must not depend on anything that differs between workers, or change anything
+that the interpreter still needs, and the script must get the same modules as without it. Each name
+is imported on trial (`preload/speculative_import.py`): if it does not fit, the import is undone.
 """
 
 import json
@@ -51,8 +51,8 @@ def preload(
     guard: Guard,
     descriptors: Collection[int],
 ) -> tuple[tuple[bytes, bytes], dict[str, set[str]]]:
-    """Import the modules; return what they have printed to stdout and stderr, and which modules
-    were imported by which.
+    """Import the modules; return their output to stdout and stderr, and the importer of each
+    module.
 
     Sends the agent `importing MODULE`, `without MODULE SECONDS REASON` for an import that was
     undone, and `left_out PACKAGES` for those that are not installed. If the modules were learned,
@@ -66,10 +66,10 @@ def preload(
         loaded: the modules that any worker has loaded by now.
         tell: sends the agent a line.
         watch: finds modules that depend on a variable that differs between workers.
-        others: find modules that have made a temporary file that workers would share, those that
-            have read the arguments of the script, and those that have read a file which changes.
+        others: find modules that made a temporary file that workers would share, read the arguments
+            of the script, or read a file which changed since.
         guard: the guard of this process.
-        descriptors: those that are open, besides the guard's.
+        descriptors: the open ones, apart from the guard's.
 
     Raises:
         UnfitError: if the process can't be used.
@@ -123,10 +123,10 @@ def _import_all(
     tell: Tell,
     guard: Guard,
 ) -> None:
-    """Import the modules that fit and do not need one that does not fit.
+    """Import the modules that fit and need only modules that fit.
 
-    Modules that the user named are tried one by one, others in batches. A batch that fails is
-    undone, and reports how many succeeded: these are imported next, then the failed one alone.
+    Modules that the user named are tried one by one, others in batches. A failed batch is
+    undone and reports how many imports succeeded. These run next, then the failed one alone.
     """
     asked, left = set(names), names
     alone = asked if baseline.is_asked else set()
@@ -227,10 +227,10 @@ class _Baseline:
     """What this process was before the imports, and must still be after each.
 
     Args:
-        descriptors: those that may be open.
+        descriptors: the ones that may be open.
 
     Attributes:
-        is_asked: the user has named the modules.
+        is_asked: whether the user named the modules.
     """
 
     def __init__(

@@ -1,5 +1,5 @@
-"""What makes a warm spawner one that outlives its job: it knows what its imports depend on, and
-keeps nothing of the job that has started it.
+"""Lets a warm spawner outlive its job: records the dependencies of its imports, and drops all
+state of the job that started it.
 """
 
 import contextlib
@@ -24,13 +24,13 @@ from relight.warm.warm_sockets import BeingMade, Description
 
 
 class Lasting:
-    """Records from now on what the imports depend on.
+    """Records the dependencies of the imports from now on.
 
     Attributes:
         until: processes that this one does not outlive.
         lock: the descriptor of a file that is locked until jobs can find this process.
-        arguments: finds modules that have read the arguments of the script.
-        inputs: finds modules that have read a file which changes meanwhile.
+        arguments: finds modules that read the arguments of the script.
+        inputs: finds modules that read a file which changed since.
 
     Args:
         setup: the agent's instructions (`warm/preloading.py`).
@@ -76,14 +76,14 @@ class Lasting:
             os.pwrite(self.lock, b"%9d" % imported, len(self._shown))
 
     def end_imports(self, variables: Mapping[str, str], watch: Watch) -> None:
-        """Note what the imports depend on, and remove the environment of this process.
+        """Record the dependencies of the imports, and clear the environment of this process.
 
         Args:
-            variables: with which they were done.
-            watch: has seen which ones were read.
+            variables: the environment of the imports.
+            watch: recorded the variables that were read.
 
         Raises:
-            UnfitError: if a file has changed meanwhile.
+            UnfitError: if a file changed during the imports.
         """
         self.arguments.end()
         if changed := self.inputs.end():
@@ -114,7 +114,7 @@ class Lasting:
             self._describe,
             is_ahead=keep["is_ahead"],
         )
-        for path in keep["replaces"]:  # that process ends: it takes no other job
+        for path in keep["replaces"]:  # that process ends and does not take another job
             with contextlib.suppress(OSError):
                 os.unlink(path)
         warm_sockets.unlock(self.lock)

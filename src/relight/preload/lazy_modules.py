@@ -2,10 +2,10 @@
 
 So `sys.modules` is the same as in a cold worker, and the script's import of a module is noticed:
 the variables that it has set by then must be those with which the module was imported, it must find
-the same module, and it must not have put others in the place of those that this one needs. If that
-is not so, the worker becomes a cold one: it executes its own command line from the start.
+the same module, and it must not have replaced any that this one needs. Otherwise the
+worker becomes a cold one, by executing its own command line from the start.
 
-    import torch  -->  Deferred.find_spec  -->  _Loader.exec_module  -->  torch and what it needs
+    import torch  -->  Deferred.find_spec  -->  _Loader.exec_module  -->  torch and its dependencies
 """
 
 import os
@@ -25,7 +25,7 @@ NATIVE = (
 with LD_PRELOAD while torch, numpy and others were imported.
 """
 _OF_TORCH = ("TORCH_", "PYTORCH_", "ATEN_", "KINETO_")
-"""Those of them that only modules read which need torch."""
+"""The ones that are only read by modules that need torch."""
 LATER = (
     "TORCH_NCCL_", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_NVML_BASED_CUDA_CHECK",
 )  # fmt: skip
@@ -135,8 +135,8 @@ class Deferred:
         return found
 
     def _check(self, name: str, names: set[str]) -> None:
-        """Check that the script's variables have the values with which these modules, which an
-        import needs, were preloaded.
+        """Check that the script's variables match the values with which these modules, needed by an
+        import, were preloaded.
 
         Python reads `os.environ`; compiled code reads the process's own environment, which
         `os.putenv` can change separately.
@@ -204,7 +204,7 @@ class Deferred:
 
         Args:
             why: the cause, for people.
-            otherwise: what follows if it can't be restarted.
+            otherwise: the consequence if it can't be restarted.
             report: a variable to report to the warm spawner.
         """
         again = not self._irreversible and os.getpid() == self._pid

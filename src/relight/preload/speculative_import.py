@@ -2,7 +2,7 @@
 
     guard --> the process --> its copy, which waits        before and during the step
     guard --> the process                                  success: the copy is killed
-    guard --> what was the copy                            failure: the process ends
+    guard --> the former copy                              failure: the process ends
 
 The guard (`preload/guard.py`) gets the copy's pid beforehand. When the process ends, in any way,
 the guard kills its orphans and guards the copy.

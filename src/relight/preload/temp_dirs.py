@@ -30,7 +30,7 @@ class Temporary:
     """Records temporary files and directories from now on."""
 
     is_lasting = True
-    """What it finds is the same in the next job."""
+    """Its findings also apply to the next job."""
 
     def __init__(self) -> None:
         self._made: dict[str, _Made] = {}
@@ -50,8 +50,8 @@ class Temporary:
             self._made[os.fsdecode(arguments[0])] = made
 
     def problem(self) -> tuple[str, str]:
-        """Remove what was made since the last call; return the module that has made something that
-        can't be made again, and a description, or two empty texts.
+        """Remove the files made since the last call; return the module that made something that
+        can't be recreated, and a description, or two empty strings.
         """
         made = {path: by for path, by in self._made.items() if os.path.lexists(path)}
         self._made.clear()

@@ -8,7 +8,7 @@ other.
 If it is to outlive the job, it becomes a warm process (`preload/warm_process.py`), and a fork of it
 is the warm spawner of this job, another one that of the next job.
 
-Lines to the agent: those of `preload`; `guard PID` from a warm process; then `ready PID MODULES
+Lines to the agent: the lines of `preload`; `guard PID` from a warm process; then `ready PID MODULES
 MIB`, or `unfit REASON` as the last one. From the agent, for each generation, its plan
 (`processes/generation_pipe.py`) with a socket, on which this process then acts as the spawner of
 `processes/spawner.py`; when the generation is over, it sends `ended` and waits for the next one.
@@ -138,7 +138,7 @@ def serve(
         loaded: the names of the modules that any worker has loaded by now.
         variables: the environment that this process was started with. It is cleared.
         watch: finds modules that depend on a variable that differs between workers.
-        record: records the imports of a worker, if its variables say so, which it removes.
+        record: records the imports of a worker if a variable requests it; removes the variable.
     """
     control = socket.socket(fileno=control_fd)
     short = _read("comm").rstrip(b"\n")
@@ -293,7 +293,7 @@ def _become(
     sys.argv[:] = ["-m", *rest[1:]] if first == "-m" else [first, *rest]
     _reopen_streams()
     for fd, text in zip((1, 2), printed, strict=True):
-        while text:  # repeat in each worker what the imports have printed
+        while text:  # repeat the output of the imports in each worker
             text = text[os.write(fd, text) :]
     random_state.renew()
     _restart_clock()

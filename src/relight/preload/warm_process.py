@@ -1,11 +1,11 @@
-"""The warm process: it keeps imported modules when its job has ended, for the next jobs that fit.
+"""The warm process, which keeps imported modules after its job, for the next jobs that fit.
 
 It is the process that has imported the modules (`preload/warm_fork.py`). It listens on a socket in
 a directory that only its user can enter, and never runs a script itself:
 
     agent           connects
-    warm process    sends a line of JSON (`Description`): what it was made for, and what has changed
-                    since in the files that it has imported
+    warm process    sends a line of JSON (`Description`): its purpose, and changes since to the
+                    files that it imported
     agent           compares; sends `take` or `stop`, or closes the connection
     warm process    forks a guard and a warm spawner, which serve this agent on this connection as
                     if it had started them. So this process sees nothing of a job, and no job sees
@@ -16,8 +16,7 @@ a directory that only its user can enter, and never runs a script itself:
 
 It ends after a time without a job; when memory gets scarce; when its user has logged out or
 the directory is gone; when a file that it has imported has changed; or when asked to. If a job runs
-then, it takes no other and ends after it. Between jobs it sleeps: nothing wakes it up before one of
-these happens.
+then, it refuses others and ends after it. Between jobs it sleeps until one of these happens.
 """
 
 import contextlib
@@ -41,13 +40,13 @@ _ANSWER_S = 2.0
 _MOST_CONNECTIONS = 16
 _END_LIMIT_S = 1.0
 _PRESSURE = b"some 200000 2000000\0"
-"""Memory pressure to look at what is left: 0.2 s of 2 s were lost by some process (Linux,
-accounting/psi).
+"""Memory pressure that triggers a check of the free memory: some process lost 0.2 s of
+2 s (Linux, accounting/psi).
 """
 
 
 class JobConnection(NamedTuple):
-    """What a child of this process gets: a job's connection, its agent, and this process."""
+    """Arguments of a child of this process: a job's connection, its agent, and this process."""
 
     control: socket.socket
     agent: AgentProcess
@@ -71,8 +70,8 @@ class WarmProcess:
         path: of its socket.
         idle_s: how long it stays without a job, in seconds.
         until: processes that it does not outlive.
-        describe: returns what agents are told, without the part that this object knows.
-        is_ahead: the first connection is that of `relight warm start`, and not of a job.
+        describe: returns the description for agents, without the part that this object knows.
+        is_ahead: whether the first connection comes from `relight warm start` and not from a job.
 
     Raises:
         OSError: if the socket can't be made.
@@ -137,7 +136,7 @@ class WarmProcess:
         elif fd == self._folder:
             self._on_change()
         elif fd == self._pressure and not free_memory.why_scarce():
-            pass  # others wait for memory, and this process's is none that they could get
+            pass  # others wait for memory, but could not get this process's
         elif fd in self._ends:
             self._forget(fd)
             self._end()
@@ -146,7 +145,7 @@ class WarmProcess:
         return None
 
     def _wait_ms(self) -> float | None:
-        """Return how long to sleep; None: until something happens."""
+        """Return how long to sleep; None to sleep until something happens."""
         ends = [each.until for each in self._connections.values()]
         if not self._guards:
             ends.append(self._idle_since + self._idle_s)
@@ -207,7 +206,7 @@ class WarmProcess:
         self._connections.pop(fd).socket.close()
 
     def _take(self, control: socket.socket, agent: int) -> JobConnection | None:
-        """Fork the guard of a job; return what it needs, in the guard only."""
+        """Fork the guard of a job; return its arguments, in the guard only."""
         try:
             control.setblocking(True)
             process = ProcessHandle(agent)
@@ -245,7 +244,7 @@ class WarmProcess:
         return None
 
     def _on_guard_exit(self, fd: int) -> None:
-        """Reap a guard; kill what it has left, if it was killed itself."""
+        """Reap a guard; kill its descendants if it was itself killed."""
         self._forget(fd)
         guard = self._guards.pop(fd)
         linux.reap(guard.process.pid, _END_LIMIT_S)
@@ -263,7 +262,7 @@ class WarmProcess:
                 os.kill(guard.process.pid, signal.SIGCONT)
 
     def _on_change(self) -> None:
-        """End if the socket is gone: another one in the directory is no concern of this process."""
+        """End if the socket is gone: another one in the directory does not matter."""
         with contextlib.suppress(BlockingIOError):
             os.read(self._folder, 1 << 16)
         if not self._has_socket():
@@ -277,8 +276,8 @@ class WarmProcess:
             return False
 
     def _forget(self, fd: int) -> None:
-        """Wait for a descriptor no longer, if it was waited for. It may be closed and used anew
-        while events that were found before are still to be handled.
+        """Stop waiting for a descriptor. It may be closed and reused while earlier events are still
+        to be handled.
         """
         self._forgotten.add(fd)
         with contextlib.suppress(KeyError):

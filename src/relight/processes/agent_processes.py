@@ -22,10 +22,10 @@ _PF_FORKNOEXEC = 0x40
 class Running(NamedTuple):
     """An agent that runs here. Memory is in bytes; shared pages count in part (PSS).
 
-    `run_id` is empty while it has no workers; `job` is the id of the job that it is a part of, if
-    any. `warm_pid` is the pid of the warm spawner, which holds the modules of --preload, 0 without
-    one; its memory is part of `memory`. `slow_ranks` says which are slow (--watch-slow-ranks),
-    empty for none.
+    `run_id` is empty while it runs without workers; `job` is the id of its job, or empty.
+    `warm_pid` is the pid of the warm spawner, which holds the modules of --preload, 0 without one;
+    its memory is part of `memory`. `slow_ranks` says which are slow (--watch-slow-ranks), empty for
+    none.
     """
 
     pid: int
@@ -59,7 +59,7 @@ def running() -> list[Running]:
     """Return this user's agents, in the order of their pids.
 
     Raises:
-        UsageError: if there is no proc(5).
+        UsageError: if proc(5) is missing.
     """
     processes = {process.pid: process for process in _processes()}
     children: dict[int, list[_Process]] = {}

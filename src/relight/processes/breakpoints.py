@@ -32,7 +32,7 @@ def waiting() -> dict[int, bool]:
 
 
 def any_below(pids: Iterable[int]) -> bool:
-    """Return whether one of these processes, or of what they have started, is at a breakpoint."""
+    """Return whether one of these processes or their descendants is at a breakpoint."""
     found = waiting()
     return bool(found) and any(one in found for pid in pids for one in (pid, *system.tree(pid)))
 

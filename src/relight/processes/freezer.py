@@ -1,7 +1,7 @@
 """Freezes workers and all their descendants (SIGSTOP) while their lease has expired.
 
 A lease is a time until which the workers may run; the agent renews it. A worker's children may be
-in sessions of their own, and may have lost their parents; other programs send SIGCONT as well, for
+in sessions of their own, and may have lost their parents; other programs may send SIGCONT, for
 instance one that continues all processes after a machine was suspended. So the freeze is repeated
 while it lasts. A process that was already stopped by another program is not continued afterwards.
 """
@@ -52,7 +52,7 @@ class Freezer:
         return changed
 
     def _freeze_all(self) -> None:
-        """Freeze all running descendants, also those that they start meanwhile."""
+        """Freeze all running descendants, including ones started during the freeze."""
         signalled: set[int] = set()
         for _ in range(_ROUNDS):
             descendants = [pid for pid in system.tree(os.getpid()) if pid not in signalled]

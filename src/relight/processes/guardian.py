@@ -1,9 +1,9 @@
 """The guardian: ends the workers when their spawner was killed, on systems where the kernel does
 not (`host/portable.py`).
 
-It has no living parent and starts no process. It reads from its pipe `holder PID` (the spawner's),
-`began PID` and `ended PID` for each worker, and `swept` after all their descendants were killed.
-The pipe ends with the spawner. If the spawner has not swept, the guardian does.
+Its parent is gone and it never starts a process. It reads from its pipe `holder PID` (the
+spawner's), `began PID` and `ended PID` for each worker, and `swept` after all their descendants
+were killed. The pipe ends with the spawner. If the spawner has not swept, the guardian does.
 """
 
 import os
@@ -58,4 +58,4 @@ def _wake(pid: int) -> None:
     try:
         os.kill(pid, signal.SIGCONT)
     except ProcessLookupError:
-        pass  # it was killed as well; the pipe ends then
+        pass  # it was also killed; the pipe ends then

@@ -2,9 +2,9 @@
 handler of events.
 
 Each has a guard and a spawner of its own, as workers have (`processes/spawner.py`): whatever is
-killed, nothing that it has started is left behind, and the workers' guard and spawner are not
-needed. The agent never waits for the process itself, which may be in an uninterruptible call, but
-for words on the socket of its spawner, with a limit.
+killed, no descendant is left behind, and the workers' guard and spawner are not needed. The agent
+never waits for the process itself, which may be in an uninterruptible call, but for words on the
+socket of its spawner, with a limit.
 
     agent --fork--> guard --fork--> spawner --fork, exec--> helper --> whatever it starts
 """
@@ -30,7 +30,7 @@ _MOST_OUTPUT = 16 << 20
 
 
 class Finished(NamedTuple):
-    """How a program has ended, and what it has printed: the first 16 MiB of each."""
+    """Exit code, stdout and stderr of a program (the first 16 MiB of each)."""
 
     exitcode: int
     stdout: bytes
@@ -45,18 +45,18 @@ class Helper:
         command: the program, found in the PATH of its variables, and its arguments.
         variables: its environment.
         output: the descriptor for its stdout.
-        errors: that for its stderr.
-        stdin: that for its stdin; None for no input.
-        call: what it does instead of executing the command, in a fork of this process that has
-            these three descriptors alone.
+        errors: the descriptor for its stderr.
+        stdin: the descriptor for its stdin; None for no input.
+        call: a function to run instead of the command, in a fork of this process with only these
+            three descriptors.
 
     Attributes:
-        exitcode: how it has ended, negative for a signal; None as long as it runs.
+        exitcode: negative for a signal; None while it runs.
         error: why it could not be started, or empty.
         is_lost: its spawner was killed, and it as a consequence.
 
     Raises:
-        OSError: if no process can be forked, or no descriptor is left.
+        OSError: if the process can't be forked, or descriptors are exhausted.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Helper:
         loop.on_readable(self, hear)
 
     def hear(self) -> bool:
-        """Take what its spawner says; return whether it has ended. It never waits."""
+        """Process its spawner's messages; return whether it has ended. Never blocks."""
         if self.exitcode is not None:
             return True
         try:

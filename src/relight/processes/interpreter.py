@@ -51,7 +51,7 @@ def remedy(python: str, env: Environment, module: str, loop: "Loop") -> str:
         python: the workers'.
         env: their environment.
         module: its name, as in the error.
-        loop: of this process; it runs meanwhile, as other nodes wait for heartbeats.
+        loop: the loop of this process; it keeps running because other nodes wait for heartbeats.
     """
     import shutil  # only after a failure
 

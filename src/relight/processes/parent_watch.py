@@ -9,8 +9,8 @@ _LOOK_EVERY_S = 0.5
 
 
 class ParentWatch:
-    """Looks for a change of this process's parent. PR_SET_PDEATHSIG would tell of the end of the
-    thread that has started this process, which may end before the others of its program.
+    """Looks for a change of this process's parent. PR_SET_PDEATHSIG would report the end of the
+    thread that started this process, which may end before the other threads.
 
     Args:
         loop: the agent's loop.

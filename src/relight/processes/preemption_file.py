@@ -1,4 +1,4 @@
-"""Waits for the file that tells of a preemption (--on-preempt=FILE)."""
+"""Waits for the file that announces a preemption (--on-preempt=FILE)."""
 
 import os
 from collections.abc import Callable

@@ -1,10 +1,10 @@
-"""Jobs of `relight run` on this machine: the sockets of their agents, and what is left of ended
+"""Jobs of `relight run` on this machine: the sockets of their agents, and the records of ended
 ones.
 
 They are in a directory that only its user can enter: `$XDG_RUNTIME_DIR/relight/jobs`, or
 `/tmp/relight-UID/jobs` (host/user_sockets). Each agent that has run for a second has a socket
-there, `NAME-PID.sock`, and each of the last 100 that have ended a file, `NAME-PID.json`. An agent
-that was killed leaves its socket, which the next reader removes.
+there, `NAME-PID.sock`, and each of the last 100 that have ended a file, `NAME-PID.json`. A killed
+agent leaves its socket behind; the next reader removes it.
 """
 
 import contextlib
@@ -72,7 +72,7 @@ class JobDirectory:
         return {*self._names(OF_JOB), *self._names(_ENDED)}
 
     def running(self) -> list[NodeSnapshot]:
-        """Return what the agents say that answer, the newest first."""
+        """Return the answers of all agents that answer, the newest first."""
         found = filter(None, map(self.ask, self._names(OF_JOB)))
         return sorted(found, key=lambda each: each.started, reverse=True)
 
@@ -86,7 +86,7 @@ class JobDirectory:
         return (self.ask(job) or self._read(job)) if is_id(job) else None
 
     def ask(self, job: str) -> NodeSnapshot | None:
-        """Return what the agent of a job says; None if it does not answer, or says nonsense."""
+        """Return the answer of a job's agent; None without a valid answer."""
         answer = self._answer(job, b"\n")
         found = _snapshot(answer)
         if found is None and answer:
@@ -94,8 +94,8 @@ class JobDirectory:
         return found
 
     def silent(self, answered: Collection[str]) -> list[SilentJob]:
-        """Return the jobs whose agents live, except for those that have just answered: they are
-        stopped, or late.
+        """Return the jobs with living agents that have not just answered, because they are stopped
+        or late.
         """
         found = []
         for job in self._names(OF_JOB):
@@ -138,11 +138,11 @@ class JobDirectory:
         return WholeJob((own, *sorted(others, key=_place)), tuple(silent))
 
     def output(self, job: str, question: Output) -> str:
-        """Return the end of what a worker has printed; empty if its agent does not answer."""
+        """Return the last output of a worker; empty if its agent does not answer."""
         return self._answer(job, _line(question)).decode(errors="replace")
 
     def output_elsewhere(self, job: str, question: Output) -> str:
-        """Return the end of what a rank has printed on whichever node."""
+        """Return the last output of a rank on any node."""
         found = self._ask_everywhere(job, _line(question).decode().strip())
         return next((each.answer for each in found.nodes if each.answer), "")
 
@@ -180,7 +180,7 @@ class JobDirectory:
             (each.host, each.answer)
             for each in self._ask_everywhere(job, question.decode().strip()).nodes
         ]
-        if not found:  # it is of one node, or has no coordinator
+        if not found:  # a single-node job, or one without a coordinator
             own = self._answer(job, question).decode(errors="replace")
             found = [(socket.gethostname(), own)] if own else []
         names = node_stacks.numbered(host for host, _ in found)
@@ -225,7 +225,7 @@ class JobDirectory:
             os.unlink(path)
 
     def forget(self, job: str) -> None:
-        """Remove what is left of a job."""
+        """Remove the files of a job."""
         for ending in (OF_JOB, _ENDED):
             with contextlib.suppress(OSError):
                 os.unlink(os.path.join(self.path, job + ending))
@@ -267,7 +267,7 @@ class JobDirectory:
 
 
 def is_id(text: str) -> bool:
-    """Return whether a text may be the id of a job: it is part of a path."""
+    """Return whether a text is a valid job id, which is part of a path."""
     return bool(text) and set(text) <= _LETTERS and not text.startswith(".")
 
 
@@ -291,7 +291,7 @@ def _snapshot(data: bytes | str) -> NodeSnapshot | None:
 
 
 def _version_in(answer: bytes) -> str:
-    """Return the version of relight in an answer with an unknown form; empty if it has none."""
+    """Return the version of relight in an answer with an unknown form; empty if absent."""
     try:
         found = fields.decode(answer)
     except fields.Malformed:

@@ -1,8 +1,8 @@
 """Opens the memory that an agent shares with a worker (core/workers/shared_words), for both sides.
 
-It is a file, which both find by its path. If the disk has no room for it, it is a file in memory
-(memfd_create(2)) of the process that has come first, and the path is a link to its descriptor: a
-link that short needs no block.
+It is a file that both find by its path. If the disk is full, it is a file in memory
+(memfd_create(2)) of the process that came first, and the path is a link to its descriptor, because
+a link that short does not need a block.
 """
 
 import errno
@@ -16,15 +16,15 @@ _LEAST_BLOCK = 512
 """Bytes of the smallest block of a file system."""
 _NAME = "relight-page"
 _TARGET = f"/memfd:{_NAME} (deleted)"
-"""What the kernel says of such a descriptor (proc_pid_fd(5))."""
+"""The link of such a descriptor in proc_pid_fd(5)."""
 
 
 def mapped(path: str, *, make: bool) -> memoryview:
-    """Return the memory at a path as 8-byte words; either side may make it. An access is a SIGBUS
-    if somebody has truncated the file: only the worker, which may harm itself, has it mapped.
+    """Return the memory at a path as 8-byte words; either side may create it. An access raises
+    SIGBUS if the file was truncated, so only the worker maps it; it can only harm itself.
 
     Raises:
-        OSError: if there is none and `make` is not set, or it can't be made.
+        OSError: if it is missing and `make` is not set, or it can't be created.
     """
     fd = opened(path, make=make)
     try:
@@ -37,10 +37,10 @@ def mapped(path: str, *, make: bool) -> memoryview:
 
 
 def opened(path: str, *, make: bool) -> int:
-    """Return a descriptor of the memory at a path; either side may make it.
+    """Return a descriptor of the memory at a path; either side may create it.
 
     Raises:
-        OSError: if there is none and `make` is not set, or it can't be made.
+        OSError: if it is missing and `make` is not set, or it can't be created.
     """
     where, flags = path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if make else 0)
     if os.path.islink(path):
@@ -65,7 +65,7 @@ def _allocate(fd: int) -> None:
     try:
         os.posix_fallocate(fd, 0, SIZE)
     except (AttributeError, OSError):
-        # The disk is full, which a write says too; or macOS or musl, which do not emulate it as
+        # The disk is full, as a write would report; or macOS or musl, which do not emulate it as
         # glibc does: by a byte in each block, here one that is in no word in use.
         for block in range(0, SIZE, _LEAST_BLOCK):
             os.pwrite(fd, b"\0", block + _LEAST_BLOCK - 1)

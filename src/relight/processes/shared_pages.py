@@ -1,11 +1,11 @@
 """The memory that this agent shares with the workers of one generation (core/workers/shared_words).
 
 Each worker has a file, beside its error file, that it makes when it first calls a function of
-`relight.worker`. So a job whose script calls none has no such files. A worker that can't make its
-file, as on a full disk, is one that reports nothing and can't be asked to save.
+`relight.worker`. So a job whose script never calls one does not create any. A worker that can't
+create its file, as on a full disk, reports nothing and can't be asked to save.
 
 The agent reads and writes the file and does not map it: the worker may truncate it at any moment,
-and an access to what is gone would be a SIGBUS.
+and an access beyond its end would raise SIGBUS.
 """
 
 import json
@@ -48,7 +48,7 @@ class WorkerMemory:
         self._say = say
         self._told = False
         self._agreed = 0
-        """The call on which the workers agree; 0 for none yet."""
+        """The call on which the workers agree; 0 before they do."""
 
     def calls(self) -> int:
         """Return how often a worker of this node has called `should_checkpoint` at most; 0 if none
@@ -88,7 +88,7 @@ class WorkerMemory:
         return min(first for first, _ in spans), max(last for _, last in spans)
 
     def limit(self, call: int, answer: Callable[[int], None]) -> None:
-        """Hold workers at a call of `should_checkpoint` until they are told more.
+        """Hold workers at a call of `should_checkpoint` until the next instruction.
 
         Args:
             call: the number of the call, from 1; 0 for none.

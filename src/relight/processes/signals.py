@@ -17,8 +17,8 @@ def listen(
 
     Args:
         loop: the agent's loop.
-        spec: has the signals that stop the job (`--signals-to-handle`), and those that tell of a
-            preemption (`--on-preempt`).
+        spec: has the signals that stop the job (`--signals-to-handle`), and the ones that announce
+            a preemption (`--on-preempt`).
         on_stop: called for these.
         on_other: called for signals that only workers may handle.
         on_resize: called when the terminal's size changes.

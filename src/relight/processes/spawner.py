@@ -1,36 +1,36 @@
 """The spawner: the process that starts, signals and reaps the workers, and outlives the agent.
 
 A process that is killed with SIGKILL can't clean up after itself, so another process has to. The
-agent forks the spawner when the first workers are to start, and sends it those of the later
-generations (`processes/generation_pipe.py`). The spawner is the parent of all workers and
-the subreaper of everything that they start, so no descendant escapes it, not even one that calls
-setsid or whose parent has died. When the socket of a generation ends, for whatever reason, the
-spawner kills all of them. A normal generation ends in the same way, so this path is always used. A
-live agent sends `end` before; without it, the spawner cleans up in the agent's place. It exits when
-the agent is gone.
+agent forks the spawner when the first workers are to start, and sends it the later
+generations (`processes/generation_pipe.py`). The spawner is the parent of all workers and the
+subreaper of all their descendants, so none escapes, not even one that calls setsid or whose
+parent has died. When the socket of a generation ends, for whatever reason, the spawner kills them
+all. Normal shutdown takes the same path, so it is exercised on every run. A live agent sends
+`end` before; without it, the spawner cleans up in the agent's place. It exits when the agent is
+gone.
 
     agent --fork--> guard --fork--> spawner --fork, exec--> workers --> whatever they start
 
-If the spawner itself is killed, PR_SET_PDEATHSIG ends the workers, and what they started becomes
-the guard's (`linux.stand_guard`; it is a subreaper as well, and so is the agent), which kills it.
+If the spawner itself is killed, PR_SET_PDEATHSIG ends the workers, and the guard inherits and kills
+their descendants (`linux.stand_guard`; the guard and the agent are also subreapers).
 A process only kills its own children, whose pids can't have been reused because no other process
-reaps them. Some processes can't be killed: those in an uninterruptible call, and those of another
-user, as `sudo` starts them. The spawner names them to the agent, which decides how long to wait;
-without the agent it gives up after a while, and its guard does the same.
+reaps them. Some processes can't be killed: ones in an uninterruptible call, and ones of another
+user, as started by `sudo`. The spawner reports them to the agent, which decides how long to wait;
+without the agent it gives up after a while, and so does its guard.
 
-Workers may have a lease, a time until which they may run. When it expires, they are frozen
+Workers may have a lease, the time until which they may run. When it expires, they are frozen
 (SIGSTOP) with all their descendants until it is renewed (`processes/freezer.py`). The spawner does
 that, so that it also works when the agent itself is stopped.
 
 Lines on the socket of a generation; RANK is a local rank, and TIME is CLOCK_MONOTONIC in seconds,
-which is the same for all processes of a machine.
+shared by all processes of a machine.
 
     agent to spawner    signal RANK NUMBER
-                        kill                        kill all workers and what they started
+                        kill                        kill all workers and their descendants
                         lease TIME                  0 for none
-                        start RANK                  one more worker, in place of one that has ended;
+                        start RANK                  one more worker, replacing one that ended;
                                                     its plan comes with it (generation_pipe)
-                        orphans PID                 kill what an ended worker has left in its
+                        orphans PID                 kill the descendants of an ended worker in its
                                                     session; PID was the worker's
                         end
     spawner to agent    holder PID                  its own pid; the agent has forked its guard
@@ -69,9 +69,9 @@ from relight.processes.generation_pipe import GenerationPlan, WorkerPlan
 _TELL_S = 1.0
 """When processes that still exist after SIGKILL are named."""
 _LOOK_S = 1.0
-"""How often the spawner looks at them, if none exits."""
+"""How often the spawner checks them if none exits."""
 _ORPHANS_S = 0.5
-"""How long what an ended worker has left may take to end before others start in its place."""
+"""How long descendants of an ended worker may take to exit before its replacement starts."""
 _REAP_S = 1.0
 """How long the agent waits for the exit of an idle spawner that it has killed."""
 _IGNORED_BY_PYTHON = (int(signal.SIGPIPE), int(signal.SIGXFSZ))
@@ -145,7 +145,7 @@ class Spawner:
 
     def end(self) -> None:
         """Tell the agent that the generation is over, and restore the state from before it."""
-        self.tell("ended")  # first: it prepares the next one meanwhile, or ends
+        self.tell("ended")  # first, so that it can prepare the next one, or end
         self.agent.close()
         system.block_signals()
         self.restore_action()
@@ -155,12 +155,12 @@ class Spawner:
             os.close(fd)
 
     def restore_action(self) -> None:
-        """Have SIGCHLD do what it did before the generation."""
+        """Restore the SIGCHLD handling from before the generation."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, self._action_before)
 
     def _until_lease_ends(self) -> float | None:
-        """Return the milliseconds until the lease needs a check; None if there is none."""
+        """Return the milliseconds until the lease needs a check; None without a lease."""
         now = time.monotonic()
         look_at = self.freezer.next_look(now) if self.freezer is not None else None
         return None if look_at is None else max(0.0, look_at - now) * 1000
@@ -255,7 +255,7 @@ class Spawner:
         return True
 
     def _end_orphans(self, session: int) -> None:
-        """Kill what an ended worker has left, and what becomes an orphan by that."""
+        """Kill the descendants of an ended worker, including ones orphaned by that."""
         end = time.monotonic() + _ORPHANS_S
         while left := self._orphans(session):
             for pid in left:
@@ -391,7 +391,7 @@ class SpawnerProcess:
         the first generation's keeps those of that time."""
         self._pid = 0
         self._idle_pid = 0
-        """The spawner's own pid, which it tells when it waits for a generation; 0 if it has not."""
+        """The spawner's own pid, reported when it waits for a generation; 0 before."""
         self._control: socket.socket | None = None
 
     def fork(self, plans: Sequence[WorkerPlan], scratch: str) -> tuple[int, socket.socket]:
@@ -404,7 +404,7 @@ class SpawnerProcess:
                 it if the agent is gone by then.
 
         Raises:
-            OSError: if no process can be forked, or no descriptor is left.
+            OSError: if the process can't be forked, or descriptors are exhausted.
         """
         if self._control is not None and self._continue_idle(self._control):
             self._idle_pid = 0
@@ -443,7 +443,7 @@ class SpawnerProcess:
             pass  # its last generation has reaped it
 
     def wait(self, loop: "Loop", limit_s: float) -> None:
-        """Close it, and return when it is gone; for a program that goes on after the job."""
+        """Close it, and return when it is gone; for embedding programs that outlive the job."""
         if self._control is None:
             return
         try:
@@ -493,7 +493,7 @@ def fork(plans: Sequence[WorkerPlan], scratch: str = "") -> tuple[int, socket.so
     """Fork a spawner for one generation; return what `SpawnerProcess.fork` returns.
 
     Raises:
-        OSError: if no process can be forked, or no descriptor is left.
+        OSError: if the process can't be forked, or descriptors are exhausted.
     """
     return _fork(plans, scratch, None)
 
@@ -501,15 +501,15 @@ def fork(plans: Sequence[WorkerPlan], scratch: str = "") -> tuple[int, socket.so
 def fork_helper(
     plan: WorkerPlan, stdin: int, call: Callable[[], object] | None
 ) -> tuple[int, socket.socket]:
-    """Fork a spawner for a process that is no worker; return what `SpawnerProcess.fork` returns.
+    """Fork a spawner for a process other than a worker, like `SpawnerProcess.fork`.
 
     Args:
         plan: the process, with the local rank 0.
         stdin: its standard input.
-        call: what it does instead of executing a program, with these three descriptors alone.
+        call: a function to run instead of a program, with only these three descriptors.
 
     Raises:
-        OSError: if no process can be forked, or no descriptor is left.
+        OSError: if the process can't be forked, or descriptors are exhausted.
     """
     return _fork([plan], "", None, stdin, call, of="helper")
 
@@ -543,8 +543,8 @@ def _fork(
 
 
 class _Agent(NamedTuple):
-    """The agent that has forked a spawner: its pid, the signals for which it has handlers, and what
-    the spawner is `of`.
+    """The agent that forked a spawner: its pid, the signals that it handles, and the kind of
+    processes that the spawner starts (`of`).
     """
 
     pid: int
@@ -553,8 +553,8 @@ class _Agent(NamedTuple):
 
 
 class _FirstSpawner(Spawner):
-    """The spawner of the first generation, just forked by the agent: it has that one's plan from
-    the agent's memory.
+    """The spawner of the first generation, just forked by the agent. It inherits the plan from the
+    agent's memory.
     """
 
     def __init__(

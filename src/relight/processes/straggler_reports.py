@@ -1,7 +1,7 @@
-"""What an agent has been told of slow ranks: as an event, and for `relight status`.
+"""Slow-rank reports that an agent received: as an event, and for `relight status`.
 
-`relight status` reads it from a file in memory, which it finds by its name among the open files of
-the agent (proc_pid_fd(5)). So no file is left behind.
+`relight status` reads them from a file in memory, found by its name among the open files of the
+agent (proc_pid_fd(5)). So no file is left behind.
 """
 
 import os
@@ -57,7 +57,7 @@ class ShownSlowRanks:
 
 
 def shown_by(pid: int) -> str:
-    """Return what an agent shows, empty for nothing, or if its open files can't be read."""
+    """Return an agent's reports; empty without any, or if its open files can't be read."""
     folder = f"/proc/{pid}/fd"
     try:
         for name in os.listdir(folder):

@@ -39,7 +39,7 @@ OnChange = Callable[[StateChanged], None]
 
 
 class Supervisor:
-    """Starts processes and stops them together. If it is killed, none of them survives.
+    """Starts processes and stops them together. If it is killed, none survives.
 
     Args:
         loop: the loop of this process.
@@ -47,18 +47,19 @@ class Supervisor:
         ranks: the rank of each, in the same order.
         scratch: a directory to remove if this process is killed, or empty.
         grace_s: seconds from the first signal to SIGKILL.
-        on_event: called with each start and exit, when processes are frozen or run again, with what
-            SIGKILL does not end, and when the spawner is lost; after what core/workers/supervision
-            decided was done.
+        on_event: called with each start and exit, when processes are frozen or resumed, with
+            processes that survive SIGKILL, and when the spawner is lost; after what
+            core/workers/supervision decided was done.
         before_stop: called with the exit of a process that failed, before the others are stopped
             because of it.
         on_change: called with each change of the state of core/workers/supervision.
         fork: starts a spawner, or uses the warm one (`warm/preloading.py`).
-        grace_for_all: whether a process without a handler for the stop signal gets the grace time
-            too. If not, it is killed at once, except where the agent itself got a stop signal.
+        grace_for_all: whether a process without a handler for the stop signal also gets the
+            grace time. Otherwise it is killed immediately, unless the agent itself got a stop
+            signal.
 
     Raises:
-        MachineError: if the machine has no process or descriptor left.
+        MachineError: if the machine runs out of processes or descriptors.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class Supervisor:
 
     @property
     def is_leaving(self) -> bool:
-        """Whether processes are to leave the group of one that has failed."""
+        """Whether processes should leave the group of one that failed."""
         return self.core.state is SupervisionState.LEAVING
 
     @property
@@ -156,7 +157,7 @@ class Supervisor:
             fork: starts another spawner for them; None for the latest one.
 
         Raises:
-            MachineError: if the machine has no process or descriptor left.
+            MachineError: if the machine runs out of processes or descriptors.
         """
         self.step(WorkersReplaced())
         self.workers.replace(plans, fork)

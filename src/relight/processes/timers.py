@@ -54,7 +54,7 @@ class WorkerTimers:
         except FileNotFoundError:
             pass
         os.mkfifo(path, 0o600)
-        # Open for writing as well, or reading returns end of file whenever no worker has it open.
+        # Also open it for writing, or reading returns end of file whenever no worker has it open.
         self._fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         loop.on_readable(self._fd, self._read)
 

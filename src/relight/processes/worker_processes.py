@@ -35,13 +35,13 @@ Fork = Callable[[Sequence[WorkerPlan], str], tuple[int, socket.socket]]
 ProcessEvent = WorkerStarted | WorkerExited | WorkersFrozen | ProcessRemains | SpawnerLost
 _FINISH_LIMIT_S = 30.0
 _WAKE_LIMIT_S = 1.0
-"""A spawner that is still stopped so long after it was continued is killed."""
+"""Grace period after SIGCONT before a stopped spawner is killed."""
 _CONTINUE_EVERY_S = 0.05
 """How often the spawner is continued until it has frozen the workers."""
 _LET_END_S = 0.5
 """How long a spawner without a guard may take to end its workers before it is killed."""
 _ORPHANS_LIMIT_S = 10.0
-"""How long the search for what a killed spawner has left may take."""
+"""How long the search for descendants of a killed spawner may take."""
 _ORPHANS_LOOK_S = 0.01
 _LOOK_S = 0.02
 
@@ -60,7 +60,7 @@ class Workers:
         fork: starts a spawner, or uses the warm one (`warm/preloading.py`).
 
     Raises:
-        MachineError: if the machine has no process or descriptor left.
+        MachineError: if the machine runs out of processes or descriptors.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Workers:
         self.evidence: dict[int, str] = {}
         """Facts about a worker's exit beyond its exit code, by local rank."""
         self.doing: dict[int, WorkerState] = {}
-        """What workers did before they were stopped, by local rank, if anybody looked."""
+        """The state of workers before they were stopped, by local rank, where it was recorded."""
         self.frozen = False
         """Whether they are frozen because their lease has expired."""
         self.remaining: dict[int, ProcessRemains] = {}
@@ -149,7 +149,7 @@ class Workers:
             fork: starts another spawner for them, the warm one; None for the latest spawner.
 
         Raises:
-            MachineError: if the machine has no process or descriptor left.
+            MachineError: if the machine runs out of processes or descriptors.
         """
         for plan in plans:
             pid = self.pids.pop(plan.local_rank, 0)
@@ -234,8 +234,8 @@ class Workers:
         return ended and all(others_ended)
 
     def finish(self) -> None:
-        """Return when these workers and their spawner are gone, also after an error in the middle;
-        for a program that goes on after the job.
+        """Return when these workers and their spawner are gone, even after an error midway; for
+        embedding programs that outlive the job.
         """
         for each in self._more:
             each.finish()
@@ -268,7 +268,7 @@ class Workers:
             self._spawner.send(signal.SIGCONT)
 
     def _on_lease_expired(self) -> None:
-        """Continue the spawner again and again, until it has frozen the workers."""
+        """Continue the spawner repeatedly until it has frozen the workers."""
         if not (self.frozen or self._spawner_gone):
             self._continue_spawner()
             self._expiry.set_after(_CONTINUE_EVERY_S)
@@ -338,8 +338,8 @@ class Workers:
             self._on_event(WorkerExited(index, int(value)), float(times[0]))
 
     def _let_end(self) -> None:
-        """If only the guard was killed, let the spawner kill the workers and what they started: if
-        this process were killed while it does so itself, no process would know of those.
+        """If only the guard was killed, let the spawner kill the workers and their descendants. If
+        this process did it and were killed midway, they would be lost.
         """
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
@@ -367,7 +367,7 @@ class Workers:
             self._note_gone()
 
     def _end_orphans(self, exitcode: int, reason: str, until: float) -> None:
-        """Kill what a spawner has left again and again, until nothing is left; then report it."""
+        """Kill the descendants of a spawner repeatedly until none is left; then report it."""
         if self._spawner.closed:
             return
         if self._spawner.kill_orphans() and self._loop.now() < until:

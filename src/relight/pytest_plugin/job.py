@@ -25,7 +25,7 @@ _LOOK_S = 0.1
 _STACKS_S = 1.0
 """Wait for the stacks of the other ranks after those of the first one."""
 _GRACE_S = 0.5
-"""Delay before ranks are stopped after a failure: they may be about to fail on their own."""
+"""Delay before stopping ranks after a failure; they may be about to fail on their own."""
 _WITH_TORCH = ("torch.distributed", "torch._dynamo")
 """The first DistributedDataParallel imports the second module, which takes a second."""
 _OFF: dict[str, Any] = {
@@ -151,7 +151,7 @@ def _variables(wanted: Wanted) -> dict[str, str]:
 
 
 def _request(item: pytest.Item, wanted: Wanted) -> dict[str, Any]:
-    """Return the request with which the ranks run this test as this process would."""
+    """Return a request to run this test on the ranks as this process would."""
     config = item.config
     options = {k: v for k, v in vars(config.option).items() if _is_plain(v)} | _OFF
     options["inifilename"] = str(config.inipath) if config.inipath else None

@@ -175,7 +175,7 @@ class ReportedTest:
         return RanksRepr([(f"only {_named(list(skips))} skipped the test: {reason}", "")])
 
     def _unexplained(self, phase: str) -> RanksRepr | None:
-        """Return why ranks have not got to the end of this phase, if no report says so."""
+        """Return why ranks did not reach the end of this phase, if the reports don't explain it."""
         missing = [each for each in self._ranks if not _has_ended(each, phase)]
         if self._is_told or not missing:
             return None

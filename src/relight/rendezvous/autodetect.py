@@ -1,12 +1,12 @@
 """Fills in flags that the user did not give, from the cluster's environment variables.
 
-A flag, or its PET_ variable, takes precedence over the cluster; only what is not given is filled
+A flag, or its PET_ variable, takes precedence over the cluster; only missing flags are filled
 in. So `srun relight run --nnodes=2:4` is elastic and meets where Slurm says.
 
 A job of fixed size meets by the static rendezvous, as the cluster has already numbered the nodes:
 GROUP_RANK is SLURM_NODEID, OMPI_COMM_WORLD_RANK, or the index of the pod, and one port serves
 agents and workers. A range of nodes (`--nnodes=2:4`) meets by c10d at the same place, which only
-node 0 may host. The port is derived from the job's id if no variable has it (`environment`).
+node 0 may host. The port is derived from the job's id if no variable has it (`cluster_env`).
 """
 
 import socket
@@ -42,10 +42,10 @@ class Taken(NamedTuple):
 def take(
     spec: LaunchSpec, given: set[str], env: Environment
 ) -> tuple[LaunchSpec, set[str], list[str]]:
-    """Return the spec completed from the environment, the flags that are set now, and notes.
+    """Return the spec completed from the environment, all flags that are now set, and notes.
 
     Args:
-        spec: what the user asked for.
+        spec: the user's settings.
         given: the flags that the user set, including PET_ variables.
         env: the environment.
 
@@ -79,7 +79,7 @@ def take(
 
 
 def _has_security(spec: LaunchSpec, env: Environment) -> bool:
-    """Return whether the user or the site has said what nodes prove to each other."""
+    """Return whether the user or the site configured how nodes authenticate."""
     keys = {name for name, _ in (*spec.rdzv_conf, *spec.conf_defaults)}
     return bool(env.get("RELIGHT_TOKEN") or keys & {"token_file", "tls_cert"})
 
@@ -133,7 +133,7 @@ def _is_settled(spec: LaunchSpec, given: set[str]) -> bool:
 
 
 def _nodes(spec: LaunchSpec, given: set[str], found: FoundFlags, notes: list[str]) -> Nodes:
-    """Return how many nodes the job has, or 1 if the environment is to be ignored."""
+    """Return how many nodes the job has, or 1 to ignore the environment."""
     number = found.nnodes.value if found.nnodes else 1
     agents = found.agents.value if found.agents else number
     crowded = agents > number or (found.here is not None and found.here.value > 1)
@@ -150,7 +150,7 @@ def _nodes(spec: LaunchSpec, given: set[str], found: FoundFlags, notes: list[str
                 f"--nnodes=1 overrides {found.nnodes.source}: each agent runs a separate job"
             )
         return Nodes(1, 1)
-    if crowded and agents > spec.nnodes.max_nodes:  # the first to come would form the group
+    if crowded and agents > spec.nnodes.max_nodes:  # the first arrivals would form the group
         raise _crowded(found)
     if not spec.nnodes.min_nodes <= agents <= spec.nnodes.max_nodes:
         notes.append(f"--nnodes={spec.nnodes} overrides {(found.agents or found.nnodes).source}")
@@ -183,7 +183,7 @@ def _backend(spec: LaunchSpec, given: set[str], found: FoundFlags, nodes: Nodes)
 def _place(
     spec: LaunchSpec, given: set[str], found: FoundFlags, backend: str, *, needs_rank: bool
 ) -> list[Taken]:
-    """Return the flags for the place where the nodes meet."""
+    """Return the flags for the rendezvous of the nodes."""
     host, rank, port = found.host, found.node_rank, found.port
     if host is None:
         raise UsageError(found.no_host, hint="--rdzv-backend=c10d --rdzv-endpoint=HOST:PORT")

@@ -1,7 +1,7 @@
-"""Opens registers by name: those of etcd and of a directory, and plug-ins.
+"""Opens registers by name: etcd, a shared directory, and plug-ins.
 
 A plug-in is an entry point of the group `relight.rendezvous`, named as its backend, that refers to
-a `register.Open`. See CONTRIBUTING.md, "A new way for nodes to meet".
+a `leader_lock.Open`. See CONTRIBUTING.md, "A new way for nodes to meet".
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ def open(backend: str, endpoint: str, job: str, pairs: Mapping[str, str]) -> Lea
     """Return the register that `--rdzv-backend` names, for one job. It is not contacted yet.
 
     Raises:
-        UsageError: if there is no such backend, or it can't use this endpoint or these settings.
+        UsageError: if the backend is unknown, or can't use this endpoint or these settings.
     """
     opened = _find(backend)
     if backend in _BUILT_IN:
@@ -53,10 +53,10 @@ def open(backend: str, endpoint: str, job: str, pairs: Mapping[str, str]) -> Lea
 
 
 def check(backend: str) -> None:
-    """Refuse a name that no backend has.
+    """Refuse the name of an unknown backend.
 
     Raises:
-        UsageError: if no such backend; the error names the known ones.
+        UsageError: if the backend is unknown; the error names the known ones.
     """
     if backend in BACKENDS:
         return

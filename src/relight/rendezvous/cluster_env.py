@@ -1,6 +1,6 @@
-"""Reads from a cluster's environment variables which nodes the job has, and which this one is.
+"""Reads the nodes of the job, and the rank of this one, from a cluster's environment variables.
 
-`zero_flags` turns that into flags.
+`autodetect` turns them into flags.
 
 Open MPI (4.1 and 5.0, mpirun)
     OMPI_COMM_WORLD_SIZE, _RANK, _LOCAL_SIZE   the processes, this one, those on this host
@@ -10,23 +10,24 @@ Open MPI (4.1 and 5.0, mpirun)
     OMPI_MCA_orte_node_regex                   4: hosts by VPID; not on the host of mpirun
     PMIX_NAMESPACE                             the job; 5: `prterun-HOST_OF_MPIRUN-PID@1`
     PMIX_SERVER_URI4                           5: `NAMESPACE.VPID;…` of the daemon of this host
-  Daemons count from mpirun's host, which may be outside of the job, processes from the first host
-  that is used: the VPID of a host minus the rank of its only process is the VPID of rank 0's host.
-  Bare PMIx (PMIX_RANK, PMIX_NAMESPACE) does not say how many processes there are: not enough.
+  Daemons count from mpirun's host, which may not be part of the job; processes count from the first
+  host of the job. So the VPID of a host minus the rank of its only process is the VPID of rank 0's
+  host. Bare PMIx (PMIX_RANK, PMIX_NAMESPACE) lacks the number of processes and is not enough.
 
 Slurm (22.05; srun(1), "OUTPUT ENVIRONMENT VARIABLES")
     SLURM_JOB_ID, SLURM_STEP_ID, SLURM_RESTART_COUNT        the job, the step, how often requeued
     SLURM_STEP_NUM_NODES, _NODELIST, _NUM_TASKS, _TASKS_PER_NODE    of the step
     SLURM_NODEID, SLURM_PROCID, SLURM_LOCALID               of this task
     SLURMD_NODENAME, SLURM_NNODES                           its node; the nodes of the step
-  A batch script and the shell of salloc are not steps: they run on one node only, whatever
-  SLURM_JOB_NUM_NODES says. sbatch passes on the variables of the step that it was called from:
-  if its hosts are not those of the job, they are ignored.
+  A batch script and the shell of salloc are not steps. They run on one node only, whatever
+  SLURM_JOB_NUM_NODES says. sbatch passes on the variables of the step that called it; they are
+  ignored if its hosts are not those of the job.
 
 Kubernetes
     JOB_COMPLETION_INDEX     Indexed Job, and so JobSet and TrainJob: the index of this pod, whose
-                             host name is NAME-INDEX. No variable has the number of pods: it comes
-                             from --nnodes, PET_NNODES, NNODES, or WORLD_SIZE beside MASTER_ADDR.
+                             host name is NAME-INDEX. The number of pods, which no variable has,
+                             comes from --nnodes, PET_NNODES, NNODES, or WORLD_SIZE beside
+                             MASTER_ADDR.
     PET_…                    TrainJob and PyTorchJob (Kubeflow): count as flags, as with torchrun
     MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE    PyTorchJob: RANK of the pod, master first;
                              WORLD_SIZE counts pods, or workers beside PET_NNODES. Old operators say
@@ -35,8 +36,8 @@ Kubernetes
 Anything else
     MASTER_ADDR, MASTER_PORT, WORLD_SIZE or NNODES, RANK or NODE_RANK or GROUP_RANK
   counts only if an address, a size above 1 and a rank are all set, and neither LOCAL_RANK nor
-  LOCAL_WORLD_SIZE, which describe a worker. torchrun reads none of these, and a shell often still
-  has one or two of them.
+  LOCAL_WORLD_SIZE, which describe a worker. torchrun does not read these variables, and one or
+  two often remain set in a shell.
 
 Nothing is read below a worker of torchrun or relight (TORCHELASTIC_RUN_ID), nor with --standalone.
 """
@@ -52,7 +53,7 @@ from relight.rendezvous import hostlist
 
 _FIRST_PORT, _PORTS = 20000, 10000
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
-"""Step ids from here on are not srun's: they are batch scripts and shells of salloc."""
+"""First of the step ids that mean batch scripts and shells of salloc, not steps of srun."""
 
 
 class Number(NamedTuple):
@@ -70,11 +71,12 @@ class Text(NamedTuple):
 
 
 class FoundFlags(NamedTuple):
-    """What the environment says about this node and its job; None where it says nothing.
+    """Settings of this node and its job from the environment; None means unknown.
 
     `agents` is the number of launcher processes, including this one; `here` is how many of them are
     on this host. `host` is the host of node 0, and `hosts` is whether this process is node 0.
-    `no_host` says why `host` is not known. `remedy` is a command that starts one process per node.
+    `no_host` is the reason why `host` is unknown. `remedy` is a command that starts one process per
+    node.
     """
 
     system: str = ""
@@ -95,11 +97,11 @@ NOTHING = FoundFlags()
 
 
 def detect(variables: Mapping[str, str], given: set[str], hostname: str) -> FoundFlags:
-    """Return what the environment says.
+    """Read the environment.
 
     Args:
         variables: the environment.
-        given: the flags that the user set: they decide what the variables leave open.
+        given: the flags that the user set, which settle ambiguous variables.
         hostname: the name of this host; in a pod, with its domain.
 
     Raises:
@@ -241,8 +243,8 @@ def _slurm(variables: Mapping[str, str], given: set[str]) -> FoundFlags:
 
 
 def _left_over(variables: Mapping[str, str]) -> str:
-    """Return why the variables of the step are those of another job: it has hosts that this job
-    does not have, or lacks this one. sbatch keeps them, and its script is not a step.
+    """Return why the variables of the step belong to another job: its hosts include some outside of
+    this job, or not this one. sbatch keeps them, and its script is not a step.
     """
     name, job = variables.get("SLURMD_NODENAME", ""), variables.get("SLURM_JOB_NODELIST", "")
     listed = variables.get("SLURM_STEP_NODELIST", "")
@@ -259,8 +261,8 @@ def _left_over(variables: Mapping[str, str]) -> str:
 
 
 def _check_step(variables: Mapping[str, str], nnodes: Number) -> None:
-    """Refuse numbers of nodes that differ: they may be those of two jobs, or srun got
-    --preserve-env, and both have all hosts of the step.
+    """Refuse node counts that differ. They may come from two jobs, or srun got --preserve-env, and
+    both have all hosts of the step.
     """
     nodes = variables.get("SLURM_NNODES", str(nnodes.value))
     if nodes != str(nnodes.value):

@@ -3,7 +3,7 @@
 Names are those of torchrun (torch 2.13: `c10d_rendezvous_backend`, `dynamic_rendezvous`,
 `static_tcp_rendezvous`, `etcd_rendezvous`, `etcd_rendezvous_backend`), and so are the meanings
 where relight has the same feature. Torchrun silently ignores unknown keys; here a key that is
-unknown, or has no effect with this backend, gives a note.
+unknown, or unused with this backend, gives a note.
 
 A new setting is a field of `Conf` with its default, a row of `KEYS`, and the one place that uses
 it.
@@ -20,12 +20,12 @@ _TIMEOUT_S = 900.0
 """torchrun's default for `timeout`, which some backends use as `join_timeout` (launcher/api.py)."""
 _MOST_ATTEMPTS = 1_000_000
 LEAST_LOST_AFTER_S = 2.0
-"""Least `lost_after_s`: a node that is merely busy must not count as lost, nor be frozen."""
+"""Minimum of `lost_after_s`, so that a merely busy node is neither lost nor frozen."""
 LEAST_TTL_S = 2.0
 _LONGEST_INTERVAL_S = 0.5
 _TTL_SHARE = 0.6
-"""How long a hold on a register lasts by default, as a share of the time for which a silent node is
-waited for: once the hold has lapsed, the successor waits that long before it forms a generation.
+"""Default duration of a hold on a register, as a share of the time after which a silent node is
+lost. A successor waits for that time after the hold lapsed before it forms a generation.
 """
 
 
@@ -46,7 +46,9 @@ class Conf(NamedTuple):
     rank0: str = ""
     rank: int | None = None
     timeout: float | None = None
-    """Static and etcd: torchrun's name for `join_timeout`, which already has its value."""
+    """torchrun's name for `join_timeout` with static and etcd; `join_timeout` already has its
+    value.
+    """
     takeover: str = "majority"
     lease_ttl: float | None = None
     token_file: str = ""
@@ -63,20 +65,20 @@ class Conf(NamedTuple):
 
     @property
     def lost_after_s(self) -> float:
-        """How long a node may be silent before it is lost."""
+        """Seconds of silence until a node is lost."""
         return self.keep_alive_interval * self.keep_alive_max_attempt
 
     @property
     def ttl_s(self) -> float:
-        """How long a hold on a register lasts."""
+        """The duration of a hold on a register."""
         if self.lease_ttl is not None:
             return self.lease_ttl
         return max(LEAST_TTL_S, _TTL_SHARE * self.lost_after_s)
 
     @property
     def interval_s(self) -> float:
-        """The time between two heartbeats, however long the interval that users set: they also show
-        that a connection is broken.
+        """The time between two heartbeats. It is limited whatever users set, as heartbeats also
+        detect broken connections.
         """
         return min(self.keep_alive_interval, _LONGEST_INTERVAL_S)
 
@@ -84,8 +86,8 @@ class Conf(NamedTuple):
 class Key(NamedTuple):
     """One row of the table. `parse` raises ValueError on a bad value.
 
-    `backends` are those for which the key has an effect. `no_effect` says for keys of torchrun why
-    the other backends ignore them; it is empty where all backends have the key.
+    `backends` are those that use the key. `no_effect` is the reason why other backends ignore a
+    key of torchrun; it is empty if all backends have the key.
     """
 
     name: str
@@ -97,7 +99,7 @@ class Key(NamedTuple):
 
     @property
     def target(self) -> str:
-        """The field of `Conf` that holds the value."""
+        """The name of the field in `Conf`."""
         return self.field or self.name
 
 
@@ -113,7 +115,7 @@ def parse_seconds(text: str) -> float:
 
 
 def parse_wait(text: str) -> float:
-    """Parse a time that may be 0, for not waiting at all."""
+    """Parse a time; 0 means not to wait."""
     try:
         if float(text) == 0:
             return 0.0
@@ -158,7 +160,7 @@ def parse_takeover(text: str) -> str:
 
 
 def parse_rank0(text: str) -> str:
-    """Parse on which node rank 0 is; without it, nodes are in the order of their host names."""
+    """Parse the node of rank 0; by default, nodes are in the order of their host names."""
     if text != "endpoint":
         raise ValueError("expected endpoint")
     return text
@@ -232,7 +234,7 @@ def parse(
     backend: str,
     read_file: Callable[[str], bytes] = read_file,
 ) -> tuple[Conf, list[str]]:
-    """Check the pairs of `--rdzv-conf`; return their values, and a note for each without effect.
+    """Check the pairs of `--rdzv-conf`; return their values, and a note for each unused key.
 
     Args:
         pairs: keys and values as written.
@@ -290,7 +292,7 @@ def parse(
 def merged(
     pairs: tuple[tuple[str, str], ...], defaults: tuple[tuple[str, str], ...], backend: str
 ) -> tuple[tuple[str, str], ...]:
-    """Return the pairs with those of `defaults` whose keys they lack, and that have an effect."""
+    """Return the pairs, completed with the usable pairs of `defaults`."""
     given = {name for name, _ in pairs}
     missing = [
         (name, text)
@@ -316,12 +318,12 @@ def read_token(path: str, read_file: Callable[[str], bytes] = read_file) -> byte
 
 
 def has_key(backend: str, key: Key) -> bool:
-    """Return whether a key has an effect with a backend. Plug-ins have those of `file`."""
+    """Return whether a backend uses a key. Plug-ins use those of `file`."""
     return (backend if backend in BACKENDS else "file") in key.backends
 
 
 def keys_of(backend: str) -> tuple[str, ...]:
-    """Return the names of the keys that have an effect with a backend."""
+    """Return the names of the keys that a backend uses."""
     return tuple(key.name for key in KEYS if has_key(backend, key))
 
 

@@ -1,4 +1,4 @@
-"""Works out from the request how the nodes of a job meet.
+"""Derives the rendezvous of a job from its launch settings.
 
 c10d     all nodes have the same endpoint; the node that can bind it hosts the coordinator
 static   node rank 0 hosts it at --master-addr and --master-port
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 DEFAULT_ENDPOINT_PORT = 29400
 _DIAL_S = 5.0
 _REJOIN_S = 1.5
-"""How long an agent may take to find a new coordinator once it has lost the old one."""
+"""Limit on an agent's search for a new coordinator after the loss of the old one."""
 TOKEN = "RELIGHT_TOKEN"  # noqa: S105  # the name of the variable
 REPLICA = "RELIGHT_REPLICA_ID"
 EXIT_BARRIER = "TORCH_ELASTIC_EXIT_BARRIER_TIMEOUT"
@@ -36,13 +36,13 @@ _DIGITS = 9  # of a number, at most
 class Meeting(NamedTuple):
     """Where and how the nodes of a job meet.
 
-    `where` names the endpoint for people. `hosts` are all its hosts with their ports; `alone`: one
-    of several may take over without a majority. With a `register`, `hosts` is empty; a hold on it
-    lasts for `ttl_s`. `hosted`: whether this node hosts the coordinator; None to find out.
-    `local_addr` is the address that other nodes shall use, or empty. `fixed_port`: workers also
-    find their store at the endpoint's port. `node_rank` is this node's rank in a static rendezvous,
-    otherwise the number of its replica or -1. `endpoint_first`: rank 0 is on the node that hosts
-    the endpoint. Times in seconds.
+    `where` names the endpoint for people. `hosts` are all its hosts with their ports; `alone`
+    means that one of several may take over without a majority. With a `register`, `hosts` is empty;
+    a hold on it lasts for `ttl_s`. `hosted` is whether this node hosts the coordinator; None to
+    find out. `local_addr` is the address for other nodes, or empty. `fixed_port` means that workers
+    also find their store at the endpoint's port. `node_rank` is this node's rank in a static
+    rendezvous, otherwise the number of its replica or -1. `endpoint_first` puts rank 0 on the node
+    that hosts the endpoint. Times are in seconds.
     """
 
     job: str
@@ -66,12 +66,12 @@ class Meeting(NamedTuple):
 
     @property
     def who(self) -> str:
-        """How to name the job to people: by its id if the user gave one."""
+        """The name of the job for people, with its id if the user gave one."""
         return "the job" if self.job == UNSET_RUN_ID else f"job {self.job}"
 
     @property
     def doctor(self) -> str:
-        """The command that finds out why nodes do not meet."""
+        """The command that diagnoses a failed rendezvous."""
         if self.register is not None:
             return (
                 f"check that {self.where} answers and is the same; `relight doctor --nnodes=N "
@@ -81,7 +81,7 @@ class Meeting(NamedTuple):
 
     @property
     def warning(self) -> str:
-        """What to tell the user where the coordinator is, if any host may join; else empty."""
+        """The warning on the coordinator's host if any host may join; otherwise empty."""
         if not self.security.is_open:
             return ""
         return f"no token: any host reaching {self.where} can join this job ({TOKEN} sets one)"
@@ -98,7 +98,7 @@ class Meeting(NamedTuple):
 
 
 def arrange(spec: LaunchSpec, env: Environment) -> tuple[Meeting, GroupSettings, list[str]]:
-    """Return where the nodes of a job of several nodes meet, and notes for the user.
+    """Return the rendezvous of a multi-node job, the settings of its group, and notes for the user.
 
     Raises:
         UsageError: if the endpoint or a setting of the rendezvous is missing or wrong.
@@ -182,7 +182,7 @@ def _with_file_store(spec: LaunchSpec) -> LaunchSpec:
 
 
 def _exit_barrier_s(spec: LaunchSpec, conf: Conf, env: Environment) -> float:
-    """Return how long a node that is done waits for the others."""
+    """Return how long a finished node waits for the others."""
     text = env.get(EXIT_BARRIER)
     if not text or "exit_barrier_timeout" in dict(spec.rdzv_conf):
         return conf.exit_barrier_timeout
@@ -245,10 +245,10 @@ def _static_hosts(spec: LaunchSpec) -> tuple[tuple[str, int], ...]:
 
 
 def security(env: Environment, conf: Conf) -> Security:
-    """Return what nodes must prove to each other, from the environment and `--rdzv-conf`.
+    """Return how nodes authenticate, from the environment and `--rdzv-conf`.
 
     Raises:
-        UsageError: if a file can't be read, or holds something else.
+        UsageError: if a file can't be read, or has other content.
     """
     if conf.token_file:
         secret = rdzv_conf.read_token(conf.token_file)

@@ -1,11 +1,11 @@
-"""Finders: where a job's coordinator is, and until when it certainly is in this process.
+"""Finders: where a job's coordinator is, and until when this process certainly is it.
 
     endpoint_finder.py   one endpoint: the process that can bind it
     election_finder.py   an endpoint of several hosts: the host that they have elected
     register_finder.py   a register: the process that its record names
 
 A finder answers questions (`seek`) and reports unasked when this process begins to coordinate,
-continues, or has to stop. It knows neither link nor group nor coordinator: its caller (the
+continues, or has to stop. It does not depend on link, group or coordinator. Its caller (the
 `Seeker`: an agent's link, `relight doctor`, `relight coordinator`) listens on the socket that the
 finder provides, dials the address that it names, and reports the outcome.
 """
@@ -40,7 +40,7 @@ class CoordinatorAt(NamedTuple):
 
 
 class NotFound(NamedTuple):
-    """The finder knows no coordinator now; ask again after `again_s`."""
+    """The finder does not know a coordinator now; ask again after `again_s`."""
 
     reason: str
     again_s: float = RETRY_S
@@ -63,13 +63,13 @@ class Seeker:
         raise NotImplementedError
 
     def found(self, result: SearchResult) -> None:
-        """Take the answer to `seek`. CoordinatorHere also comes unasked, when this process becomes
-        the coordinator.
+        """Handle the answer to `seek`. CoordinatorHere also comes unasked, when this process
+        becomes the coordinator.
         """
         raise NotImplementedError
 
     def extended(self, until: float) -> None:
-        """Note that this process certainly coordinates until then, which is later than before."""
+        """Record that this process certainly coordinates until this later time."""
 
     def step_down(self, reason: str, again_s: float) -> None:
         """Stop coordinating; this process may seek again after `again_s`."""
@@ -78,10 +78,10 @@ class Seeker:
         """Print a message to the user."""
 
     def record(self, event: StateChanged) -> None:
-        """Take a change of state of an election or a candidacy, for the event log."""
+        """Write a state change of an election or a candidacy to the event log."""
 
     def say_refused(self, line: str) -> None:
-        """Report a peer that was refused."""
+        """Report a refused peer."""
 
 
 class Finder:
@@ -103,22 +103,22 @@ class Finder:
         raise NotImplementedError
 
     def answered(self) -> None:
-        """Note that a coordinator has answered at the place that was found."""
+        """Record that a coordinator answered at the address found."""
 
     def failed(self, *, refused: bool, working: bool) -> tuple[str, Refusal]:
-        """Note that the connection to the place that was found has ended, or could not be made;
-        `working`: workers on this node depend on it. Return a better reason, if there is one, and
-        what a refusal means.
+        """Record that the connection to the address found ended or failed; with
+        `working`, workers on this node depend on it. Return a better reason, or an empty text, and
+        the meaning of a refusal.
         """
         del refused, working
         return "", Refusal.NOTHING
 
     def coordinator_lost(self) -> None:
-        """Note that the coordinator is gone after it had answered and sent a message."""
+        """Record the loss of a coordinator that had answered and sent a message."""
 
     def redirected(self, host: int) -> str:
-        """Note that the peer names the host with this index as the coordinator, -1 if it knows
-        none. Return that in words.
+        """Record that the peer names the host with this index as the coordinator, -1 if it knows
+        no coordinator. Return that in words.
         """
         del host
         return "it no longer coordinates"
@@ -131,37 +131,37 @@ class Finder:
         return True
 
     def set_enough_nodes(self, *, enough: bool) -> None:
-        """Note whether enough nodes reach this process; called whenever its role is extended."""
+        """Record whether enough nodes reach this process; called whenever its role is extended."""
 
     def loopback_addresses(self) -> Sequence[str]:
-        """Return the addresses of the endpoint if each machine has them for itself."""
+        """Return the addresses of the endpoint if they are loopback addresses."""
         return ()
 
     def coordinator_index(self) -> int:
-        """Return which of several hosts coordinates, -1 if not known or there is only one."""
+        """Return the index of the coordinating host; -1 if unknown, or with a single host."""
         return -1
 
     def take_connection(self, connection: Connection, settings: GroupSettings | None) -> None:
-        """Take a connection that another host's finder has opened to this one's socket."""
+        """Handle a connection that another host's finder opened to this one's socket."""
         del settings
         connection.close()
 
     def take_ballot(self, data: bytes) -> None:
-        """Take a datagram that is not an agent's heartbeat."""
+        """Handle a datagram that is not an agent's heartbeat."""
 
     def is_needed(self, *, connected: bool) -> bool:
-        """Return whether other nodes need this host although the agent here is done; `connected`:
-        nodes are connected to it.
+        """Return whether other nodes need this host although its agent is done; with
+        `connected`, nodes are connected to it.
         """
         del connected
         return False
 
     def follows_another(self) -> bool:
-        """Return whether another process has coordinated before this one, if that is known."""
+        """Return whether another process is known to have coordinated before this one."""
         return False
 
     def retire(self) -> None:
-        """Do not let this process coordinate any more, as its node has given up."""
+        """Stop this process from coordinating again, as its node has given up."""
 
     def close(self) -> None:
         """Release all resources."""

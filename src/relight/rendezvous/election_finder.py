@@ -1,15 +1,15 @@
 """The finder of an endpoint that lists several hosts: `--rdzv-endpoint=host1,host2,host3`.
 
 The agent that holds the endpoint's port on one of these hosts is its elector. The electors choose a
-coordinator among themselves (`core/link/election`); agents ask any of them who it is. When the
+coordinator among themselves (`core/link/election`); agents ask any elector for it. When the
 coordinator's host is gone, the next one takes over as soon as a majority of the hosts agrees. The
-agents announce the generation that they are in, and their workers go on.
+agents announce their current generation, and their workers continue.
 
 An elector opens a connection to each other host of the list and sends over it; it receives over the
 connections that the others opened. A connection without an answer for a second is replaced. Where
 packets are lost, TCP delays all that follows, so ballots also come as datagrams to the same port;
 the first copy to arrive counts. Datagrams are authenticated with the key of the latest connection
-that was opened, even if that has ended: a new one takes long where packets are lost.
+that was opened, even after its end, because opening a new one takes long when packets are lost.
 """
 
 import os
@@ -35,13 +35,13 @@ from relight.rendezvous.config import Meeting
 from relight.rendezvous.discovery import CoordinatorAt, CoordinatorHere, Finder, NotFound, Seeker
 
 _VOTE_S = 1.0
-"""How long a vote counts. It need not outlast a lease: who is elected goes on with the generation
-that runs, and forms another when all leases are over (core/group/membership).
+"""How long a vote counts. It need not outlast a lease, as the elected host continues the running
+generation, and forms another when all leases are over (core/group/membership).
 """
 _PING_S = 0.25
 """How often each other host gets a heartbeat."""
 _SILENT_S = 1.0
-"""A connection without an echo for so long is closed; the next ping opens a new one."""
+"""A connection without an echo for this time is closed; the next ping opens a new one."""
 _HEARD = Ballot | Heartbeat
 _MOST_KEYS = 64
 """How many keys of connections from other hosts are kept; older keys are forgotten."""
@@ -52,8 +52,8 @@ class ElectionFinder(Finder):
 
     Args:
         loop: the loop of the process.
-        meeting: where the nodes meet; has the hosts of the endpoint.
-        settings: what the user asked for.
+        meeting: the rendezvous, with the hosts of the endpoint.
+        settings: the user's settings.
     """
 
     def __init__(self, loop: Loop, meeting: Meeting, settings: GroupSettings) -> None:
@@ -66,8 +66,8 @@ class ElectionFinder(Finder):
         self._seek_waits = False
         self._known_coordinator = -1
         self._dialled = self._answered = -1
-        self._asks_answered = False  # whether the next to be asked is the one that answered last
-        self._unanswered = 0  # since a coordinator was there
+        self._asks_answered = False  # whether to ask the host that answered last next
+        self._unanswered = 0  # since the last answer of a coordinator
         self._turn = 0
         self._elector: Elector | None = None
         self._coordinates = False
@@ -82,7 +82,7 @@ class ElectionFinder(Finder):
             resolve(self._loop, host, port, partial(self._on_host, index))
 
     def seek(self, *, may_host: bool) -> None:
-        """Report the coordinator that was elected; if it is not known, the next host to ask."""
+        """Report the elected coordinator or, if unknown, the next host to ask."""
         del may_host
         if self._unresolved:
             self._seek_waits = True
@@ -106,8 +106,8 @@ class ElectionFinder(Finder):
         self._seeker.found(CoordinatorAt(address, self._limit_s()))
 
     def _next(self) -> int:
-        """Return which host to ask: the coordinator, if it is known. If not, each other host in
-        turn, and every other time the one that answered last: a cut may be over.
+        """Return the host to ask: the coordinator or, if unknown, each other host in turn,
+        alternating with the one that answered last, as a cut may be over.
         """
         known, self._known_coordinator = self._known_coordinator, -1
         if known < 0 and self._asks_answered:
@@ -122,23 +122,23 @@ class ElectionFinder(Finder):
         return (self._turn - 1) % count
 
     def _limit_s(self) -> float:
-        """Return how long to wait for an answer: not long, so that a host that is gone costs little
-        time; longer if that does not lead to the coordinator, which may be far away.
+        """Return how long to wait for an answer. Short at first, so that a lost host costs little
+        time; longer if that does not reach the coordinator, which may be far away.
         """
         rounds = 1 + self._unanswered // len(self._addresses)
         return min(_VOTE_S * rounds, max(_VOTE_S, self._meeting.dial_s))
 
     def answered(self) -> None:
-        """Note that the host that was asked coordinates."""
+        """Record that the queried host coordinates."""
         self._answered, self._asks_answered = self._dialled, True
 
     def coordinator_lost(self) -> None:
-        """Note that the coordinator had answered in time, before it was lost."""
+        """Record that the coordinator had answered in time before it was lost."""
         self._unanswered = 0
 
     def failed(self, *, refused: bool, working: bool) -> tuple[str, Refusal]:
-        """Ask the next host first. A refusal proves nothing: another host may have taken over. That
-        of a host which has not coordinated says nothing about this node either.
+        """Ask the next host first. A refusal proves nothing, as another host may have taken over.
+        From a host that never coordinated, it says nothing about this node either.
         """
         del working
         self._unanswered += not refused
@@ -147,7 +147,7 @@ class ElectionFinder(Finder):
         return "", Refusal.HINT if is_hint else Refusal.NOTHING
 
     def redirected(self, host: int) -> str:
-        """Note the coordinator that the host names, if it knows one."""
+        """Record the coordinator that the host names, or that it names none."""
         if host < len(self._addresses):
             self._known_coordinator = host
         return "the hosts of the endpoint have not chosen a coordinator yet"
@@ -158,7 +158,7 @@ class ElectionFinder(Finder):
         return self._elector is not None and self._elector.coordinates()
 
     def coordinator_index(self) -> int:
-        """Return which host is the coordinator, -1 if that is not known."""
+        """Return the index of the coordinator's host, -1 if unknown."""
         return self._elector.coordinator_index() if self._elector is not None else -1
 
     def take_connection(self, connection: Connection, settings: GroupSettings | None) -> None:
@@ -174,9 +174,10 @@ class ElectionFinder(Finder):
             self._elector.take_ballot(data)
 
     def is_needed(self, *, connected: bool) -> bool:
-        """Return whether this host has to go on voting: until, for as long as nodes may take to
-        find a new coordinator, no other host has coordinated and no other node was connected here.
-        While a host is silent, that says nothing: its nodes may be back after a cut.
+        """Return whether this host must keep voting. It may stop once no other host has
+        coordinated, and no other node was connected here, for the time that nodes may take to find
+        a new coordinator. That does not count while a host is silent: its nodes may be back after a
+        cut.
         """
         elector = self._elector
         if elector is None:
@@ -194,7 +195,7 @@ class ElectionFinder(Finder):
         return self._elector is not None and self._elector.follows_another()
 
     def retire(self) -> None:
-        """Take part in no election any more."""
+        """Leave all elections for good."""
         self.close()
         self._elector = None
 
@@ -213,7 +214,7 @@ class ElectionFinder(Finder):
     def _become_elector(self) -> None:
         """Become the elector of a host of the list, if it is this machine and its port is free."""
         # Several loopback addresses with the same port are several hosts of the list. But Debian
-        # maps a machine's own name to 127.0.1.1: then the others need all of its addresses.
+        # maps a machine's own name to 127.0.1.1: then the others need all addresses.
         all_here = all(is_loopback(each) for found in self._addresses for each, _ in found)
         for index, found in enumerate(self._addresses):
             if not any(is_ours(address) for address, _ in found):
@@ -251,8 +252,8 @@ class Elector:
 
     Args:
         loop: the agent's loop.
-        meeting: where and how the nodes meet.
-        settings: what the user asked for.
+        meeting: the rendezvous.
+        settings: the user's settings.
         me: the index of this host in the list.
         addresses: the addresses of each host.
         on_role: called repeatedly with whether this host is the coordinator.
@@ -283,7 +284,7 @@ class Elector:
         )
         self._outgoing: dict[int, Connection] = {}
         self._up: set[int] = set()
-        """Hosts that have answered, and have not closed or refused a connection since."""
+        """Hosts that answered, and have not closed or refused a connection since."""
         self._incoming: dict[Connection, None] = {}  # in the order of their arrival
         self._ballots = Ballots(loop)
         self._turn = 0
@@ -292,13 +293,13 @@ class Elector:
         self._ping_timer = loop.call_after(0, self._ping)
 
     def coordinates(self) -> bool:
-        """Return whether this host is the coordinator now. Workers may still run on leases that its
-        predecessor has given.
+        """Return whether this host is the coordinator now. Workers may still run on leases of its
+        predecessor.
         """
         return self._election.coordinates(self._loop.now())
 
     def coordinator_index(self) -> int:
-        """Return which host is the coordinator, -1 if that is not known."""
+        """Return the index of the coordinator's host, -1 if unknown."""
         return self._election.coordinator(self._loop.now())
 
     def follows_another(self) -> bool:
@@ -306,12 +307,12 @@ class Elector:
         return self._election.follows_another
 
     def has_silent_host(self) -> bool:
-        """Return whether nothing is heard of a host that has not closed its connection."""
+        """Return whether a host is silent that has not closed its connection."""
         now = self._loop.now()
         return any(self._election.is_silent(host, now) for host in self._up)
 
     def explain(self) -> str:
-        """Return in words what the election is waiting for."""
+        """Describe the missing condition of the election."""
         return self._election.explain(self._loop.now())
 
     def lease_until(self) -> float:
@@ -319,7 +320,7 @@ class Elector:
         return self._election.lease_until()
 
     def take_connection(self, connection: Connection, settings: GroupSettings | None) -> None:
-        """Take the connection that another elector has opened."""
+        """Handle a connection that another elector opened."""
         if settings is not None and settings.lost_after_s != self._settings.lost_after_s:
             connection.fail(group_messages.other_lost_after(settings.lost_after_s, self._settings))
             return
@@ -328,7 +329,7 @@ class Elector:
         self._ballots.admit(connection.session_key)
 
     def take_ballot(self, data: bytes) -> None:
-        """Take another elector's datagram; drop one that does not come from this job."""
+        """Handle another elector's datagram; drop those from outside this job."""
         ballot = self._ballots.of_datagram(data)
         if ballot is not None:
             self._step(BallotReceived(ballot))
@@ -345,7 +346,7 @@ class Elector:
     # Called by connections in both directions.
 
     def opened(self, connection: Connection, hello: Message) -> None:
-        """Note that another host has answered."""
+        """Record that another host has answered."""
         del hello
         for index, each in self._outgoing.items():
             if connection is each:
@@ -365,7 +366,7 @@ class Elector:
     def closed(self, connection: Connection, reason: str) -> None:
         """Forget a connection that has ended; the next ping opens a new one."""
         if connection.session_key and reason != CLOSED:
-            # Other ends are normal: that host is not up.
+            # Other reasons are normal, as when that host is not up.
             self._seeker.say_refused(f"{connection.peer}: {reason}")
         self._incoming.pop(connection, None)
         if connection.session_key or connection.refused:

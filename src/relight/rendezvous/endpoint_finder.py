@@ -21,11 +21,11 @@ _LOOK_UP_S = 1.0
 
 
 class EndpointFinder(Finder):
-    """Finds out whether the endpoint is on this machine, and where it is otherwise.
+    """Hosts the endpoint if it is on this machine; otherwise finds it.
 
     Args:
         loop: the loop of the process.
-        meeting: where the nodes meet; if it names several hosts, only the first is used.
+        meeting: the rendezvous, of whose hosts only the first is used.
     """
 
     def __init__(self, loop: Loop, meeting: Meeting) -> None:
@@ -40,7 +40,7 @@ class EndpointFinder(Finder):
         self._closed = False
 
     def open(self, seeker: Seeker) -> None:
-        """Note the seeker."""
+        """Store the seeker."""
         self._seeker = seeker
 
     def seek(self, *, may_host: bool) -> None:
@@ -54,14 +54,14 @@ class EndpointFinder(Finder):
         self._answer("")
 
     def failed(self, *, refused: bool, working: bool) -> tuple[str, Refusal]:
-        """Return what a refusal means: the endpoint's host is up, and no coordinator runs there."""
+        """Return the meaning of a refusal: the endpoint's host is up, without a coordinator."""
         del working
         if not refused:
             return "", Refusal.NOTHING
         return "", Refusal.PROOF if is_ours(self._target) else Refusal.HINT
 
     def coordinator_lost(self) -> None:
-        """Look the name up again meanwhile: a restarted pod has another address."""
+        """Look the name up again, as a restarted pod has another address."""
         self._look_up(self._on_other_addresses)
 
     def loopback_addresses(self) -> list[str]:

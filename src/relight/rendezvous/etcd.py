@@ -25,12 +25,12 @@ _READ_TIMEOUT_S = 60.0
 
 
 def open(endpoint: str, job: str, pairs: Mapping[str, str]) -> LeaderLock:
-    """Return the register of a job in etcd, with the API that it has; see `register.Open`."""
+    """Return the register of a job in etcd, with the API of the cluster; see `leader_lock.Open`."""
     return _EitherRegister(*_prepared(endpoint, job, pairs, "etcd"))
 
 
 def open_v2(endpoint: str, job: str, pairs: Mapping[str, str]) -> LeaderLock:
-    """Return the register of a job in etcd's v2 API; see `register.Open`."""
+    """Return the register of a job in etcd's v2 API; see `leader_lock.Open`."""
     return V2Register(*_prepared(endpoint, job, pairs, "etcd-v2"))
 
 

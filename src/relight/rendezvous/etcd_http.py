@@ -23,8 +23,8 @@ _LEAST_TIMEOUT_S = 0.5
 _MOST_TIMEOUT_S = 2.0
 _ANOTHER_MAY_KNOW = (408, 429)
 _NO_SPACE = "database space exceeded"
-"""ErrNoSpace (etcd, api/v3rpc/rpctypes/error.go): the alarm NOSPACE is raised. Until somebody
-disarms it, etcd takes no put and grants no lease, but reads, deletes and keeps leases alive.
+"""ErrNoSpace (etcd, api/v3rpc/rpctypes/error.go): the alarm NOSPACE is raised. Until it is
+disarmed, etcd refuses puts and new leases, but still reads, deletes and keeps leases alive.
 """
 
 
@@ -60,10 +60,10 @@ class EtcdMembers:
     Args:
         addresses: hosts and ports.
         tls: how to use TLS.
-        timeout_s: how long one member may take to connect, and to answer.
+        timeout_s: time limit for one member to connect, and to answer.
 
     Attributes:
-        own_address: the address of this machine on connections to members; empty if not known.
+        own_address: the address of this machine on connections to members; empty if unknown.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class EtcdMembers:
         self._answered = False
 
     def hurry(self, ttl_s: float) -> None:
-        """Leave time to ask a second member: the answer is worthless after `ttl_s`."""
+        """Leave time to ask a second member, as the answer is worthless after `ttl_s`."""
         self._timeout_s = min(self._most_timeout_s, max(_LEAST_TIMEOUT_S, ttl_s / 2))
 
     def ask(
@@ -115,7 +115,7 @@ class EtcdMembers:
         raise OSError("; ".join(dict.fromkeys(failures)))
 
     def move_on(self) -> None:
-        """Begin with the next member from now on."""
+        """Start with the next member from now on."""
         self.close()
         self._turn = (self._turn + 1) % len(self._addresses)
 
@@ -194,7 +194,7 @@ class EtcdMembers:
         return EtcdAnswer(response.status, _parsed(data), self._member)
 
     def _explained(self, error: Exception) -> OSError | UsageError:
-        """Return the error that an exception of a connection to the current member means."""
+        """Return the error for an exception of the connection to the current member."""
         import http.client
         import socket
         import ssl
@@ -233,7 +233,8 @@ class EtcdMembers:
     def _speaks_other_protocol(self) -> str:
         """Return whether the member speaks TLS and we do not, or the reverse.
 
-        etcd closes the connection at once in both cases, as does a member that is shutting down.
+        etcd closes the connection immediately in both cases, as does a member that is shutting
+        down.
         """
         import socket
         import ssl
@@ -256,7 +257,7 @@ class EtcdMembers:
 
 
 class _Timed(io.RawIOBase):
-    """Reads from a socket with one deadline for all: a peer may send byte by byte."""
+    """Reads from a socket with one deadline for all reads, as a peer may send byte by byte."""
 
     def __init__(self, sock: "socket.socket", until: float) -> None:
         self._sock = sock
@@ -318,12 +319,12 @@ def parse_members(endpoint: str, protocol: str = "http") -> list[tuple[str, int]
 
 
 def cluster_version(members: EtcdMembers) -> tuple[int, int]:
-    """Return the version that all members of the cluster have at least.
+    """Return the minimum version of the members.
 
     A single member's version must not decide: other nodes may ask another member.
 
     Raises:
-        OSError: if the version is not known now.
+        OSError: if the version is unknown at the moment.
     """
     answer = members.ask("GET", "/version")
     text = answer.body.get("etcdcluster")

@@ -1,4 +1,4 @@
-"""A record in a key of etcd: what both APIs have in common."""
+"""A record in a key of etcd: the parts that both APIs share."""
 
 import math
 import os
@@ -12,8 +12,8 @@ TRIES = 5
 
 
 class Stored(NamedTuple):
-    """The value of a job's key. `token` identifies its writer. `doubted`: another process could not
-    reach the writer at `value`, and waits for its next renewal.
+    """The value of a job's key. `token` identifies its writer. `doubted` is set by a process that
+    could not reach the writer at `value`, and waits for its next renewal.
     """
 
     token: str
@@ -22,8 +22,8 @@ class Stored(NamedTuple):
 
 
 class KeyContent(NamedTuple):
-    """The content of the key. `revision` is 0 if there is none; only v2 has `text`, only v3 `lease`
-    and `doubted`.
+    """The content of the key. `revision` is 0 for a missing key; only v2 has `text`, only v3
+    `lease` and `doubted`.
     """
 
     token: str = ""

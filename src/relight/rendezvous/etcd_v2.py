@@ -4,12 +4,12 @@ The record is a key with a time to live. Its createdIndex is the record's revisi
 changes with each renewal. The stored text is different for each holder, so a comparison with it
 can't match a successor.
 
-The members measure the time by their wall clocks: that of the member which was asked against that
-of the leader. If clocks in a cluster differ, a record lapses that much too early or too late; v3
-has no such weakness.
+The members measure the time by their wall clocks, comparing that of the member asked with that of
+the leader. If clocks in a cluster differ, a record lapses too early or too late by the difference;
+v3 does not have this weakness.
 
-A request without an answer may have been carried out, or may be later: so the text also contains a
-token of its writer.
+An unanswered request may have been applied, now or later. So the text also contains a token of its
+writer.
 """
 
 import time
@@ -82,7 +82,7 @@ class V2Register(EtcdRegister):
         raise self._restless()
 
     def _write(self, found: KeyContent, value: str, seconds: int) -> KeyContent | None:
-        """Take or renew the key, if it still is as it was `found`; None if it is not."""
+        """Take or renew the key, if it still is as `found`; otherwise return None."""
         form = {"ttl": str(seconds)}
         if not found.revision:
             self._asked = True
@@ -152,7 +152,7 @@ class V2Register(EtcdRegister):
         )
 
     def _error(self, answer: EtcdAnswer) -> Exception:
-        """Return the error that a refusal means."""
+        """Return the error for a refusal."""
         code, where = answer.body.get("errorCode"), f"etcd at {answer.member}"
         if answer.status == 404 and code is None:
             return UsageError(

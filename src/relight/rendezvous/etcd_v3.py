@@ -8,8 +8,8 @@ shorter.
 An unanswered request may have been applied, now or later. So the key also contains a
 token of its writer, and its content is compared with the wanted one until they agree.
 
-A renewal of the lease changes nothing in the key, so a process that doubts that the holder lives
-writes that into the holder's record. A live holder overwrites it with its next renewal.
+A renewal of the lease changes nothing in the key, so a process that doubts that the holder is alive
+marks the holder's record. A live holder overwrites it with its next renewal.
 """
 
 import time
@@ -50,7 +50,7 @@ class _Range(NamedTuple):
 
 
 class _LeaseEnded(Exception):  # noqa: N818
-    """The lease to be used has ended."""
+    """The lease has ended."""
 
 
 class V3Register(EtcdRegister):
@@ -118,7 +118,7 @@ class V3Register(EtcdRegister):
         raise self._restless()
 
     def _renewed(self, seconds: int) -> int:
-        """Renew our lease and return it, or 0 if there is none of this duration."""
+        """Renew our lease and return it, or 0 without a lease of this duration."""
         if not self._lease or self._lease_s != seconds:
             return 0
         result = self._call("/lease/keepalive", {"ID": str(self._lease)}).body.get("result")
@@ -135,7 +135,7 @@ class V3Register(EtcdRegister):
         return self._lease
 
     def _revoke(self, lease: int) -> None:
-        """Tidy up: a lease that is not renewed ends anyway."""
+        """Revoke a lease early; without renewal it would end anyway."""
         try:
             self._call("/lease/revoke", {"ID": str(lease)})
         except (_LeaseEnded, OSError):
@@ -186,7 +186,7 @@ class V3Register(EtcdRegister):
         try:
             pair, *_ = fields.record(_Range, result).kvs
             stored: Stored = fields.record(Stored, fields.decode(base64.b64decode(pair.value)))
-        except ValueError:  # Malformed, or no base64
+        except ValueError:  # malformed, or not base64
             pair = _Pair("", "", "")
         revision, modified = _number(pair.create_revision), _number(pair.mod_revision)
         if not revision:
@@ -244,7 +244,7 @@ class V3Register(EtcdRegister):
         )
 
     def _error(self, answer: EtcdAnswer) -> Exception:
-        """Return the error that a refusal means."""
+        """Return the error for a refusal."""
         code, text = _code_of(answer), message_of(answer)
         where = f"etcd at {answer.member}"
         if code == _LEASE_ENDED and "lease" in text:
@@ -264,7 +264,7 @@ class V3Register(EtcdRegister):
 
 
 def _base_of(version: tuple[int, int]) -> str:
-    """Return the path of the gateway in this version of etcd, which the next version has, too."""
+    """Return the path of the gateway in this version of etcd, which also exists in the next."""
     if version >= (3, 4):
         return "/v3"
     return "/v3beta" if version >= (3, 3) else "/v3alpha"
@@ -284,7 +284,7 @@ def _is_stale(answer: EtcdAnswer) -> bool:
 
 
 def _code_of(answer: EtcdAnswer) -> int:
-    """Return the gRPC code of an answer, 0 if it has none; in streams it is one level deeper."""
+    """Return the gRPC code of an answer, or 0; in streams it is one level deeper."""
     error = answer.body.get("error")
     if isinstance(error, dict):
         return _number(error.get("grpc_code", error.get("code")))

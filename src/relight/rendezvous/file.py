@@ -5,15 +5,17 @@ never while a process waits. Each renewal changes a counter in the record. A pro
 same counter for the time to live, by its own clock, may take the record; clocks of different nodes
 are never compared. A new record is written beside the old one, flushed and renamed: a kill leaves
 either the old or the new one. On a full disk it is written over the old one, which needs no room on
-most file systems: a full disk ends no hold, and the record of a holder that has ended can be taken.
-A machine that dies just then may leave a record that nobody can read, which lapses like any other.
+most file systems: a full disk never ends a hold, and the record of a holder that has ended can be
+taken. A machine that dies at that moment may leave an unreadable record, which lapses like any
+other.
 
-What the file system must do:
+Requirements of the file system:
 
-- fcntl locks must exclude the processes of all nodes: they do on local disks, NFS 4, and Lustre
+- fcntl locks must exclude the processes of all nodes, as they do on local disks, NFS 4, and Lustre
   mounted with `flock`. They do not on NFS mounted with `nolock` or `local_lock`, which a process
-  can't detect: two nodes may then coordinate at once. Attribute caches do no harm: the directory is
-  reopened for each look, which makes NFS ask the server, unless it is mounted with `nocto`.
+  can't detect: two nodes may then coordinate at the same time. Attribute caches are harmless, as
+  the directory is reopened for each read, which makes NFS ask the server, unless mounted with
+  `nocto`.
 - The directory must be the shared one on every node. Where the disk is not mounted, a directory of
   the same name would be another place to meet; so only the last part of the path is ever created.
 - An NFS server that is down blocks callers (`hard` mounts) until it is back; the record is then not
@@ -23,7 +25,7 @@ What the file system must do:
 - If a machine dies with the lock, NFS releases the lock later, usually after 90 s. A process that
   is stopped (SIGSTOP) with the lock keeps it until it is continued or ended.
 
-After a job has ended, only its lock file is left, which is empty.
+After a job has ended, only its empty lock file is left.
 """
 
 import _thread
@@ -58,13 +60,13 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _NO_LOCKS = {errno.ENOTSUP, errno.ENOSYS}
 
 _OF_THIS_PROCESS = _thread.allocate_lock()
-"""fcntl locks exclude only other processes, and end when this process closes the file anywhere."""
+"""fcntl locks exclude only other processes, and end when any code here closes the file."""
 
 _T = TypeVar("_T")
 
 
 class _Found(NamedTuple):
-    """The content of the record's file. `revision` is empty if there is none.
+    """The content of the record's file. `revision` is empty without a record.
 
     An invalid record counts as that of an unknown holder.
     """
@@ -77,8 +79,8 @@ class _Found(NamedTuple):
 
 
 def open(endpoint: str, job: str, pairs: Mapping[str, str]) -> LeaderLock:
-    """Return the register of a job in the directory `endpoint`; see `register.Open`."""
-    del pairs  # this register has no settings
+    """Return the register of a job in the directory `endpoint`; see `leader_lock.Open`."""
+    del pairs  # not used by this register
     if not os.path.isabs(endpoint) or "\0" in endpoint:
         raise UsageError(
             f"--rdzv-endpoint={endpoint}: expected the full path of a directory",
@@ -118,7 +120,7 @@ class FileRegister:
             self._explaining(lambda: self._remove(lambda found: found.token == self._token))
 
     def close(self) -> None:
-        """Do nothing: no file is open between two calls."""
+        """Do nothing, as no file stays open between calls."""
 
     def _evict(self, record: Record, patience_s: float) -> bool:
         if not patience_s:
@@ -131,7 +133,7 @@ class FileRegister:
         return self._remove(lambda found: found == seen)
 
     def _hold(self, value: str, ttl_s: float) -> Record:
-        with self._opened() as directory:  # no lock: most calls end here
+        with self._opened() as directory:  # without the lock, as most calls end here
             found = self._look(directory, ttl_s)
         if not value or (found.revision and found.token != self._token):
             return self._record(found)
@@ -189,7 +191,7 @@ class FileRegister:
             if error.errno not in _FULL:
                 raise
             with suppress(FileNotFoundError):
-                os.unlink(new, dir_fd=directory)  # its blocks may be the last ones free
+                os.unlink(new, dir_fd=directory)  # its blocks may be the last free ones
             check()
             try:
                 size = os.stat(self._name, dir_fd=directory, follow_symlinks=False).st_size
@@ -228,7 +230,7 @@ class FileRegister:
             if error.errno == errno.ENXIO:  # a FIFO without a reader
                 raise self._no_file(name) from None
             missing = error.errno == errno.ENOENT and flags & os.O_CREAT
-            if missing and os.fstat(directory).st_nlink:  # the directory was not removed meanwhile
+            if missing and os.fstat(directory).st_nlink:  # the directory still exists
                 raise UsageError(
                     f"--rdzv-endpoint={self._directory}: no files can be made there",
                     hint="--rdzv-endpoint=/DIRECTORY on a disk that all nodes share",
@@ -341,7 +343,7 @@ def _parsed(data: bytes) -> _Found:
 
 
 def _locker(file: int) -> str:
-    """Return which process has locked a file, for people."""
+    """Name the process that has locked a file, for people."""
     import struct
 
     layout = "hhqqi4x"  # struct flock of 64 bit Linux

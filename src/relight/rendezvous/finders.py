@@ -11,10 +11,10 @@ def make_finder(loop: Loop, meeting: Meeting, settings: GroupSettings) -> Finder
 
     Args:
         loop: the loop of the process.
-        meeting: how the nodes meet.
-        settings: what the user asked for.
+        meeting: the rendezvous.
+        settings: the user's settings.
     """
-    # Each finder is loaded only where it is used: they are on the launch path.
+    # Each finder is loaded only where it is used, as they are on the launch path.
     if meeting.register is not None:
         from relight.rendezvous.register_finder import RegisterFinder
 

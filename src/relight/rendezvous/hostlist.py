@@ -52,7 +52,7 @@ def expand_tasks(text: str) -> list[int]:
 
 
 def _expand(text: str, numbers_of: Callable[[str], list[str]]) -> list[str]:
-    """Return the hosts of a list; `numbers_of` reads what is in brackets."""
+    """Return the hosts of a list; `numbers_of` expands the text in brackets."""
     hosts: list[str] = []
     for word in _split(text):
         parts = [(match[1] or "", match[2]) for match in _PARTS.finditer(word)]
@@ -71,7 +71,7 @@ def _split(text: str) -> list[str]:
 
 
 def _numbers(text: str) -> list[str]:
-    """Return the numbers in brackets, `1-3,07`, padded with zeros as the lower ends are."""
+    """Return the numbers in brackets, `1-3,07`, padded with zeros like the lower ends."""
     numbers: list[str] = []
     for part in text.split(","):
         match = _RANGE.fullmatch(part)

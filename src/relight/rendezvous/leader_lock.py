@@ -4,11 +4,11 @@ A rendezvous backend without an endpoint of ours (etcd, a file on a shared disk,
 `LeaderLock` and nothing more. Everything else, such as who is in the group and when it forms, is
 the same for all backends (`core/group/membership`).
 
-The calls may block: they are made in threads, one after the other, never two at once. An OSError
+The calls may block, and are made in threads, one after the other, never concurrently. An OSError
 means that the register can't be reached now; it is asked again later. An error that can't go away
 (wrong password, no permission) is a UsageError.
 
-Safety rests on two things. A register gives the record to one holder at a time, and takes it away
+Safety rests on two things. A register gives the record to one holder at a time, and removes it
 only when its time to live has passed since the *server* last heard from the holder, or when another
 process evicts a holder that has ended (`evict`). The holder
 counts the same time from *before* it asked, so it stops first, whatever the clocks say. And an
@@ -17,7 +17,7 @@ renewed while it waits.
 """
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, Protocol  # the real ones: plug-ins may need all features
+from typing import NamedTuple, Protocol  # the real ones, as plug-ins may need all features
 
 ENTRY_POINTS = "relight.rendezvous"
 """The entry point group of plug-ins. Each entry is an `Open`."""
@@ -26,8 +26,8 @@ ENTRY_POINTS = "relight.rendezvous"
 class Record(NamedTuple):
     """The record of a register.
 
-    `value` is what the holder wrote, empty if there is none. `revision` differs for each holder,
-    even if the same process takes the record again. `ours`: whether this `LeaderLock` object is the
+    `value` is the holder's text, empty without a holder. `revision` differs for each holder, even
+    if the same process takes the record again. `ours` is whether this `LeaderLock` object is the
     holder.
     """
 
@@ -44,15 +44,15 @@ class LeaderLock(Protocol):
     """The record of one job in an outside service."""
 
     own_address: str
-    """The address of this machine on connections to the service; empty if not known."""
+    """The address of this machine on connections to the service; empty if unknown."""
 
     def hold(self, value: str, ttl_s: float) -> Record:
         """Take the record if it is free, or renew it if it is ours; return the record.
 
         Args:
             value: text to write, of at most 1000 characters; empty to read only.
-            ttl_s: the record is free again after so long without a renewal. Registers that count in
-                whole seconds round up.
+            ttl_s: the record is free again after this time without a renewal. Registers that count
+                in whole seconds round up.
 
         Raises:
             OSError: if the register does not answer.
@@ -62,8 +62,8 @@ class LeaderLock(Protocol):
     def evict(self, record: Record, patience_s: float = 0.0) -> bool:
         """Remove the record of a holder that seems to be dead; return whether it was removed.
 
-        Wait for `patience_s`; if the record is renewed meanwhile, or has another holder, it stays.
-        Comparing and removing are one step: a renewal is either seen or comes too late.
+        Wait for `patience_s`; the record stays if it is renewed in that time, or has another
+        holder. Comparing and removing are atomic: a renewal is either seen or comes too late.
         """
 
     def release(self) -> None:

@@ -1,5 +1,5 @@
 """Asks a register for one process, one question at a time: read the record, write it, renew it, or
-remove one whose holder seems to have ended. `core/link/leader_lease` decides what follows.
+remove one whose holder seems to have ended. `core/link/leader_lease` decides the consequences.
 """
 
 import json
@@ -21,7 +21,7 @@ Answer = Record | Exception
 
 
 class CoordinatorAddress(NamedTuple):
-    """Where a coordinator says that other nodes reach it; the first address counts."""
+    """The addresses that a coordinator announces to other nodes; the first one counts."""
 
     host: str
     addresses: tuple[str, ...]
@@ -33,7 +33,7 @@ class CoordinatorAddress(NamedTuple):
 
     @classmethod
     def of(cls, text: str) -> "CoordinatorAddress | None":
-        """Return the contact in a text, or None if it is something else."""
+        """Parse the text of a record; return None if it is not an address."""
         try:
             found: CoordinatorAddress = fields.record(cls, fields.decode(text))
         except fields.Malformed:
@@ -48,7 +48,7 @@ class Candidate:
     Args:
         loop: the agent's loop.
         register: asked in threads, one question at a time.
-        ttl_s: a hold lapses if it is not renewed for so long.
+        ttl_s: lifetime of a hold without a renewal, in seconds.
         candidacy: decides until when the hold is certain.
         on_renewed: called each time that the hold is extended.
         on_step_down: called with the reason when this process must stop coordinating.
@@ -70,7 +70,7 @@ class Candidate:
     ) -> None:
         self.register = register
         self.asked_at: float | None = None
-        """When the current question was asked; None if there is none."""
+        """When the current question was asked; None without a question."""
         self._loop = loop
         self._ttl_s = ttl_s
         self._candidacy = candidacy
@@ -84,11 +84,11 @@ class Candidate:
         self._expiry = Alarm(loop, partial(self.step_down, "the register does not answer"))
 
     def waiting_s(self) -> float:
-        """Return for how long a question has been without an answer, 0 if there is none."""
+        """Return how long the current question has been unanswered, or 0 without a question."""
         return 0.0 if self.asked_at is None else self._loop.now() - self.asked_at
 
     def take(self, contact: Callable[[], str], done: Callable[[Answer], None]) -> bool:
-        """Read the record; if there is none, write what `contact` returns.
+        """Read the record; if it is missing, write the text of `contact`.
 
         `contact` is called only in that case, in a thread; an empty text writes nothing. `done` is
         called in the loop, with the record or the error. Returns False while another question is
@@ -105,9 +105,8 @@ class Candidate:
             self._value = contact()
             return self._hold(self._value) if self._value else found
 
-        # A register that is full may have room for a record where it has removed one, and none to
-        # renew it. Each process in turn would coordinate for a moment, so the record is renewed
-        # before it counts.
+        # A full register may have room for a record after removing one, but not to renew it. Each
+        # process in turn would coordinate for a moment, so the record is renewed before it counts.
         def renew(found: Answer) -> None:
             if isinstance(found, Record) and found.ours:
                 self._ask(lambda: self._hold(self._value), finish)
@@ -139,12 +138,12 @@ class Candidate:
         self._on_step_down(reason)
 
     def release(self, reason: str) -> None:
-        """End the hold, and tell the register at once, so that another process can take it."""
+        """End the hold and release the record immediately, so that another process can take it."""
         self._end_hold(reason)
         self._ask(self.register.release, lambda _: None)
 
     def close(self) -> None:
-        """End the hold, and tell the register, if it answers within 2 s."""
+        """End the hold, and release the record if the register answers within 2 s."""
         self._end_hold("the process leaves")
         end = self._loop.now() + _RELEASE_S
         self._loop.run_until(lambda: self.asked_at is None, _RELEASE_S)
@@ -166,7 +165,7 @@ class Candidate:
             self.register.close()
 
     def _hold_from(self, asked_at: float) -> None:
-        """Note that the register confirmed the hold, which counts from when it was asked for."""
+        """Record that the register confirmed the hold, which counts from when it was asked for."""
         if not self._candidacy.until:
             cause = "the register names this process"
             self._on_change(StateChanged("candidacy", "waiting", "holding", cause))
@@ -222,5 +221,5 @@ class Candidate:
 
 
 def words(error: Exception) -> str:
-    """Return the reason why a question failed, for people."""
+    """Describe why a question failed, for people."""
     return str(error) if isinstance(error, OSError | UsageError) and str(error) else repr(error)

@@ -1,8 +1,8 @@
 """The finder of a job whose coordinator is named by a register: etcd, a file, a plug-in.
 
-It reads the register's record, and writes one for this process if there is none;
+It reads the register's record, or writes one for this process if it is missing;
 `core/link/leader_lease` has the rules. While the register does not answer, it can't name another
-coordinator, and a running group goes on. A successor never begins while workers of the old group
+coordinator, and a running group continues. A successor never begins while workers of the old group
 run (docs/decisions/0012).
 """
 
@@ -31,7 +31,7 @@ from relight.rendezvous.leader_lock import LeaderLock, Record
 from relight.rendezvous.leader_session import Answer, Candidate, CoordinatorAddress, words
 
 _SILENT_S = 5.0
-"""A register that has not answered for so long is reported as silent."""
+"""A register that has not answered for this time is reported as silent."""
 _SILENT = f"it has not answered for {_SILENT_S:g} s"
 _ASK_AGAIN_S = 0.3
 _ANSWER_S = 2.0
@@ -44,7 +44,7 @@ class RegisterFinder(Finder):
 
     Args:
         loop: the loop of the process.
-        meeting: where the nodes meet; has a register.
+        meeting: the rendezvous, with a register.
         port: the port of this process; 0 to bind any port when it is needed.
     """
 
@@ -70,7 +70,7 @@ class RegisterFinder(Finder):
         self._tried_first = False
         """Whether the last address was the first one of the holder's record."""
         self._dialled: _Dialled | None = None
-        """The holder that was reported last; None once that has failed."""
+        """The holder that was reported last; None after a failure."""
         self._cant_evict = ""
         """Why the record of a holder that refuses connections could not be removed."""
         self._answers = False
@@ -79,23 +79,23 @@ class RegisterFinder(Finder):
         self._closed = False
 
     def open(self, seeker: Seeker) -> None:
-        """Note the seeker."""
+        """Store the seeker."""
         self._seeker = seeker
 
     def seek(self, *, may_host: bool) -> None:
-        """Read the record; if there is none and `may_host`, write one for this process."""
+        """Read the record; if it is missing and `may_host` is set, write one for this process."""
         self._may_host = may_host and self._meeting.hosted is not False
         self._ask()
 
     def answered(self) -> None:
-        """Note the answer: a refusal after it suggests that the coordinator has ended."""
+        """Record the answer; a refusal after it suggests that the coordinator has ended."""
         if self._dialled is not None:
             self._candidacy.answered(self._dialled.record.revision)
         self._tried_first = False  # the next holder is dialled at its first address first
         self._own.close()
 
     def failed(self, *, refused: bool, working: bool) -> tuple[str, Refusal]:
-        """Check whether a holder that refuses connections still lives."""
+        """Check whether a holder that refuses connections is still alive."""
         dialled, self._dialled = self._dialled, None
         if not refused or dialled is None or self._closed:
             return "", Refusal.NOTHING
@@ -115,7 +115,7 @@ class RegisterFinder(Finder):
 
     def coordinates(self, has_lost_nodes: Callable[[], bool]) -> bool:
         """Return whether this process is the holder. It ends its hold if a node is silent or gone
-        while the register does not answer: that node may have evicted it.
+        while the register does not answer, as that node may have evicted it.
         """
         now, candidacy = self._loop.now(), self._candidacy
         if not candidacy.holds(now):
@@ -126,7 +126,7 @@ class RegisterFinder(Finder):
         return False
 
     def set_enough_nodes(self, *, enough: bool) -> None:
-        """End the hold if too few nodes are left to train: the nodes that are gone may reach
+        """End the hold if too few nodes are left to train: the lost nodes may reach
         each other and the register, but not this node.
         """
         if self._candidacy.has_too_few(enough=enough):
@@ -223,7 +223,7 @@ class RegisterFinder(Finder):
 
 
 class _Dialled(NamedTuple):
-    """A holder and the address at which it is dialled; `is_first`: the first one of its record."""
+    """A holder and its dialled address; `is_first` if that is the first one of its record."""
 
     record: Record
     contact: CoordinatorAddress
@@ -232,7 +232,7 @@ class _Dialled(NamedTuple):
 
 
 class _OwnContact:
-    """What this process writes into the register: its addresses, and a port on which it listens.
+    """The record of this process: its addresses, and a port on which it listens.
 
     Args:
         chosen: the address that the user chose, or empty.
@@ -281,6 +281,6 @@ class _OwnContact:
         chosen, own = self._chosen, self._register.own_address
         if chosen or (own and not is_loopback(own)):
             return (chosen or own,)
-        # The register is on this machine, or on a disk. Other nodes may be on this machine, too.
+        # The register is on this machine, or on a disk. Other nodes may also be on this machine.
         likely = (dns.outward_address(), socket.gethostname(), own)
         return tuple(dict.fromkeys(each for each in likely if each))

@@ -1,10 +1,10 @@
 """A token for jobs that start without one: a file of the user that all nodes of a cluster see.
 
-Plain `srun relight run` has no command that could make a token for all of its agents. They share
+Plain `srun relight run` has no single place to make a token for all agents. They share
 the user's home directory, which on clusters is on a network file system: the file `token` in
 relight's state directory proves to each agent that a peer runs as the same user. The first job
-makes it. On a local file system nothing is made, as other nodes would not see it; a file that
-exists is used, wherever it is.
+creates it. On a local file system none is created, as other nodes would not see it; an existing
+file is always used.
 """
 
 import os
@@ -23,16 +23,16 @@ _NETWORK = frozenset(
 
 
 def find(env: Environment, mounts: str = "/proc/self/mounts") -> str:
-    """Return the path of this user's token, made if that is possible; empty if there is none.
+    """Return the path of this user's token, created if possible; empty without a token.
 
     Args:
         env: the environment.
-        mounts: the file that lists what is mounted where, as proc(5) describes it.
+        mounts: the list of mounts, as described in proc(5).
     """
     directory = environment.state_directory(env)
     path = os.path.join(directory, NAME)
     if not os.path.exists(path) and _is_shared(directory, mounts):
-        with suppress(OSError):  # a full or read-only disk: there is no token
+        with suppress(OSError):  # a full or read-only disk means no token
             _make(directory, path)
     return path if _is_ours(path) else ""
 
@@ -45,7 +45,7 @@ def _make(directory: str, path: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     try:
-        # Many agents do this at the same time, on many nodes: the first name stays.
+        # Many agents do this at the same time, on many nodes; the first name stays.
         with suppress(FileExistsError):
             os.link(partial, path)
     finally:

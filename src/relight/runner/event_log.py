@@ -23,21 +23,21 @@ NAME = "events.jsonl"
 ALL = "all"
 """All attempts of a job: its first one, and one after each restart."""
 _LOGS_BELOW = "torchelastic"
-"""Where the agents of a submitted job keep their logs, below the job's own directory."""
+"""The directory of the agents' logs of a submitted job, below the job's own directory."""
 _BEGINNING = 1 << 20
 """Bytes of a file in which there must be an event."""
 _OPTIONS = "relight run --log-dir=DIR keeps it in a file"
 
 
 class Jobs(Protocol):
-    """What is needed of a `Runner`."""
+    """The methods needed from a `Runner`."""
 
     @property
     def env(self) -> Environment:
         """The environment."""
 
     def status(self, handle: Handle) -> AppStatus:
-        """Return how a job is."""
+        """Return the status of a job."""
 
 
 Lines = Iterator[tuple[str, str]]
@@ -45,10 +45,10 @@ Lines = Iterator[tuple[str, str]]
 
 
 def lines(runner: Jobs, job: Handle, *, follow: bool) -> Lines:
-    """Return the lines of a job's event logs; with `follow`, also those that come until it is over.
+    """Return the lines of a job's event logs; with `follow`, also new ones until it is over.
 
     Raises:
-        UsageError: if the job does not exist, or nothing has its events.
+        UsageError: if the job does not exist, or no log has its events.
     """
     if job.scheduler == RUN:
         return _of_run(JobDirectory(runner.env.variables), job, follow=follow)
@@ -70,20 +70,20 @@ def lines(runner: Jobs, job: Handle, *, follow: bool) -> Lines:
 def output(
     runner: Jobs, job: Handle, rank: int, stream: str, *, follow: bool, attempt: str = ALL
 ) -> Iterator[str]:
-    """Return the lines that a rank of a job has written to its own log files, the oldest generation
-    first; with `follow`, also those that come until the job is over.
+    """Return the lines in a rank's own log files, oldest generation first; with `follow`, also new
+    lines until the job is over.
 
     Args:
-        runner: the job's.
+        runner: the job's runner.
         job: a job, or one of its roles.
         rank: a worker's number in the job.
         stream: stdout, stderr or combined.
         follow: whether to wait for more.
-        attempt: only those after so many restarts, as a text; ALL for all.
+        attempt: only lines after this number of restarts, as a text; ALL for all.
 
     Raises:
-        UsageError: if the job does not exist, has no such rank or attempt, or no file has its lines
-            alone.
+        UsageError: if the job, rank or attempt does not exist, or the rank lacks log files of its
+            own.
     """
     event_logs = _event_logs(runner, job)
     names = ("stdout", "stderr") if stream == "combined" else (stream,)
@@ -111,8 +111,8 @@ def output(
 
 
 def account(job: Handle, found: AppStatus) -> Account | None:
-    """Return where the time of a submitted job has gone, as the agent of rank 0 knows it in the
-    latest of its logs; None if no log is on this machine.
+    """Return the time breakdown of a submitted job from the latest log of the agent of rank 0, or
+    None without a log on this machine.
     """
     if not found.url.startswith("file:"):
         return None
@@ -138,7 +138,7 @@ def _event_logs(runner: Jobs, job: Handle) -> Callable[[], list[str]]:
     """Return a function that finds the event logs of all agents of a job.
 
     Raises:
-        UsageError: if there are none on this machine.
+        UsageError: if this machine lacks such logs.
     """
     if job.scheduler == RUN:
         found = JobDirectory(runner.env.variables).find_whole(job.app_id)
@@ -225,10 +225,10 @@ def of_file(path: str, *, follow: bool) -> Lines:
 
 
 def check_file(path: str) -> None:
-    """Refuse a file that is no event log, or a run directory without one.
+    """Reject a file that is not an event log, or a run directory without one.
 
     Raises:
-        UsageError: if it is something else.
+        UsageError: if the path is something else.
         MachineError: if it can't be read.
     """
     path = os.path.join(path, NAME) if os.path.isdir(path) else path

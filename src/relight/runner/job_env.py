@@ -35,9 +35,9 @@ def with_job_env(
         app: not changed.
         scheduler: the scheduler's name in the handle.
         session: the session in the handle.
-        parent_run_id: the id of the run that this one is part of, or empty.
-        env: the environment, which may name the parent and the trackers.
-        settings: they name the trackers where the environment does not.
+        parent_run_id: the id of the parent run, or empty.
+        env: the environment, which may name the parent and trackers.
+        settings: name the trackers if the environment does not.
 
     Raises:
         UsageError: if a tracker's name can't be part of a variable's name.

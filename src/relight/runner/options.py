@@ -52,9 +52,9 @@ def resolve(
         scheduler: its name, for messages.
         options: the scheduler's options.
         given: the options of this job; names may be written like_this, like-this or likeThis.
-        settings: options from a file; an unknown one is noted, not refused.
+        settings: options from a file; unknown ones cause a note, not an error.
         where: the name of the settings in messages.
-        site: what the site sets and locks; everything else takes precedence.
+        site: the site's values and locks; all other sources override its values.
 
     Raises:
         UsageError: if a name is unknown, a value is invalid or locked, or a required one is
@@ -106,7 +106,7 @@ def resolve(
 
 
 def named(option: Option, section: Mapping[str, Any]) -> Any:
-    """Return the value of an option in a section of settings, or None if it has none."""
+    """Return the value of an option in a section of settings, or None."""
     for name, value in section.items():
         is_set = not (isinstance(value, str) and value.startswith(FIXME))
         if _plain(name) == _plain(option.name) and is_set:
@@ -115,7 +115,7 @@ def named(option: Option, section: Mapping[str, Any]) -> Any:
 
 
 def _typed(value: Any) -> Any:
-    """Return a value of a TOML file as the text that `-cfg` takes; lists and tables as they are."""
+    """Convert a TOML value to text for `-cfg`; keep lists and tables unchanged."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return value if isinstance(value, (list, dict)) else str(value)

@@ -145,4 +145,4 @@ _PARTS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "list": (_are_listed, "a sequence of JobSummary"),
     "close": _ANYTHING,
 }  # fmt: skip
-"""The parts of a scheduler: what each has to be or to return, and that in words."""
+"""The parts of a scheduler: a check of the part or its result, and the requirement in words."""

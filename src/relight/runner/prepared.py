@@ -8,7 +8,7 @@ from relight.schedulers.api import Request
 
 
 class Prepared(NamedTuple):
-    """A job that is ready for submission: what `--dryrun` shows.
+    """A job that is ready for submission, as shown by `--dryrun`.
 
     `scheduler` is the requested name. `app_id` is unique, and the scheduler may assign another.
     `script` is the file that the job will run, if known; `notes` are messages for the user.

@@ -47,7 +47,7 @@ _LEAST_PAUSE_S, _USUAL_PAUSE_S, _MOST_PAUSE_S = 0.02, 0.5, 10.0
 
 
 class Job(NamedTuple):
-    """One line of a list of jobs. `message` says why a job has failed, where that is known."""
+    """One line of a list of jobs. `message` is the reason of a failure, if known."""
 
     handle: str
     name: str
@@ -123,16 +123,17 @@ class Runner:
         parent_run_id: str = "",
         launcher: str = components.AUTO,
     ) -> Prepared:
-        """Return the job as it would be submitted. Nothing is submitted, made or changed.
+        """Return the job as it would be submitted, without submitting, creating or changing
+        anything.
 
         Args:
             app: an app, or the address of a component.
             args: the component's arguments: words of a command line, or values by name.
-            scheduler: its name, or `auto`; if empty, that of the settings, or `local`.
+            scheduler: its name, or `auto`; if empty, the scheduler from the settings, or `local`.
             cfg: the scheduler's options, by name or as `k=v,k2=v2`.
-            workspace: a directory that is copied for the job, if the scheduler supports it; by
-                default that of the roles.
-            parent_run_id: the id of the run that this one is part of, for trackers.
+            workspace: a directory to copy for the job, if the scheduler supports it; defaults to
+                the workspace of the roles.
+            parent_run_id: the id of the parent run, for trackers.
             launcher: one of `components.LAUNCHERS`. torchrun is for built-in components.
 
         Raises:
@@ -190,8 +191,7 @@ class Runner:
         parent_run_id: str = "",
         launcher: str = components.AUTO,
     ) -> str:
-        """Submit a job that `dryrun` has prepared, or one given by the same arguments; return its
-        handle.
+        """Submit a job prepared by `dryrun`, or described by the same arguments; return its handle.
 
         Raises:
             RelightError: if an argument is invalid; nothing was submitted.
@@ -339,19 +339,19 @@ class Runner:
             handle: the job's handle.
             role: its name; by default, the first role.
             replica: its number within the role.
-            regex: only lines that match it.
+            regex: only matching lines.
             since: only lines from this time on, if the scheduler knows their times.
             until: only lines up to this time.
             follow: wait for more until the replica is over.
             stream: stdout, stderr or combined.
             last: only this many of the existing lines.
-            rank: the lines of this worker of the job, instead of those of a replica.
-            attempt: of a worker, those after so many restarts, or `all`; by default those of the
-                last generation of a job of `relight run`, and of all of a submitted one.
+            rank: the lines of this worker of the job instead of a replica's.
+            attempt: a worker's lines after this number of restarts, or `all`; defaults to the last
+                generation for jobs of `relight run`, and to all generations for submitted jobs.
 
         Raises:
-            UsageError: if the job, replica, rank or attempt does not exist, its scheduler can't
-                tell which lines are those of the rank, or the regex is invalid.
+            UsageError: if the job, replica, rank or attempt does not exist, the scheduler can't
+                identify the rank's lines, or the regex is invalid.
         """
         job = _parsed(handle)
         wanted = compiled(regex)
@@ -372,8 +372,8 @@ class Runner:
     def _reader(
         self, job: Handle, query: LogQuery, rank: int | None, attempt: str
     ) -> Callable[[bool], Iterator[str]]:
-        """Return a function that returns the lines of a replica, or of a rank, and follows them if
-        its argument says so.
+        """Return a function that returns the lines of a replica or rank; its argument decides
+        whether to follow them.
         """
         if attempt and rank is None:
             if job.scheduler != handles.RUN:
@@ -435,7 +435,7 @@ class Runner:
         )
 
     def list(self, scheduler: str = "") -> Sequence[Job]:
-        """Return this user's jobs, newest first: those recorded here and, if a scheduler is given,
+        """Return this user's jobs, newest first: those recorded here and, for a given scheduler,
         all that it knows.
         """
         from relight.runner import submitted
@@ -448,7 +448,7 @@ class Runner:
         ]
 
     def describe(self, handle: str | Handle) -> dict[str, Any]:
-        """Return the record of a job: what was submitted, where and when, without secrets, and its
+        """Return the record of a job: the submission, its place and time, without secrets, and the
         present state.
 
         Raises:
@@ -519,7 +519,7 @@ class Runner:
     def _component(
         self, address: str, args: Sequence[str] | Mapping[str, Any], launcher: str
     ) -> tuple[AppDef, str]:
-        """Return the app of a component, and the script that it will run, if it has one."""
+        """Return the app of a component and the script that it will run, if any."""
         function = loading.find(address)
         signature = arguments.signature_of(address, function)
         words: Sequence[str] = () if isinstance(args, Mapping) else args

@@ -9,8 +9,8 @@
     [torchx:tracker]         one name for each tracker; [tracker:NAME] has its config
 
 Each value comes from the first of these files that has it: `./.relightconfig`, `./.torchxconfig`,
-`~/.relightconfig`, `~/.torchxconfig`. `RELIGHTCONFIG=FILE` (or TORCHXCONFIG) replaces all of them;
-if empty, no file is read. In TorchX the home directory comes first; here a project's file takes
+`~/.relightconfig`, `~/.torchxconfig`. `RELIGHTCONFIG=FILE` (or TORCHXCONFIG) replaces all four; if
+empty, no file is read. In TorchX the home directory comes first; here a project's file takes
 precedence. Last comes the site's file (flags/site), for all users of this machine.
 """
 
@@ -28,14 +28,14 @@ VARIABLES = ("RELIGHTCONFIG", "TORCHXCONFIG")
 
 
 class ConfigFile(NamedTuple):
-    """All sections of all files, merged; `site` has what the site sets for schedulers."""
+    """All sections of all files, merged; `site` has the site's scheduler settings."""
 
     sections: Mapping[str, Mapping[str, str]]
     files: tuple[str, ...] = ()
     site: Site = NO_SITE
 
     def section(self, name: str) -> Mapping[str, str]:
-        """Return a section, empty if there is none."""
+        """Return a section, or an empty one."""
         return self.sections.get(name, {})
 
     def command(self, name: str) -> str:

@@ -32,7 +32,7 @@ def submit(job: "Prepared", scheduler: Scheduler, env: Environment) -> str:
     """Submit a job and record it; return its handle.
 
     Raises:
-        RelightError: if it was not submitted, and it has no record.
+        RelightError: if the submission failed, which leaves no record.
     """
     if records.read(job.app_id) is not None:
         raise UsageError(f"{job.app_id} was submitted before", hint="make another with dryrun")
@@ -79,7 +79,7 @@ def record_of(job: Handle) -> Record | None:
 
 
 def record_state(record: Record | None, found: AppStatus | None) -> None:
-    """Record how a job has ended: its scheduler will forget it."""
+    """Record the end of a job, which its scheduler will forget."""
     if record is None or found is None or not found.state.is_over:
         return
     known = {"state": found.state.name, "message": redaction.redact_text(found.message)}
@@ -88,7 +88,7 @@ def record_state(record: Record | None, found: AppStatus | None) -> None:
         try:
             records.write(record["id"], record)
         except RelightError:
-            pass  # optional: the caller has the status
+            pass  # optional, as the caller has the status
 
 
 def state_now(find: Callable[[str], Scheduler], record: Record) -> AppState:
@@ -102,8 +102,8 @@ def listed(
     find: Callable[[str], Scheduler], scheduler: str, session: str, cfg: Mapping[str, Any]
 ) -> Iterator[tuple[str, str, AppState, str, str]]:
     """Return handle, name, state, time and message of jobs, newest first: those recorded here,
-    those of `relight run` on this machine and, if a scheduler is given, all others that it knows,
-    with its options `cfg` of the settings.
+    those of `relight run` on this machine and, for a given scheduler, all others that it knows,
+    with its options `cfg` from the settings.
 
     Raises:
         RelightError: if the given scheduler does not answer.
@@ -139,7 +139,7 @@ def _of_run(
             handle = str(Handle(handles.RUN, session, each.app_id))
             yield handle, each.name, each.state, each.submitted, each.message
     except RelightError:
-        pass  # this user has no directory for their sockets
+        pass  # this user lacks a directory for the sockets
 
 
 def _state_in(record: Record, statuses: Mapping[str, AppStatus]) -> AppState:
@@ -164,8 +164,8 @@ def _unfinished(find: Callable[[str], Scheduler], found: list[Record]) -> dict[s
 def _status(
     find: Callable[[str], Scheduler], name: str, app_ids: list[str]
 ) -> Mapping[str, AppStatus]:
-    """Return what is known of a scheduler's jobs; nothing of those about which it can't be asked,
-    as when it is not installed any more, it does not answer, or a job's cluster is gone.
+    """Return the statuses of a scheduler's jobs, without jobs that it can't report: the scheduler
+    may not be installed any more or not answer, or a job's cluster may be gone.
     """
     try:
         return find(name).status(app_ids)
@@ -222,8 +222,8 @@ def _without_secrets(cfg: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _packages() -> dict[str, str]:
-    """Return the versions of the installed packages, from their directories' names: reading the
-    metadata of a few hundred packages takes a second.
+    """Return the versions of the installed packages from their directories' names, because reading
+    the metadata of a few hundred packages takes a second.
     """
     found: dict[str, str] = {}
     for folder in sys.path:

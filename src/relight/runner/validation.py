@@ -25,8 +25,8 @@ def validate(app: AppDef) -> AppDef:
     """Return the app if it is valid.
 
     Raises:
-        UsageError: if it has no role, two roles of the same name, or a role without a command or
-            replicas; or a value has a wrong type, which Python itself does not check.
+        UsageError: if the app lacks roles, has two roles of the same name, or a role without a
+            command or replicas; or a value has a wrong type, which Python itself does not check.
     """
     _check_type("the app", "name", app.name, str)
     _check_type(f"the app {app.name}", "metadata", app.metadata, Mapping)

@@ -205,7 +205,7 @@ class Sandbox:
         self._alarm.set(None if due is None else self._began + due)
 
     def _do(self, fault: Fault) -> None:
-        """Carry out a fault, and say so."""
+        """Carry out a fault and report it."""
         if self._signals:
             return
         why_not = self._signal_rank(fault) if fault.kind == "rank" else self._change(fault)

@@ -1,6 +1,6 @@
-"""Decides when a job in a sandbox has ended, and its exit code: that of its agents.
+"""Decides when a sandbox job has ended, and derives its exit code from its agents.
 
-A host runs, or its agent has ended, or a fault has killed it; a running host may be cut off or
+A host runs, or its agent ended, or a fault killed it; a running host may be cut off or
 frozen. The job ends when no active agent is left: one that is cut off or frozen is not waited for
 once another has ended on its own, because the job continues without it.
 """

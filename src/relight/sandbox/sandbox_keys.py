@@ -15,7 +15,7 @@ class KeyReader:
 
     Args:
         hosts: how many there are; with more than nine, Enter ends a number.
-        job: says which hosts run, are cut off, or are frozen.
+        job: knows which hosts run, are cut off, or are frozen.
     """
 
     def __init__(self, hosts: int, job: SandboxJob) -> None:

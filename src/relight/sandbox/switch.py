@@ -5,10 +5,10 @@ object per line, and an answer to each request. The first request describes the 
 other end of the socket is closed, however its owner died, the switch kills every process of the
 hosts and exits.
 
-A host is a network, a UTS and a mount namespace. They have no name in the file system: the switch
-holds them open, so the kernel removes them when it ends, even by SIGKILL. Each host's eth0 is a TUN
-device, whose packets the switch reads and writes. They carry no Ethernet header and need no
-neighbour discovery, so a host that was cut off is silent. With ARP the kernel would call it
+A host is a network, a UTS and a mount namespace. Nothing in the file system names them; the
+switch holds them open, so the kernel removes them when it ends, even by SIGKILL. Each host's eth0
+is a TUN device, whose packets the switch reads and writes. They carry no Ethernet header and need
+no neighbour discovery, so a host that was cut off is silent. With ARP the kernel would call it
 unreachable after 3 s, which a host behind a router never is.
 """
 
@@ -176,7 +176,7 @@ def send(pid: int, number: int, networks: set[int]) -> None:
         process = ProcessHandle(pid)
     except ProcessLookupError:
         return
-    # The pid may have passed to another process before it was pinned: look again.
+    # The pid may have passed to another process before it was pinned, so check again.
     if network_of(pid) in networks:
         try:
             process.send(number)
@@ -216,7 +216,7 @@ class Wall:
         self.asked: set[tuple[bytes, bytes]] = set()
 
     def leaves(self, packet: bytes) -> None:
-        """Remember the destinations of the host's datagrams: they may answer."""
+        """Remember the destinations of the host's datagrams, because they may answer."""
         protocol, ends, _ = dissect(packet)
         if protocol == UDP:
             self.asked.add(ends)

@@ -1,7 +1,7 @@
 """The interface of a scheduler: its methods, and a record of its capabilities.
 
-`render` has no side effect and only reads what a request needs (the user's name, a version);
-`--dryrun` shows its result. `submit` sends exactly that.
+`render` is free of side effects and only reads the inputs of a request (the user's name, a
+version). `--dryrun` shows its result, and `submit` sends exactly that.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Option(NamedTuple):
     """One run option, `-cfg name=value`. `kind` is one of str, int, float, bool, list, dict; a list
     is written `a;b`, a dict `k:v;k:v`. `choices` are the valid values, empty for any. `is_remote`
-    says that it is a path on another machine, whose home directory `~` means.
+    marks a path on another machine, where `~` is that machine's home directory.
 
     Three names have a meaning to relight: `workspace` (`--workspace`: directories to copy for the
     job), `sync` (the working directory is copied), `job_dir` (where a job runs if not here).
@@ -52,10 +52,10 @@ class Capabilities(NamedTuple):
 
 
 class Request(NamedTuple):
-    """A request to the scheduler: `body` can be written as JSON and is complete; `text` is for
-    people (a script, a list of commands); `notes` list the app's parts that have no effect here;
-    `app_id` is the id that `submit` will return, if it is known before: a job whose submission was
-    killed is found by it.
+    """A request to the scheduler: `body` is complete and can be written as JSON. `text` is for
+    people (a script, a list of commands). `notes` list the parts of the app that this scheduler
+    ignores. `app_id` is the id that `submit` will return, if known in advance; it identifies a job
+    whose submission was killed.
     """
 
     scheduler: str
@@ -68,7 +68,7 @@ class Request(NamedTuple):
 
 
 class JobSummary(NamedTuple):
-    """One line of a list of jobs. `message` says why a job has failed, where that is known."""
+    """One line of a list of jobs. `message` is the reason of a failure, if known."""
 
     app_id: str
     state: AppState
@@ -89,7 +89,7 @@ class LogQuery(NamedTuple):
 
 
 def local_time(milliseconds: object) -> str:
-    """Return a time since 1970 as text in local time; empty if it is no number."""
+    """Format a time since 1970 in local time; return an empty string if it is not a number."""
     if not isinstance(milliseconds, int | float):
         return ""
     from datetime import datetime
@@ -98,7 +98,7 @@ def local_time(milliseconds: object) -> str:
 
 
 def check_replica(app_id: str, query: LogQuery, sizes: Mapping[str, int]) -> None:
-    """Refuse a query of a replica that a job does not have, given the sizes of its roles."""
+    """Reject a query of a replica that a job lacks, given the sizes of its roles."""
     if not 0 <= query.replica < sizes.get(query.role, 0):
         known = ", ".join(f"{role}/0 to {size - 1}" for role, size in sizes.items())
         raise no_replica(app_id, query, known)
@@ -120,8 +120,8 @@ class Scheduler(Protocol):
 
     def affinity(self) -> int:
         """Return how well this scheduler suits this machine, for `-s auto`: 0 if it can't be used
-        (no command, no daemon), 10 if it can, 50 inside one of its jobs. It waits for the network
-        for at most 1 s.
+        (no command, no daemon), 10 if it can, 50 inside one of its jobs. It waits at most 1 s
+        for the network.
         """
         return 0
 
@@ -149,7 +149,7 @@ class Scheduler(Protocol):
         """Stop a job; do nothing if it is over."""
 
     def delete(self, app_id: str) -> None:
-        """Stop a job and remove all of it, including logs."""
+        """Stop a job and remove everything, including logs."""
 
     def list(self, cfg: Mapping[str, Any] = NOTHING, /) -> Sequence[JobSummary]:
         """Return this user's jobs, newest first; `cfg` are the values of `options` in the settings

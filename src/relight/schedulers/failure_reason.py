@@ -10,7 +10,7 @@ from relight.core.diagnosis.excerpts import cut
 _LIMIT = 1000
 _TAIL = 8192
 _NO_REASON = re.compile(r"slurmstepd|(?:relight: )?\s*hint: |\s*$")
-"""Lines that say what to do about the error before them, and those of Slurm."""
+"""Lines with advice on the error before them, and Slurm's own lines."""
 
 
 def cause(error_file: str, stderr: str, exitcode: int | None) -> str:

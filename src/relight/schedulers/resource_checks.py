@@ -1,7 +1,7 @@
 """Checks whether the resources that a job requests for a node suffice for its workers.
 
-TorchX's defaults, 2 CPUs, 1024 MiB and no GPU for any number of workers, are kept for parity; they
-are too little for nearly every training job, which is then killed late, or trains without a GPU.
+TorchX's defaults (2 CPUs, 1024 MiB and no GPU for any number of workers) are kept for parity. They
+are too little for nearly every training job, which is then killed late or trains without a GPU.
 """
 
 import re
@@ -11,12 +11,14 @@ from relight.base.text import pluralize
 from relight.job.app import AppDef, Role
 
 _WORKER_MIB = 2048
-"""Memory of a worker that has imported torch and a small model."""
+"""Memory of a worker with torch and a small model."""
 _WORKERS = re.compile(r"--nproc[_-]per[_-]node[= ](\d+)\b")
 
 
 def workers(role: Role) -> int:
-    """Return how many workers a replica starts; 0 if it is no launcher, or chooses it itself."""
+    """Return the number of workers of a replica; 0 for other programs than launchers, or if the
+    launcher chooses the number.
+    """
     match = _WORKERS.search(" ".join(role.args))
     return int(match[1]) if match else 0
 

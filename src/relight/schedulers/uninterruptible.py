@@ -1,7 +1,6 @@
-"""Requests that make something: a signal does not break them off.
+"""Run create requests to completion even if a signal arrives.
 
-Whoever leaves a request that was sent does not know what the service makes of it, and can't remove
-that.
+Abandoning an in-flight request would leak whatever the service ends up creating.
 """
 
 import threading
@@ -15,15 +14,15 @@ _LIMIT_S = 10.0
 
 
 class UnansweredError(MachineError):
-    """A signal came, and the service has not answered by then: nobody knows what it makes."""
+    """A signal arrived before the service answered, so the outcome of the request is unknown."""
 
 
 def finished(request: Callable[..., T], *arguments: Any, **named: Any) -> T:
-    """Return what a request returns. If a signal raises an exception meanwhile, that is raised when
-    the request is over.
+    """Return the result of a request. If a signal raises an exception during the request, raise it
+    after the request.
 
     Raises:
-        UnansweredError: if it is not over 10 s after that, or when a second signal comes.
+        UnansweredError: if the request takes more than 10 s after that, or a second signal arrives.
     """
     results: list[T] = []
     errors: list[BaseException] = []

@@ -1,4 +1,4 @@
-"""What makes programs that start torchrun start relight, without a change to them.
+"""Makes programs that start torchrun start relight instead, without changing them.
 
     bin/torchrun            the entry of PATH below `relight exec`
     site/sitecustomize.py   loads the hook there, through PYTHONPATH

@@ -85,8 +85,8 @@ def _lasting_state_of(pid: int) -> str:
 
 def _walk(pid: int, main_id: int) -> tuple[list[Thread], Handled | None, bool]:
     """Return the threads of a process, the exception that the main thread handles, and whether
-    Python is shutting down. The list is reread if a concurrent change has cut off the main thread,
-    which is last.
+    Python is shutting down. The list is reread if a concurrent change cut off its last entry,
+    the main thread.
     """
     symbols = elf.addresses(pid)
     fd = open_memory(pid)

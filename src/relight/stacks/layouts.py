@@ -3,7 +3,7 @@
 Python 3.11 and 3.12 have these offsets only in their headers: Include/cpython/pystate.h (`_ts`,
 `_PyCFrame`), Include/internal/pycore_interp.h, pycore_runtime.h, pycore_frame.h and
 Include/cpython/code.h. They are the same in all releases of a minor version, on 64-bit Linux. From
-3.13 on, `_PyRuntime` begins with a table of them, `_Py_DebugOffsets` (pycore_runtime.h; in 3.14
+3.13 on, `_PyRuntime` begins with a table of offsets, `_Py_DebugOffsets` (pycore_runtime.h; in 3.14
 pycore_debug_offsets.h), whose form is the same in all releases of a minor version. `exc_info` is
 not in it: in `_ts`, it comes five pointers after the one that follows `current_frame`.
 

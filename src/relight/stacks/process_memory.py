@@ -22,7 +22,7 @@ class StackError(MachineError):
 
     Args:
         message: one line.
-        hint: what to do next.
+        hint: the next step for the user.
         unreadable: whether py-spy is worth a try.
     """
 

@@ -23,7 +23,7 @@ def doing(pids: Mapping[int, int], *, are_frozen: bool) -> dict[int, WorkerState
 
     Args:
         pids: by local rank; of a shell script, the Python process below it is looked at.
-        are_frozen: whether relight itself has stopped them; then that is not told.
+        are_frozen: whether relight itself stopped them, which is then not reported.
     """
     found = stacks_of(pids, are_frozen=are_frozen)
     return {rank: stack_text.doing(stack, _child(stack)) for rank, stack in found.items()}

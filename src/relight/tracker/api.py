@@ -148,8 +148,8 @@ def app_run_from_env() -> AppRun:
 
     Its id, its trackers and its parent, which is recorded as its source, come from TORCHX_JOB_ID,
     TORCHX_TRACKERS, TORCHX_TRACKER_<NAME>_CONFIG and TORCHX_PARENT_RUN_ID, set by `relight submit`
-    and `torchx run`. Without them there are no trackers, and nothing is recorded. A tracker that
-    fails to load is skipped with a warning.
+    and `torchx run`. Without these variables, nothing is recorded. A tracker that fails to load is
+    skipped with a warning.
     """
     from relight.tracker import backends
 

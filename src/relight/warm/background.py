@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class BackgroundPreload:
-    """Stands in for `Preload` until the first step.
+    """Replaces `Preload` until the first step.
 
     Args:
         loop: the agent's loop.
@@ -57,10 +57,10 @@ class BackgroundPreload:
             self._why_not = f"no worker can be watched: {error.strerror}"
 
     def wait(self, otherwise: Callable[[], bool]) -> None:
-        """Return at once: no generation waits for imports."""
+        """Return immediately; generations never wait for imports."""
 
     def while_idle(self) -> None:
-        """Start the warm spawner if its modules are known: this node waits for a generation."""
+        """Start the warm spawner, if its modules are known, while this node awaits a generation."""
         if self._preload is not None:
             self._preload.while_idle()
 

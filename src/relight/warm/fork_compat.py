@@ -1,5 +1,5 @@
-"""What a process inherits from the one that started it, and what must be the same for a worker that
-is forked from a warm process as for one that its own job would start (`preload/warm_process.py`).
+"""Process attributes inherited from the parent. They must be the same for a worker forked from a
+warm process as for one that its own job would start (`preload/warm_process.py`).
 
     facts       the working directory, limits, umask, affinity, cgroup, namespaces, login session,
                 credentials, ignored signals, priority, interpreter
@@ -27,14 +27,14 @@ _FILES = (
     "cgroup", "sessionid", "loginuid", "oom_score_adj", "personality", "timerslack_ns",
     "coredump_filter", "attr/current",
 )  # fmt: skip
-"""Files of /proc/self: control group, login session (audit), and what a fork inherits."""
+"""Files of /proc/self: control group, login session (audit), and inherited attributes."""
 _SIGNALS = {"SigBlk": "blocked signals", "SigIgn": "ignored signals"}
 _PR_GET_SECUREBITS = 27
 _CALLS = {
     "x86_64": {"ioprio_get": 252, "keyctl": 250},
     "aarch64": {"ioprio_get": 31, "keyctl": 219},
 }
-"""Numbers of system calls that the C library has no functions for."""
+"""Numbers of system calls without a C library wrapper."""
 NATIVE = (
     "LD_", "GLIBC_", "MALLOC_", "GCONV_", "LOCPATH", "NLSPATH", "TZ", "LANG", "LC_", "PYTHON",
     "LSAN_", "ASAN_", "UBSAN_", "TSAN_", "JE_MALLOC_", "MALLOCNG_", "TCMALLOC_", "HOME",
@@ -87,7 +87,7 @@ def collect() -> dict[str, str]:
 
 
 def _unless_refused(ask: Callable[[], str]) -> str:
-    """Return a fact, or nothing where the system refuses to tell it: musl has no scheduler."""
+    """Return a fact; empty if the system refuses to report it, as musl does for the scheduler."""
     try:
         return ask()
     except (AttributeError, OSError):
@@ -111,8 +111,8 @@ def of_imports(
     """Return the variables that imports depend on.
 
     Args:
-        variables: with which they were done.
-        reads: the names of those that were read.
+        variables: the environment of the imports.
+        reads: the names of the variables that were read.
         prefixes: the beginnings of names of others that count.
         but: the beginnings of names that do not count, unless the variable was read.
     """
@@ -125,10 +125,10 @@ def variable_difference(made: Variables, variables: Mapping[str, str], own: Coll
     """Describe the first variable that differs; empty if none does.
 
     Args:
-        made: those that the imports depend on.
+        made: the variables that the imports depend on.
         variables: the environment of the job's workers.
-        own: the names of variables that do not count: those that differ between workers, which no
-            import has read, and those that the script sets.
+        own: the names of ignored variables: the ones that differ between workers, which no import
+            read, and the ones that the script sets.
     """
     names = {*made.hashes, *_native(variables, made)}.difference(own)
     now = _hashed(variables, names, made.salt)
@@ -161,8 +161,8 @@ def _signals(mask: int) -> str:
 
 
 def _memory_policy() -> str:
-    """Return on which memory nodes this process allocates (numa_maps, proc(5)): that of its first
-    mapping, which has no policy of its own.
+    """Return the memory policy of this process, from its first mapping, which follows it
+    (numa_maps, proc(5)).
     """
     try:
         with open("/proc/self/numa_maps", buffering=1) as file:
@@ -172,7 +172,7 @@ def _memory_policy() -> str:
 
 
 def _limits() -> dict[str, str]:
-    """Return the limits that a worker gets: that of open files may be raised for this process."""
+    """Return a worker's limits; this process may run with a raised limit of open files."""
     import resource
 
     from relight.host import descriptors

@@ -1,5 +1,5 @@
-"""The modules that a warm spawner imports: those that the user has named, or with --preload=auto
-those that workers of earlier jobs with the same script have imported (warm/import_profile).
+"""The modules that a warm spawner imports. The user names them or, with --preload=auto, they are
+the imports of workers in earlier jobs with the same script (warm/import_profile).
 """
 
 import sys
@@ -29,7 +29,7 @@ class ImportList:
 
     @cached_property
     def learned(self) -> "LearnedFile | None":
-        """What is known about the script, with --preload=auto; read when it is needed first."""
+        """The script's profile, with --preload=auto; read on first use."""
         if not self.is_auto:
             return None
         from relight.warm.import_profile import LearnedFile

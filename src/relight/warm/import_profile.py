@@ -51,7 +51,7 @@ class PackageDirectory(NamedTuple):
 
 
 class Learned(NamedTuple):
-    """What is known about a script.
+    """The profile of a script.
 
     `script` is its path, or `-m MODULE in DIRECTORY`. `imports` identifies its lines that import
     something. `modules` were imported by workers, in this order, or looked for. `culprits` make the
@@ -84,8 +84,8 @@ class LearnedFile:
     """The file of one script.
 
     Args:
-        worker: what the workers run. Nothing is stored for a script that is read from stdin, or if
-            the user has no home directory.
+        worker: the workers' program. Nothing is stored for a script that is read from stdin, or
+            for a user without a home directory.
     """
 
     def __init__(self, worker: WorkerProgram) -> None:
@@ -98,7 +98,7 @@ class LearnedFile:
         self._endless: UnfitModule | None = None
         self._installed: dict[str, bool] = {}
         self.known = self._read(script_scan.import_lines(worker.argv))
-        """What is known about the script: nothing, if that is not valid any more."""
+        """The profile of the script; empty if it is stale."""
         self._import_s = self.known.import_s
 
     def note_unfit(self, module: str, reason: str, seconds: float) -> None:
@@ -110,7 +110,7 @@ class LearnedFile:
         self._endless = UnfitModule(module, reason, seconds)
 
     def note_seconds(self, seconds: float) -> None:
-        """Note how long the imports take at most; the shortest time counts."""
+        """Record an upper bound for the import time; the shortest one counts."""
         self._import_s = min(seconds, self._import_s or seconds)
 
     def is_installed(self, name: str) -> bool:
@@ -129,11 +129,11 @@ class LearnedFile:
     def write(
         self, modules: Sequence[str], unfit: Mapping[str, str], directories: Sequence[str]
     ) -> None:
-        """Store what was learned.
+        """Store the results of a job.
 
         Args:
-            modules: those that the workers import, or look for.
-            unfit: those that will never fit, and for each the module that makes it unfit.
+            modules: the modules that the workers import, or look for.
+            unfit: the modules that will never fit, each with the module that makes it unfit.
             directories: where packages are installed.
         """
         known, self._endless = self.known, None
@@ -150,10 +150,10 @@ class LearnedFile:
         )
 
     def add(self, modules: Sequence[str], writes: Sequence[str], *, are_all: bool = True) -> None:
-        """Add, at the end of the job, what is known by then.
+        """Add the final results at the end of the job.
 
         Args:
-            modules: what watched workers have imported.
+            modules: the imports of watched workers.
             writes: the names of the variables that the script has set.
             are_all: a worker that started cold was watched, so these are all.
         """
@@ -212,7 +212,7 @@ def directory(variables: Mapping[str, str]) -> str:
 
 
 def forget(variables: Mapping[str, str], script: str | None = None) -> list[str]:
-    """Remove what is known about a script, or about all; return the scripts, each once.
+    """Remove the profile of one script or of all; return the scripts, each once.
 
     Args:
         variables: the environment.
@@ -240,7 +240,7 @@ def forget(variables: Mapping[str, str], script: str | None = None) -> list[str]
 
 
 def _script(argv: Sequence[str]) -> str:
-    """Return what the workers run, for people and as a key; empty if it is read from stdin, or if
+    """Return the workers' program, for people and as a key; empty if it is read from stdin, or if
     the working directory was removed.
     """
     try:

@@ -7,11 +7,11 @@ it is ready; otherwise they start cold. There is at most one warm spawner.
                     starts first, and the first generation waits for it. Otherwise the first worker
                     of the first generation, which starts cold, is watched; when it imports the
                     first of these modules, the warm spawner starts beside it at the lowest priority
-    being made      another job's warm process for the same script imports its modules: this job
-                    waits as long as that may end before its own imports would, and takes it; else
+    being made      another job's warm process for the same script imports its modules. This job
+                    waits while that may finish before its own imports would, and takes it; else
                     it starts cold, and its next generation takes it
     auto            the modules are those of an earlier job with the same script
-                    (warm/import_profile). If there was none, that worker is watched; after its
+                    (warm/import_profile). Without one, that worker is watched; after its
                     first optimizer step the warm spawner starts at the lowest priority
     background      as auto, but all of it begins after the first step (`warm/background.py`); no
                     process of another job is taken
@@ -74,7 +74,7 @@ _GUARD_S = 1.0
 """How long the guard of a warm spawner may take to exit after SIGKILL."""
 _SILENT_S = 10.0
 _PATIENCE_S = 120.0
-"""How long the first generation waits for named modules. Cold workers import them as well."""
+"""How long the first generation waits for named modules. Cold workers import them anyway."""
 _TRIES = 3
 _LOOK_S = 0.02
 _LONG_S = 2.0
@@ -87,7 +87,7 @@ class _Leftovers:
 
     def __init__(self) -> None:
         linux.adopt_orphans()  # a process that an import has started must not outlive this one
-        self._guards: set[int] = set()  # of stopped warm spawners, which are to be waited for
+        self._guards: set[int] = set()  # of stopped warm spawners, to be waited for
 
     def await_guard(self, guard: int) -> None:
         """Note the guard of a warm spawner that was stopped."""
@@ -115,7 +115,7 @@ class _Successor:
         self.without, self.learned, self.wrote = preload.without, preload.learned, preload.wrote
 
     def ready(self, event: PreloadReady) -> None:
-        """Note that it can fork workers."""
+        """Record that it can fork workers."""
         self._preload.ready(event)
         self._preload.replace_if_ready()
 
@@ -135,8 +135,8 @@ class Preload:
         cold: starts workers cold.
         record: called with events.
         say: called with messages for the user.
-        watched: a worker of the first generation, which has imported what it needs; None: no
-            generation has begun.
+        watched: a worker of the first generation that finished its imports; None before the first
+            generation.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class Preload:
         self._record = record
         self._say = say
         self._spawner: WarmSpawner | None = None
-        self._asked: tuple[str, ...] | None = None  # what the newest process imports
+        self._asked: tuple[str, ...] | None = None  # the imports of the newest process
         self._next: WarmSpawner | None = None
         self._replaced = 0
         self._lent = False
@@ -227,8 +227,8 @@ class Preload:
         return self._spawner is None or self._spawner.is_ready or bool(self._generations)
 
     def wait(self, otherwise: Callable[[], bool]) -> None:
-        """Wait, with a limit, until the warm spawner is ready for the first generation; and before
-        that for a warm process that is being made for the same script, which may fit.
+        """Wait, with a limit, until the warm spawner is ready for the first generation. Before
+        that, wait for a warm process in the making for the same script; it may fit.
         """
         if self._is_held_up:
             self._await_other(otherwise)
@@ -276,8 +276,8 @@ class Preload:
         return import_ahead.pays_to_wait(progress, waited_s, import_s)
 
     def while_idle(self) -> None:
-        """Start the warm spawner if its modules are known: this node waits for a generation. The
-        first workers of a script that sets variables are watched instead.
+        """Start the warm spawner if its modules are known, while this node waits for a generation.
+        The first workers of a script that sets variables are watched instead.
         """
         modules = self._modules
         if not modules.names or (self._spawner or self._next) is not None or not self._tries:
@@ -331,7 +331,7 @@ class Preload:
         return held
 
     def _learn_from_worker(self) -> None:
-        """Look again and again whether the first worker imports what is not preloaded."""
+        """Poll whether the first worker imports a module that is not preloaded."""
         if self._watched is not None and self._modules.is_auto:
             self._watched.poll(self._look)
 
@@ -408,7 +408,7 @@ class Preload:
             watched.close()
 
     def _remember(self) -> None:
-        """Store what was learned, for the next job with this script."""
+        """Store the profile for the next job with this script."""
         learned, watched = self._modules.learned, self._watched
         if learned is None:
             return
@@ -444,7 +444,7 @@ class Preload:
         self._learn(low_priority=False)
 
     def ready(self, event: PreloadReady) -> None:
-        """Note that the warm spawner can fork workers."""
+        """Record that the warm spawner can fork workers."""
         self._tries = _TRIES
         if self._modules.learned is not None and not self._is_taken:
             self._modules.learned.note_seconds(event.seconds)
@@ -457,7 +457,7 @@ class Preload:
         self._record(PreloadWithout(module, reason, seconds, not self._modules.is_auto))
 
     def learned(self, unfit: dict[str, str], directories: list[str]) -> None:
-        """Store, for the next job with this script, what its workers import."""
+        """Store the workers' imports for the next job with this script."""
         self._modules.write(unfit, directories)
 
     def wrote(self, name: str, value: str | None, *, by_library: bool) -> None:
@@ -515,12 +515,12 @@ class Preload:
             return connection
         if not warm.is_stopped:
             self.lost(f"it has not forked the workers in {ANSWER_S:.0f} s", retry=False)
-        connection.close()  # not before: it would conclude that this process has ended
+        connection.close()  # not earlier, or it would conclude that this process is gone
         self._tries = 0
         return None
 
     def _learn(self, *, low_priority: bool = True) -> None:
-        """Start the warm spawner with what the watched worker has imported."""
+        """Start the warm spawner with the imports of the watched worker."""
         modules = self._modules
         if not modules.names and self._watched is not None:
             modules.add(self._watched.imports())
@@ -623,11 +623,12 @@ def instructions(
     """Return the instructions for a process that is to import modules (`preload/warm_fork.py`).
 
     Args:
-        worker: what the workers run.
+        worker: the workers' program.
         modules: the modules.
-        learned: where they come from, with --preload=auto.
-        writes: the variables that the script sets before it imports; None: it removes them.
-        low_priority: whether it works at the lowest priority.
+        learned: their origin, with --preload=auto.
+        writes: the variables that the script sets before its imports; None for a variable that it
+            removes.
+        low_priority: whether to run at the lowest priority.
     """
     return {
         "agent": os.getpid(),

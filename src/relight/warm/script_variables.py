@@ -4,11 +4,11 @@ from collections.abc import Mapping
 
 
 class ScriptVariables:
-    """The variables known so far; None stands for one that the script removes, or that it does not
-    always set to the same value.
+    """The variables known so far; None marks one that the script removes, or does not always set to
+    the same value.
 
     Attributes:
-        values: those that were adopted.
+        values: the adopted variables.
     """
 
     def __init__(self) -> None:
@@ -21,7 +21,7 @@ class ScriptVariables:
         return {*self.values, *self._reported} - self._of_libraries
 
     def report(self, name: str, value: str | None, *, by_library: bool) -> None:
-        """Note what a worker has set; it is adopted later."""
+        """Record a worker's variables; they are adopted later."""
         if by_library:
             self._of_libraries.add(name)
         else:
@@ -30,7 +30,7 @@ class ScriptVariables:
             self.values.setdefault(name, None)  # workers set different values
 
     def add(self, values: Mapping[str, str | None]) -> None:
-        """Adopt values at once."""
+        """Adopt values immediately."""
         self.values.update(values)
 
     def adopt(self) -> tuple[str, bool]:

@@ -32,11 +32,11 @@ class SilentProcess(NamedTuple):
     agents: tuple[int, ...]
 
     def resume(self) -> None:
-        """Continue it, if it is stopped: it may answer then."""
+        """Continue it if it is stopped, so that it may answer."""
         self._send(signal.SIGCONT)
 
     def kill(self) -> None:
-        """Kill it. Its guard kills what it leaves, and ends."""
+        """Kill it. Its guard kills its descendants and exits."""
         self._send(signal.SIGKILL)
 
     def _send(self, number: int) -> None:
@@ -51,7 +51,7 @@ class SilentProcess(NamedTuple):
 
 
 def find(path: str) -> SilentProcess | None:
-    """Return the process that listens on a socket; None if this user has none that does.
+    """Return the process of this user that listens on a socket, or None.
 
     A fork of that process may have the socket too for a moment, so the parent counts.
     """
@@ -70,8 +70,8 @@ def find(path: str) -> SilentProcess | None:
 def _listening(path: str) -> set[str]:
     """Return the listening sockets with this path, as links in /proc/PID/fd name them.
 
-    The kernel shows the path with which a socket was bound (`user_sockets.listen`), here one
-    through /proc/self/fd, so only its name counts, which is random.
+    The kernel shows the path used to bind a socket (`user_sockets.listen`), here one through
+    /proc/self/fd, so only its random name counts.
     """
     name = os.path.basename(path)
     with open("/proc/net/unix") as file:

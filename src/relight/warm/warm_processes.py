@@ -1,8 +1,8 @@
-"""Finds, takes, starts and ends warm processes: those that keep imported modules between jobs.
+"""Finds, takes, starts and ends warm processes, which keep imported modules between jobs.
 
 A job takes one that was made for the same program in the same directory, if a fresh process would
-have done the same imports (`warm/fork_compat.py`); the process itself looks whether their files are
-still the same (`preload/warm_process.py`).
+have done the same imports (`warm/fork_compat.py`); the process itself checks that their files are
+unchanged (`preload/warm_process.py`).
 """
 
 import contextlib
@@ -29,11 +29,11 @@ _MOST = 3
 """Warm processes of a user; each has the memory of its modules."""
 _LONGEST = 16 << 20
 _NO_SESSION = "4294967295"
-"""What the audit subsystem shows for a process that no login has started."""
+"""The audit session of a process that was not started by a login."""
 
 
 class FoundProcess(NamedTuple):
-    """A warm process: the path of its socket, a connection to it, and what it has said."""
+    """A warm process: the path of its socket, a connection to it, and its description."""
 
     path: str
     connection: socket
@@ -55,11 +55,11 @@ class WarmProcesses:
     def take(
         self, asked: Sequence[str], record: Callable[[Event], None]
     ) -> tuple[SpawnerHandle, Description] | None:
-        """Return the newest one that fits, which now serves this job; None if there is none.
+        """Return the newest one that fits, which now serves this job, or None.
 
         Args:
             asked: modules that it must have been asked for.
-            record: called with what was taken, and why others were not.
+            record: called with the choice, and why others did not fit.
         """
         for found in self._fitting(asked, record):
             if _sends(found.connection, b"take\n"):
@@ -71,7 +71,7 @@ class WarmProcesses:
         return None
 
     def find(self, asked: Sequence[str]) -> Description | None:
-        """Return the newest one that fits, without taking it; None if there is none."""
+        """Return the newest one that fits, without taking it, or None."""
         for found in self._fitting(asked, lambda _: None):
             found.connection.close()
             return found.description
@@ -93,22 +93,22 @@ class WarmProcesses:
             questions.close()
 
     def are_being_made(self) -> tuple[bool, BeingMade | None]:
-        """Return whether one is importing its modules; and what is known of it."""
+        """Return whether one is importing its modules, and its state."""
         try:
             return SocketDirectory(self._worker.variables).is_being_made(_name(self._worker))
         except OSError:
             return False, None
 
     def start(self, setup: dict[str, Any], *, is_ahead: bool = False) -> SpawnerHandle:
-        """Start one, which takes the place of those that were taken or started before when it is
-        ready; with too many of them, the one that was not used for longest ends.
+        """Start one. When it is ready, it replaces the ones taken or started before; if there are
+        too many, the least recently used one ends.
 
         Args:
-            setup: instructions for `preload/warm_fork.py`, without how it is to last.
-            is_ahead: this process runs no job.
+            setup: instructions for `preload/warm_fork.py`, without its lifetime.
+            is_ahead: whether this process runs without a job.
 
         Raises:
-            BlockingIOError: if another job has started one, which imports now.
+            BlockingIOError: if another job's process is importing now.
             OSError: if the directory of the sockets can't be used, or no process can be forked.
         """
         worker, keep = self._worker, self._worker.keep
@@ -189,7 +189,7 @@ class _Questions:
         self._open.clear()
 
     def _has_ended(self, path: str) -> bool:
-        """Read what is there; return whether it is all."""
+        """Read the available data; return whether it is complete."""
         connection = self._open[path]
         assert connection is not None
         try:
@@ -232,7 +232,7 @@ def stop(path: str) -> None:
 
 
 def stop_imports(guard: int) -> None:
-    """Kill a process that imports its modules, given its guard, which then ends as well."""
+    """Kill a process that imports its modules, given its guard, which exits then."""
     for pid in linux.tree(guard):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -241,7 +241,7 @@ def stop_imports(guard: int) -> None:
 
 
 def script(argv: Sequence[str]) -> str:
-    """Return what a worker runs, for people."""
+    """Return a worker's program, for people."""
     return " ".join(warm_spawner.of_program(argv)[2:])
 
 

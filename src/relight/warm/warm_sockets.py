@@ -1,5 +1,4 @@
-"""The sockets on which warm processes listen, in the directory of `user_sockets`, and what they say
-there.
+"""The sockets of warm processes, in the directory of `user_sockets`, and their messages.
 
 A socket is named after the program whose workers its process can fork (`name`).
 """
@@ -22,13 +21,13 @@ _RANDOM_BYTES = 6
 
 
 class Description(NamedTuple):
-    """A warm process, as it describes itself to whoever connects.
+    """A warm process, as it describes itself to clients.
 
-    `script` is what its workers run. `asked` are the modules that it was to import; `learned`:
-    those of --preload=auto. `modules` is how many it has imported, with those that they need.
+    `script` is its workers' program. `asked` are the requested modules, `learned` the modules of
+    --preload=auto. `modules` is the number of imported modules, including their dependencies.
     `writes` are the names of variables that the script sets before its imports. `facts` and
-    `variables` are what a job must have in common with it (`warm/fork_compat.py`); `why_not` is why
-    no job may use it any more, or empty. It was made `age_s` seconds ago; `jobs` run now, and
+    `variables` must match those of a job (`warm/fork_compat.py`); `why_not` is the reason why jobs
+    may no longer use it, or empty. It was made `age_s` seconds ago; `jobs` run now, and
     `uses` have; it has been idle for `idle_s` seconds, and ends after `stays_s` of that.
     """
 
@@ -49,9 +48,9 @@ class Description(NamedTuple):
 
 
 class BeingMade(NamedTuple):
-    """A warm process that imports its modules: the pid of its guard, and what workers run.
+    """A warm process that imports its modules: the pid of its guard, and the workers' program.
 
-    It imports `modules` modules, and has imported `imported` of them; it began at `began_s` on the
+    It imports `modules` modules, `imported` so far; it began at `began_s` on the
     monotonic clock, and lets other processes run first if `is_low_priority`.
     """
 
@@ -63,12 +62,12 @@ class BeingMade(NamedTuple):
     imported: int = 0
 
     def text(self) -> bytes:
-        """Return it as it stands in the locked file."""
+        """Return it as it is written in the locked file."""
         return json.dumps(fields.plain(self._replace(imported=0))).encode() + b"\n"
 
     @classmethod
     def parse(cls, text: bytes) -> "BeingMade | None":
-        """Return what a locked file says: `text`, and then how many modules are imported."""
+        """Return the content of a locked file: `text`, then the number of imported modules."""
         described, _, imported = text.partition(b"\n")
         try:
             known: BeingMade = fields.record(cls, fields.decode(described))
@@ -122,7 +121,7 @@ class SocketDirectory:
             os.close(lock)  # `unlock` has removed it meanwhile
 
     def is_being_made(self, name: str) -> tuple[bool, BeingMade | None]:
-        """Return whether a process with this name is being made; and what is known of it."""
+        """Return whether a process with this name is being made, and its state."""
         text = self._is_locked(self._lock(name))
         return text is not None, BeingMade.parse(text or b"")
 
@@ -141,7 +140,7 @@ class SocketDirectory:
 
     @staticmethod
     def _is_locked(path: str) -> bytes | None:
-        """Return what is in a file if it is locked, else None."""
+        """Return the content of a file if it is locked, else None."""
         try:
             file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:

@@ -1,6 +1,6 @@
 """The warm spawner: a process that imports modules once and forks the workers of a generation.
 
-This is the agent's side of it; `preload/warm_fork.py` is the process.
+This is the agent's side; `preload/warm_fork.py` is the process.
 """
 
 import errno
@@ -44,7 +44,7 @@ class WarmSpawnerOwner(Protocol):
     """Receives a warm spawner's messages as calls from the loop."""
 
     def ready(self, event: PreloadReady) -> None:
-        """Called when the modules are imported: it can fork workers."""
+        """Called when the modules are imported and it can fork workers."""
 
     def without(self, module: str, reason: str, seconds: float) -> None:
         """Called with a module that it does not keep, and how long the import took."""
@@ -76,9 +76,9 @@ class WarmSpawner:
         pid: its own pid; that of the process with the modules until it is ready.
         importing: the module that it imports now, or an empty string.
         importing_since: when it began to, on the loop's clock.
-        is_lasting: the process with the modules outlives the job.
-        is_ready: it can fork workers.
-        is_stopped: `stop` was called.
+        is_lasting: whether the process with the modules outlives the job.
+        is_ready: whether it can fork workers.
+        is_stopped: whether `stop` was called.
 
     Raises:
         OSError: if no descriptor is left.
@@ -196,7 +196,7 @@ class WarmSpawner:
                 return
 
     def _how_it_ended(self) -> str:
-        """Describe how the warm spawner, which has closed its socket, ended; do not reap it."""
+        """Describe how the warm spawner ended after it closed its socket; do not reap it."""
         if self._child is None:
             return "it has ended"
         poll = select.poll()

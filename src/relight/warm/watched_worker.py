@@ -1,4 +1,4 @@
-"""The first worker of a generation is watched: what it imports."""
+"""Watches the imports of the first worker of a generation."""
 
 import contextlib
 import fcntl
@@ -20,10 +20,10 @@ _OPTIMIZER, _STEP = b"!optimizer", b"!step"
 
 
 class WatchedWorker:
-    """Learns from memory that the worker writes to (`worker/hook`) what it imports.
+    """Reads a worker's imports from memory that the worker writes to (`worker/hook`).
 
     Raises:
-        OSError: if there is no memory or descriptor for it.
+        OSError: if memory or descriptors are exhausted.
     """
 
     def __init__(self, loop: Loop) -> None:
@@ -47,7 +47,7 @@ class WatchedWorker:
         return hook(f"learn:/proc/{os.getpid()}/fd/{self._fd}", variables)
 
     def begin(self) -> None:
-        """Begin a generation: make room for what its first worker reports."""
+        """Begin a generation: make room for its first worker's reports."""
         self._read()
         self._earlier = self._lines
         self._memory[: self._size] = bytes(self._size)
@@ -56,7 +56,7 @@ class WatchedWorker:
         self._began = self._changed = self._loop.now()
 
     def poll(self, look: Callback) -> None:
-        """Call `look` again and again: often at first, then rarely, as long as nothing new is
+        """Call `look` repeatedly: often at first, then rarely, as long as nothing new is
         imported.
         """
 
@@ -132,8 +132,8 @@ class WatchedWorker:
         os.close(self._fd)
 
     def _read(self) -> None:
-        """Read what is new; a line of two workers counts once."""
-        size = self._memory.find(b"\0") % (_SIZE + 1)  # all of it if there is no zero
+        """Read the new lines; a line of two workers counts once."""
+        size = self._memory.find(b"\0") % (_SIZE + 1)  # everything, without a zero byte
         if size != self._size:
             self._size, self._changed = size, self._loop.now()
             lines = self._memory[:size].split(b"\n")[:-1]

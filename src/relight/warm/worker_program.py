@@ -1,4 +1,4 @@
-"""What the workers of this node run, and the variables that load relight's hook into them.
+"""The program of this node's workers, and the variables that load relight's hook into them.
 
 It imports next to nothing: each job with `--max-restarts` needs it before its workers start.
 """
@@ -48,7 +48,7 @@ def hook(task: str, variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def variable(line: bytes) -> tuple[str, str | None]:
-    """Return the name and value of a variable that a script has set; None: removed."""
+    """Return the name of a variable that a script set, and its value (None: removed)."""
     name, equals, value = line.decode("unicode_escape").partition("=")
     return name, value if equals else None
 

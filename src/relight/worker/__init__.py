@@ -161,10 +161,10 @@ def recoverable(
     """Decorate the function that trains, so that this process survives the failure of another rank.
 
     The function gets the generation as its first argument. If another rank fails, its collectives
-    fail as well; the process group is destroyed, and the function is called again, with the same
+    also fail; the process group is destroyed, and the function is called again, with the same
     arguments and in the same process, once the missing ranks were started. It begins with
     `init_process_group`, wraps the model, and calls `generation.share`
-    (relight.worker.replicas.Generation). What was built outside of it stays as it is.
+    (relight.worker.replicas.Generation). Anything built outside the function stays as it is.
 
     Without relight, or where survivors can't stay, it is called once.
     """
@@ -191,8 +191,7 @@ def record(function: "Callable[P, R]") -> "Callable[P, R]":
     """Decorate the script's main function, so that its exception is written to the error file of
     this worker (`TORCHELASTIC_ERROR_FILE`), in torch's format.
 
-    relight itself needs no such file: it reads the traceback from stderr. A program that starts the
-    workers in another way may.
+    relight itself reads the traceback from stderr and does not need the file. Other launchers may.
     """
     from functools import wraps
 

@@ -1,4 +1,4 @@
-"""What `breakpoint()` does in a worker: it waits for `relight debug`, with pdb on this side.
+"""Implements `breakpoint()` in a worker: waits for `relight debug`, with pdb on this side.
 
 The agent sets PYTHONBREAKPOINT, so this module is imported at the first breakpoint. A worker that
 has a terminal as its stdin debugs there, as under torchrun; several share it badly, so only the
@@ -90,8 +90,9 @@ def _takes_terminal() -> bool:
 
 @contextlib.contextmanager
 def _at_terminal() -> Iterator[None]:
-    """Let the terminal be stdout as well, not the agent's pipe: readline edits only there. The
-    socket shows others that this process is at a breakpoint, and that a terminal is attached.
+    """Make the terminal also stdout, in place of the agent's pipe, because readline edits only
+    there. The socket shows others that this process is at a breakpoint, and that a terminal is
+    attached.
     """
     with socket.socket(socket.AF_UNIX) as shown:
         shown.bind(f"{NAME}{os.getpid()}")
@@ -135,7 +136,7 @@ class _Debugger(pdb.Pdb):
         """Where `breakpoint()` was called, until the first answer."""
 
     def cmdloop(self, intro: Any | None = None) -> None:
-        """Ask for commands until the process goes on."""
+        """Ask for commands until the process continues."""
         if self._asks:  # pdb's own `commands` asks for more
             super().cmdloop(intro)
             return
@@ -193,7 +194,7 @@ class _Remote(io.TextIOBase):
         self._connection: socket.socket | None = None
         self._received = b""
         self._tail = ""  # the unfinished last line: a prompt, if a question follows
-        self._shown = ""  # what was printed since the process stopped
+        self._shown = ""  # output since the process stopped
         self._debugger: _Debugger | None = None
 
     @contextlib.contextmanager
@@ -224,8 +225,8 @@ class _Remote(io.TextIOBase):
         return len(text)
 
     def readline(self, size: int | None = -1, /) -> str:  # type: ignore[override]
-        """Ask with the unfinished line as the prompt, and return the answer. A terminal that leaves
-        has no answer: the next one is asked.
+        """Ask with the unfinished line as the prompt, and return the answer. If a terminal
+        leaves without an answer, ask the next one.
         """
         del size
         while True:
@@ -300,7 +301,7 @@ def _place_of(frame: FrameType | None) -> str:
 
 
 def say(text: str) -> None:
-    """Print a line about this rank on stderr, past what the script has made of `sys.stderr`."""
+    """Print a line about this rank on stderr, even if the script replaced `sys.stderr`."""
     rank = os.environ.get("RANK", "?")
     os.write(2, f"relight: rank {rank} {text}\n".encode(errors="replace"))
 

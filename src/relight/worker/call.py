@@ -1,8 +1,8 @@
 """A worker that calls a function and saves its result: `python -m relight.worker.call DIR`.
 
-`relight.launch` writes `call.pickle` into the directory, which a variable may name as well. Each
-worker writes `RANK.begun` beside it, then `RANK.result` or `RANK.error`. Only files of the calling
-user, in a directory that only this user can enter, are loaded.
+`relight.launch` writes `call.pickle` into the directory, which may also be named by a variable.
+Each worker writes `RANK.begun` beside it, then `RANK.result` or `RANK.error`. Only files of the
+calling user, in a directory that only this user can enter, are loaded.
 """
 
 import atexit
@@ -116,7 +116,7 @@ def _show(
     kind: type[BaseException], error: BaseException, found: types.TracebackType | None
 ) -> None:
     """Print an uncaught exception as Python does, without relight's frames, and with the source of
-    code that has no file, which Python 3.12 and earlier don't show (Python/traceback.c).
+    code without a file, which Python 3.12 and earlier don't show (Python/traceback.c).
     """
     error.__traceback__ = found = _of_function(found)
     if sys.version_info < (3, 13):
@@ -139,8 +139,8 @@ def leave(exit_code: int) -> NoReturn:
 
 
 def _keep_operators() -> None:
-    """Keep the operators that Python code has registered (torch.library, torch 2.13): torch removes
-    each at exit, which takes 40 ms in a forked process, and changes nothing outside of it.
+    """Keep the operators that Python code registered (torch.library, torch 2.13). torch removes
+    each at exit, which takes 40 ms in a forked process and only affects that process.
     """
     remove = getattr(sys.modules.get("torch.library"), "_del_library", None)
     if remove is None:

@@ -16,7 +16,7 @@ from typing import Any
 Sources = dict[str, list[str]]
 """The lines of files that only the caller has, by the names that tracebacks show."""
 _MOST = 1 << 20
-"""Characters of the text that is sent; what is beyond has no source lines in tracebacks."""
+"""Characters of the text that is sent; tracebacks lack source lines beyond that."""
 
 
 def dumps(value: Any) -> tuple[bytes, Sources]:
@@ -58,7 +58,7 @@ def take(sources: Sources) -> None:
     """Let tracebacks of this process show these lines."""
     for file, lines in sources.items():
         size = sum(map(len, lines))
-        linecache.cache[file] = size, None, lines, file  # None: it is not looked for on the disk
+        linecache.cache[file] = size, None, lines, file  # None prevents a lookup on the disk
 
 
 def _shown(file: str) -> str:

@@ -1,7 +1,7 @@
 """The caller's `__main__` in a worker of `relight.launch`, for the functions and classes in it.
 
 As multiprocessing's spawn does, a worker imports that script or module under the name
-`__mp_main__`, so that what is below `if __name__ == "__main__":` does not run. A pickle that names
+`__mp_main__`, so that code below `if __name__ == "__main__":` does not run. A pickle that names
 either means the same module in the caller and in the worker.
 """
 
@@ -55,7 +55,7 @@ class Unpickler(pickle.Unpickler):
     def __init__(self, data: bytes) -> None:
         super().__init__(io.BytesIO(data))
         self.of_main = ""
-        """An object of `__main__` that the pickle names; empty if there is none."""
+        """An object of `__main__` that the pickle names, or empty."""
 
     def find_class(self, module: str, name: str) -> Any:
         """Return the object that a pickle names.

@@ -29,9 +29,9 @@ from relight.worker.replicas import Generation
 T = TypeVar("T")
 
 _WATCH_S = 0.005
-"""How often the thread looks whether a rank has failed."""
+"""How often the thread checks for a failed rank."""
 _WAIT_S = 0.001
-"""How often a process that is in no group looks whether the next one has formed."""
+"""How often a process outside a group checks whether the next one has formed."""
 _NOTICE_S = 5.0
 """How long to wait, after an exception that blames a peer, for the agent to say that one failed."""
 _STORE_S = 2.0
@@ -174,9 +174,9 @@ def _distributed() -> Any:
 
 
 def _addresses() -> Collection[bytes]:
-    """Return what gloo's processes have told each other through the group's store: each value has
-    the address at which one accepts connections (gloo/transport/tcp/address.cc). Without the store
-    there are none.
+    """Return the values that gloo's processes exchanged through the group's store. Each has the
+    address at which one accepts connections (gloo/transport/tcp/address.cc). Empty without the
+    store.
     """
     dist, port = _distributed(), os.environ.get("MASTER_PORT", "")
     if dist is None or not port.isdecimal():

@@ -1,4 +1,4 @@
-"""What a recoverable function gets: the generation that it runs in, and the state of its replicas.
+"""Arguments of a recoverable function: the generation that it runs in, and its replicas' state.
 
 torch is imported when the state is shared, and only here: the script has imported it by then.
 """
@@ -51,12 +51,12 @@ class Generation:
         """Give all ranks the state of the rank that is furthest, and return its step.
 
         Call it in all ranks, once the group exists, and before anything may write to the model:
-        DistributedDataParallel copies the weights of rank 0, which may be new. Only ranks that have
-        survived count; if there are none, as in the first generation, nothing is sent. Gradients of
-        a step that was not completed are cleared.
+        DistributedDataParallel copies the weights of rank 0, which may be new. Only surviving
+        ranks count; without any, as in the first generation, nothing is sent. Gradients of a step
+        that was not completed are cleared.
 
         Args:
-            objects: the model, the optimizer and whatever else has a state, in the same order on
+            objects: the model, the optimizer and any other stateful objects, in the same order on
                 all ranks. They must be replicas: equal on all ranks that are at the same step.
             step: how many steps the state of this rank has. Count a step together with the
                 optimizer's, before the next collective.
@@ -90,7 +90,7 @@ class Generation:
         return furthest
 
     def broke(self) -> None:
-        """Note that the group has failed: the state must not change until it is shared."""
+        """Record that the group failed; the state must not change until it is shared."""
         global _versions
         try:
             _versions = _count_writes(self._objects) if self._objects else None
@@ -112,7 +112,7 @@ class Generation:
             )
 
     def restored(self) -> None:
-        """Note that all ranks have the same state by other means, as from a checkpoint."""
+        """Record that all ranks have the same state by other means, as from a checkpoint."""
         global _unshared
         _unshared = None
 

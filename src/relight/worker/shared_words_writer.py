@@ -12,11 +12,11 @@ _places: dict[str, int] = {}
 """Where each name that was reported stands."""
 _writes = 0
 _POLL_S = 0.0005
-"""How often a worker that is held looks whether it may go on."""
+"""How often a held worker checks whether it may continue."""
 
 
 def open_page() -> memoryview:
-    """Return the memory as 8-byte words; if there is no agent, memory of this process alone."""
+    """Return the memory as 8-byte words; without an agent, private memory of this process."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
     if path:
         try:
@@ -27,7 +27,7 @@ def open_page() -> memoryview:
 
 
 def _tell(error: OSError, path: str) -> None:
-    """Tell the user that the launcher gets no reports; one worker of a node is enough."""
+    """Warn the user that reports don't reach the launcher, from one worker of a node only."""
     if os.environ.get("LOCAL_RANK", "0") != "0":
         return
     text = (
@@ -44,7 +44,7 @@ def report(page: memoryview, values: Mapping[str, float]) -> None:
     """Write numbers that people see, each to the place of its name.
 
     Raises:
-        ValueError: if there is no place left, or a name is too long.
+        ValueError: if all places are taken, or a name is too long.
     """
     global _writes
     places = {**_places, **{name: 0 for name in values if name not in _places}}

@@ -17,7 +17,7 @@ from. Whoever changes one looks there, not into relight.
 | `apply` | what kubectl apply sends |
 
 It does not check all of a schema (`kubernetes_validate` does) and keeps no roles and no nodes. What
-takes minutes on a cluster (back-off, expiry, evictions) is at once, or comes when a test says so.
+takes minutes on a cluster (back-off, expiry, evictions) is immediate here, or on request of a test.
 """
 
 from clusters.kubernetes.server import ApiServer, free_port, until

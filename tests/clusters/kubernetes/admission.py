@@ -1,4 +1,4 @@
-"""What the API server does with an object before it stores it: defaults, and refusals (403).
+"""Admission by the API server before it stores an object: defaults, and refusals (403).
 
 Sources: kubernetes/kubernetes, where no other repository is named.
 """
@@ -45,7 +45,7 @@ class Admission:
         """Set defaults; refuse the object.
 
         Raises:
-            Refused: it is not admitted.
+            Refused: if it is not admitted.
         """
         self._default(plural, body)
         if plural == "pods":
@@ -183,7 +183,7 @@ class Admission:
 
 
 def usage(pod: Object) -> dict[str, float]:
-    """Return what a pod counts for in a quota."""
+    """Return the share of a pod in a quota."""
     found: dict[str, float] = {"pods": 1, "count/pods": 1}
     for container in pod["spec"]["containers"]:
         for kind in ("requests", "limits"):

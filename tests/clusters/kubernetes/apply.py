@@ -30,10 +30,10 @@ def load(raw: bytes) -> Any:
 
 
 def check_patch(kind: str, plural: str, version: str, body: Any) -> None:
-    """patch.go: custom resources have no strategic merge patches.
+    """patch.go: custom resources lack strategic merge patches.
 
     Raises:
-        Refused: 415.
+        Refused: if 415.
     """
     is_custom = "." in version.partition("/")[0] and not version.startswith("networking.k8s.io")
     known = [JSON, MERGE, APPLY] if is_custom else [JSON, MERGE, STRATEGIC, APPLY]
@@ -123,7 +123,7 @@ def applied(known: Object, body: Object, manager: str, force: bool) -> Object:
     """Return an object with a manager's configuration applied.
 
     Raises:
-        Refused: 409, another manager has set a field to another value.
+        Refused: if 409, another manager has set a field to another value.
     """
     managers = copy(known["metadata"].get("managedFields") or [])
     now, wanted = leaves(known), _owned(body)
@@ -163,7 +163,7 @@ def _remove(each: Any, path: Path) -> None:
 def kubectl_apply(
     server: "ApiServer", text: str, server_side: bool = False, namespace: str = "ns"
 ) -> list[str]:
-    """Do as `kubectl apply -f -`; return the errors. It goes on after one.
+    """Do as `kubectl apply -f -`; return the errors. It continues after one.
 
     On the client's side, the whole object is written into an annotation, so that one of more than
     256 KiB is refused.

@@ -3,8 +3,8 @@
 Sources: kubernetes/kubernetes, staging/src/k8s.io/endpointslice: util/controller_utils.go
 (ShouldPodBeInEndpoints, ShouldSetHostname) and utils.go (podToEndpoint); coredns/coredns 1.12,
 plugin/kubernetes (endpointHostname; endpoints that are not ready are left out); pods' own names:
-pkg/kubelet/kubelet_pods.go, hostsFileContent. Records come at once here: CoreDNS keeps answers for
-up to 30 s, that there is no such name too.
+pkg/kubelet/kubelet_pods.go, hostsFileContent. Records come immediately here; CoreDNS keeps answers
+for up to 30 s, that there is no such name too.
 """
 
 from clusters.kubernetes.state import Object, State, is_over
@@ -78,7 +78,7 @@ def names(state: State, namespace: str) -> set[str]:
 
 
 def hosts_file(state: State, pod: Object) -> str:
-    """Return what a pod can resolve, in the format of /etc/hosts.
+    """Return the names that a pod can resolve, in the format of /etc/hosts.
 
     Names are searched in the pod's namespace (pkg/kubelet/network/dns/dns.go).
     """

@@ -2,7 +2,7 @@
 
 Sources: kubernetes/kubernetes, pkg/controller/job: job_controller.go (commit 6ae037f1),
 indexed_job_utils.go (78fc8e44), pod_failure_policy.go (95f08499), success_policy.go (cb6ff2d8);
-pkg/controller/ttlafterfinished (490ffa43). Replacements come at once here: the real controller
+pkg/controller/ttlafterfinished (490ffa43). Replacements come immediately here; the real controller
 waits for 10 s after the first failure, and doubles that up to 10 min.
 """
 
@@ -285,7 +285,7 @@ def _count(
                 continue
             is_kept = spec.get("backoffLimitPerIndex") is not None and ending is None
             if is_kept and index(pod) not in done | lost | active_indexes:
-                continue  # its counts go to the pod that replaces it, which is not there yet
+                continue  # its counts go to the pod that will replace it
             if failed and _action(spec, pod) != "Ignore":
                 status["failed"] = status.get("failed", 0) + 1
         state.release(pod)

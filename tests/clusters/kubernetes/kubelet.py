@@ -127,7 +127,7 @@ class Kubelet:
         """Return the command and variables of a container.
 
         Raises:
-            Waiting: something that it needs is not there.
+            Waiting: if something that it needs is not there.
         """
         if self.waiting:
             raise Waiting(self.waiting["reason"], self.waiting.get("message", ""))

@@ -210,13 +210,13 @@ class ApiServer:
         self.state.warn(about, reason, message)
 
     def admit(self) -> None:
-        """Let the controllers try again what was refused."""
+        """Let the controllers retry refused requests."""
         with self.state.changing():
             for each in list(self.objects.values()):
                 self.state.enqueue(each)
 
     def elapse(self, by_s: float) -> None:
-        """Let time pass: limits and expiries are reached at once."""
+        """Let time pass, so that limits and expiries are reached immediately."""
         self.state.skip(by_s)
         self.admit()
 
@@ -291,7 +291,7 @@ class ApiServer:
         """Answer a request; the answer is a copy.
 
         Raises:
-            Refused: with the server's code and message.
+            Refused: if with the server's code and message.
         """
         match = _PATH.fullmatch(path)
         if match is None:

@@ -164,7 +164,7 @@ class State:
         """Store an object, after admission.
 
         Raises:
-            Refused: the server refuses it.
+            Refused: if the server refuses it.
         """
         meta = body.setdefault("metadata", {})
         meta["namespace"] = namespace
@@ -282,7 +282,7 @@ class State:
     def delete(
         self, each: Object, policy: str = "Background", grace_s: float | None = None
     ) -> None:
-        """Delete an object, and what it owns unless the policy is Orphan.
+        """Delete an object, and its dependents unless the policy is Orphan.
 
         pkg/controller/garbagecollector: dependents with no other owner are deleted.
         """

@@ -1,4 +1,4 @@
-"""What the API server says of an object before it stores it: 422, with each wrong field.
+"""Validation by the API server before it stores an object: 422, with each wrong field.
 
 Sources: kubernetes/kubernetes, where no other repository is named.
 """
@@ -42,7 +42,7 @@ def quantity(text: object) -> float:
     """kubernetes/apimachinery 0.36, pkg/api/resource/quantity.go.
 
     Raises:
-        ValueError: it is no quantity.
+        ValueError: if it is no quantity.
     """
     match = QUANTITY.fullmatch(str(text))
     if match is None:
@@ -54,7 +54,7 @@ def check(plural: str, body: Object) -> None:
     """Refuse an object that the server would refuse.
 
     Raises:
-        Refused: 400 for a wrong type, 422 for wrong values.
+        Refused: if 400 for a wrong type, 422 for wrong values.
     """
     _check_types(body)
     found = list(_metadata(plural, body))
@@ -584,7 +584,7 @@ def check_update(plural: str, old: Object, new: Object) -> None:
     """Refuse changes of immutable fields.
 
     Raises:
-        Refused: 422.
+        Refused: if 422.
     """
     _check_types(new)
     found = [

@@ -72,7 +72,7 @@ class SqliteRegister:
 
 
 class _Closing(sqlite3.Connection):
-    """`with` commits, and closes as well."""
+    """`with` commits and closes."""
 
     def __exit__(self, *exception: object) -> None:
         super().__exit__(*exception)  # type: ignore[arg-type]
@@ -80,7 +80,7 @@ class _Closing(sqlite3.Connection):
 
 
 def open(endpoint: str, job: str, pairs: Mapping[str, str]) -> LeaderLock:
-    """What the entry point leads to; `pairs` are those of --rdzv-conf, its own ones included."""
+    """The target of the entry point; `pairs` are those of --rdzv-conf, its own ones included."""
     unknown = [name for name in pairs if name.startswith("sqlite_")]
     if unknown or not endpoint.endswith(".db"):
         raise UsageError(

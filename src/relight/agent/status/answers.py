@@ -1,5 +1,5 @@
-"""What an agent answers: a snapshot of its job, the end of a worker's output, its events, or where
-its workers are.
+"""The answers of an agent: a snapshot of its job, the end of a worker's output, its events, or the
+places of its workers.
 """
 
 import json
@@ -35,8 +35,8 @@ _MOST_WORDS, _MOST_WORD, _MOST_LINE = 200, 1000, 300
 
 
 def answer(served: ServedJob, question: bytes, reply: Callable[[bytes, bool], None]) -> None:
-    """Pass the answer to a line of a client to `reply`, now or later, empty if it is no question,
-    and whether the client gets each further event too.
+    """Answer a line of a client through `reply`, now or later, with an empty answer for an invalid
+    question, and whether the client also gets each further event.
     """
     if not question.strip():
         reply(_written(snapshot(served)).encode(), False)
@@ -74,7 +74,7 @@ def _output(workers: WorkerGroup | None, local_rank: int, name: str, rank: int |
 
 
 def for_all_nodes(question: bytes) -> str | None:
-    """Return the question to all nodes that a line of a client is, or None if it is none."""
+    """Parse a line of a client as a question to all nodes; return None for any other."""
     try:
         found: ClusterQuery = fields.record(ClusterQuery, fields.decode(question))
     except fields.Malformed:
@@ -83,8 +83,8 @@ def for_all_nodes(question: bytes) -> str | None:
 
 
 def answer_node(served: ServedJob, question: str, reply: Callable[[str], None]) -> None:
-    """Pass the answer to another node to `reply`, now or later. The command is left out: that node
-    has the same.
+    """Answer another node through `reply`, now or later. Leave out the command, as that node has
+    the same.
     """
     if question.strip():
         answer(
@@ -101,7 +101,7 @@ def answer_node(served: ServedJob, question: str, reply: Callable[[str], None]) 
 
 
 def _take_stacks(served: ServedJob, reply: Callable[[str], None]) -> None:
-    """Read the stacks of the workers in a thread: it takes some milliseconds for each."""
+    """Read the stacks of the workers in a thread, as each takes some milliseconds."""
     from relight.core.group import node_stacks
     from relight.stacks.worker_state import stacks_of
 
@@ -216,7 +216,7 @@ def _ranks(served: ServedJob, workers: WorkerGroup) -> tuple[RankSnapshot, ...]:
 
 
 def _uses(workers: WorkerGroup) -> dict[int, RankUse]:
-    """Return what the workers have used that have not ended, by pid."""
+    """Return the usage of the running workers, by pid."""
     supervisor = workers.supervisor
     assert supervisor is not None
     reported = workers.memory.values()

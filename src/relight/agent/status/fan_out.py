@@ -1,5 +1,5 @@
-"""Questions of clients to all nodes of a job: they go to the coordinator, which gathers the answers
-(core/group/cluster_query).
+"""Fans out clients' questions to all nodes of a job through the coordinator, which gathers the
+answers (core/group/cluster_query).
 """
 
 import json
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from relight.agent.link import RemoteLink
 
 _LIMIT_S = 2.0
-"""The coordinator waits for other nodes for half of it. A new coordinator does not know what its
-predecessor was asked.
+"""Time limit of a question. The coordinator waits half as long for other nodes. A new coordinator
+does not know the questions to its predecessor.
 """
 
 
 class OpenQuestions:
-    """What clients of this agent have asked all nodes, and what has been answered so far.
+    """Pending questions from clients of this agent to all nodes, with the answers so far.
 
     Args:
         loop: the agent's loop.
-        link: to the coordinator.
+        link: the link to the coordinator.
     """
 
     def __init__(self, loop: Loop, link: "LocalLink | RemoteLink") -> None:
@@ -45,7 +45,7 @@ class OpenQuestions:
         self._open[question].replies.append(reply)
 
     def heard(self, message: NodeAnswered) -> None:
-        """Take the answer of a node."""
+        """Process the answer of a node."""
         opened = self._open.get(message.question)
         if opened is None:
             return  # it comes too late

@@ -1,5 +1,5 @@
-"""What a job shows of itself. It is made once the job has run for a second, or at its end if there
-is something left to show.
+"""The visible side of a running job. Created once the job has run for a second, or at its end if
+anything remains to be shown.
 """
 
 from collections.abc import Callable
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
     from relight.output.event_handler import EventProcess
 
 _TOLD_S = 3.0
-"""A cold restart whose workers took that long to come is told, with what would save it."""
+"""Shortest start of workers in a cold restart that is reported to the user, with the remedy."""
 
 
 class JobInspector:
-    """What one agent shows.
+    """Makes the state of one agent visible to commands and programs.
 
     Args:
         loop: the agent's loop.
-        job: what it runs.
+        job: the configuration of the agent.
         journal: its events, and its messages to the user.
         began: when it began, in seconds since 1970.
         look: returns the agent's view of the job.
-        link: to the coordinator.
+        link: the link to the coordinator.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class JobInspector:
             self._loop.run_guarded(self._page.close, what)
 
     def received(self, message: Question | NodeAnswered) -> None:
-        """Take what concerns a question of one node to all."""
+        """Process a message about a question from one node to all."""
         if self._socket is not None:
             self._socket.received(message)
 
@@ -100,14 +100,14 @@ class JobInspector:
             self._tell_cold_restart()
 
     def _tell_account(self) -> None:
-        """Say where the time went, if the job was restarted; one node does that for all."""
+        """Print the use of time if the job was restarted; one node does that for all."""
         account, workers = self._account(), self._look().workers
         is_first = workers is not None and workers.formed.place.group_rank == 0
         if account.generations > 1 and is_first and is_worth_telling(account):
             self._journal.say("\n  ".join(in_words(account)))
 
     def _tell_cold_restart(self) -> None:
-        """Say what a restart has cost if its workers may have imported their modules again, or a
+        """Report the cost of a restart whose workers may have imported their modules again, or of a
         start that could have been warm.
         """
         cost, spec = self._ledger.cold_restart(), self._job.command.spec

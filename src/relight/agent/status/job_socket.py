@@ -1,12 +1,13 @@
-"""The socket on which an agent says how its job is, to commands of the same user on this machine.
+"""The socket that serves the state of a job to commands of the same user on this machine.
 
 A client sends a line: an empty one for the snapshot of this node, or a `Question` of
-core/status/snapshot in JSON; in an `ClusterQuery`, it is for the answers of all nodes. It gets the
-answer, and the end of the connection; one that follows the events gets each that comes, and the end
-with that of the job. The agent never waits for a client.
+core/status/snapshot in JSON; a `ClusterQuery` around it asks all nodes. The agent sends the answer
+and closes the connection. A client that follows the events gets each event as it comes, and the
+connection closes at the end of the job. The agent never waits for a client.
 
-The socket is made once the job has run for a second. It costs next to nothing then: what answers
-(agent/status/answers, agent/status/fan_out) is loaded when the first client comes.
+The socket is created once the job has run for a second. It then costs next to nothing because the
+modules with the answers (agent/status/answers, agent/status/fan_out) are loaded when the first
+client connects.
 """
 
 import os
@@ -35,11 +36,11 @@ if TYPE_CHECKING:
 _MOST_QUESTION = 4096
 _MOST_CLIENTS = 16
 _BUFFER = 1 << 20
-"""Bytes of an answer that the kernel is asked to hold, so that most are sent at once."""
+"""Requested size of the kernel's send buffer in bytes; most answers fit into it."""
 _MOST_UNSENT = 1 << 20
-"""Bytes that may wait for a client which follows the events."""
+"""Bytes that may wait for a client that follows the events."""
 _LIMIT_S = 5.0
-"""How long a client may take, unless it follows the events."""
+"""Time limit for a client, unless it follows the events."""
 
 
 class JobSocket:
@@ -47,10 +48,10 @@ class JobSocket:
 
     Args:
         loop: the agent's loop.
-        job: what it runs.
+        job: the configuration of the agent.
         began: when it began, in seconds since 1970.
         look: returns the agent's view of the job.
-        link: to the coordinator, which passes questions on to the other nodes.
+        link: the link to the coordinator, which forwards questions to the other nodes.
 
     Raises:
         OSError: if the directory or the socket can't be made.
@@ -71,7 +72,7 @@ class JobSocket:
         directory = user_sockets.directory(job.command.env.variables, JOBS)
         self.directory = os.path.dirname(directory)
         self.why_elsewhere = files.why_elsewhere(self.directory)
-        """Why that is not the usual directory; empty if it is."""
+        """Why this is not the usual directory; empty if it is."""
         self._path = os.path.join(directory, self.job.id + OF_JOB)
         self._listener = user_sockets.listen(self._path)
         loop.on_readable(self._listener, self._accept)
@@ -82,7 +83,7 @@ class JobSocket:
 
         self.job.end = exit_code, reason
         try:
-            answers.keep_last(self.job)  # first: who finds no socket finds this
+            answers.keep_last(self.job)  # first, for clients that find no socket
         except OSError:
             pass  # a full disk: the job itself is not concerned
         self.loop.forget(self._listener)

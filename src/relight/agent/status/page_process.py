@@ -1,9 +1,9 @@
-"""The status page of a job that was started with `--status`: a process of its own, which asks the
-agent as any client does, and ends with it.
+"""The status page of a job that was started with `--status`. It is a process of its own, which
+queries the agent like any client, and ends with it.
 
-So the agent has no server on the network, and a page that fails, or that many look at, does not
-concern the job. The page is on the node of rank 0, which users know: it is MASTER_ADDR. If that
-node is lost, the one that has rank 0 next begins a page too.
+So the agent itself serves nothing on the network, and neither a failing page nor many viewers
+affect the job. The page is on the node of rank 0, which users know as MASTER_ADDR. If that node is
+lost, the next node of rank 0 also starts a page.
 """
 
 import os
@@ -18,7 +18,7 @@ from relight.processes.helper import Helper
 
 _LOOK_S = 1.0
 _END_S = 2.0
-"""How long the page may take to show browsers the end of the job."""
+"""Time limit for the page to show browsers the end of the job."""
 
 
 class PageProcess:

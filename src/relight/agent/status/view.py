@@ -1,4 +1,4 @@
-"""The source of an agent's answers: the job's identity and the agent's view of it."""
+"""The source of an agent's answers: the identity of the job and the agent's view of the job."""
 
 import os
 from collections.abc import Callable

@@ -39,9 +39,9 @@ PAGE = Page(
     "wait",
 )  # fmt: skip
 _SOON_S = 1.0
-"""A command that takes longer is worth a message."""
+"""A message is printed for a command that takes longer."""
 _NONE = -1
-"""Stands for the rank of a process that is none."""
+"""The rank of a process that is not a rank."""
 _MOST_LISTED = 8
 _DELIMITERS = " \t\n`@#$%^&*()=+[{]}\\|;:'\",<>?"
 """As in pdb, where words for completion begin and end."""
@@ -51,7 +51,7 @@ def main(argv: list[str]) -> int:
     """Run `relight debug`.
 
     Raises:
-        RelightError: if there is no such rank here, or it does not wait at a breakpoint.
+        RelightError: if the rank is not on this machine, or does not wait at a breakpoint.
     """
     parsed = read_arguments(argv, PAGE, 1, 1, "the pid of a process, or a job")
     target = parsed.command[0]
@@ -71,8 +71,8 @@ def _choose(
     Args:
         found: the pids of the ranks of `target` on this machine, by rank.
         waiting: the pids that are at a breakpoint, and whether nobody is attached.
-        rank: the one that the user has named, if any.
-        target: the pid or job that the user has named.
+        rank: the rank on the command line, or None.
+        target: the pid or job on the command line.
     """
     if rank is not None and rank not in found:
         here = few_or_many(sorted(found)) if found else "none"
@@ -86,7 +86,7 @@ def _choose(
     asked = found if rank is None else {rank: found[rank]}
     if not asked and process is not None:
         asked = {_NONE: process}
-    # What a rank has started, such as a worker of a DataLoader, may wait as well.
+    # A child of a rank, such as a DataLoader worker, may also wait.
     pids = [
         (each, one) for each, pid in sorted(asked.items())
         for one in (pid, *system.tree(pid)) if one in waiting
@@ -110,7 +110,7 @@ def _choose(
 
 def _attaching() -> str:
     """Return how to get a prompt in a rank that has not called `breakpoint()`: pdb of Python 3.14
-    and later can attach to a process that runs (PEP 768).
+    and later can attach to a running process (PEP 768).
     """
     how = "put breakpoint() in the script"
     if sys.version_info < (3, 14):
@@ -135,7 +135,7 @@ class _Terminal:
     """This terminal, attached to a rank.
 
     Args:
-        connection: to the rank.
+        connection: the connection to the rank.
         who: the rank, for messages.
     """
 
@@ -174,7 +174,7 @@ class _Terminal:
             except EOFError:
                 return None
             except KeyboardInterrupt:
-                print()  # the line is given up, as in a shell
+                print()  # the line is discarded, as in a shell
 
     def _complete(self) -> None:
         """Complete words with the tab key, if this Python has readline."""

@@ -1,4 +1,4 @@
-"""`relight events`: prints what has happened in a job, from its event log."""
+"""`relight events`: prints the event log of a job."""
 
 import json
 import os
@@ -59,7 +59,7 @@ def main(argv: list[str]) -> int:
     """Run `relight events`.
 
     Raises:
-        RelightError: if the job does not exist, or has no event log.
+        RelightError: if the job does not exist, or lacks an event log.
     """
     parsed = read_arguments(argv, PAGE, 0, 1, "one job or file")
     values = parsed.values
@@ -97,25 +97,25 @@ def main(argv: list[str]) -> int:
 
 
 class _Nodes:
-    """Which node each log of a submitted job is of: its host, and its number in the generation that
-    the lines have reached. Until its log says so, only its run directory tells it from the others.
+    """Maps each log of a submitted job to its node: the host, and the number in the generation that
+    the lines have reached. Until its log names them, only its run directory identifies the node.
     """
 
     def __init__(self) -> None:
         self._found: dict[str, tuple[str, int]] = {}
 
     def look_ahead(self, lines: list[tuple[str, Line]]) -> None:
-        """Find out in which generation each node is first."""
+        """Find the first generation of each node."""
         for log, line in reversed(lines):
             self.take(log, line)
 
     def take(self, log: str, line: Line) -> None:
-        """Take a line of a log."""
+        """Process a line of a log."""
         if line.name == Formed.__name__ and isinstance(event := event_lines.event_of(line), Formed):
             self._found[log] = event.host, event.group_rank
 
     def keys(self, log: str) -> dict[str, Any]:
-        """Return what is known, for a line in JSON."""
+        """Return the known facts on the node, for a line in JSON."""
         host, node = self._found.get(log, ("", -1))
         return {"log": _directory(log), "host": host, "node": node}
 
@@ -154,7 +154,7 @@ def _names(text: str) -> frozenset[str]:
 
 
 def _read(source: Handle | str, *, follow: bool) -> Iterator[tuple[str, Line]]:
-    """Return the lines of a job's event logs, or of a file, each after the name of its log."""
+    """Return the lines of a job's event logs, or of a file, each with the name of its log."""
     from relight.runner import event_log
     from relight.runner.runner import Runner
 

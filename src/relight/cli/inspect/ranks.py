@@ -1,4 +1,4 @@
-"""The ranks on this machine that a PID or a JOB on a command line stands for."""
+"""Resolves a PID or a JOB on a command line to ranks on this machine."""
 
 import os
 
@@ -11,15 +11,15 @@ from relight.stacks import rank_processes
 
 
 def of(target: str, command: str) -> dict[int, int]:
-    """Return the pids of the ranks below a process, or of a job, by rank; empty if the process is
-    none and has none.
+    """Return the pids of the ranks below a process, or of a job, by rank; empty if the process
+    neither is nor has a rank.
 
     Args:
         target: the pid of an agent or of a rank, or the handle or id of a job.
         command: the name of the command, for hints.
 
     Raises:
-        RelightError: if there is no such process, or the job has no ranks here.
+        RelightError: if the process does not exist, or the job has no ranks here.
     """
     pid = whole(target)
     return _of_job(target, command) if pid is None else _of_process(pid)

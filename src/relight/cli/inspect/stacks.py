@@ -1,4 +1,4 @@
-"""`relight stacks`: shows where the ranks of a job are, from outside."""
+"""`relight stacks`: shows the stacks of a job's ranks, from outside."""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -51,7 +51,7 @@ PAGE = Page(
 
 _AT_ONCE = 8
 _ALONE = -1
-"""Stands for the rank of a process that is none."""
+"""The rank of a process that is not a rank."""
 Taken = Mapping[int, ProcessStack | str]
 
 
@@ -59,7 +59,7 @@ def main(argv: list[str]) -> int:
     """Run `relight stacks`.
 
     Raises:
-        RelightError: if there is no such job or process here, or it may not be read.
+        RelightError: if the job or process does not exist here, or it may not be read.
     """
     parsed = read_arguments(argv, PAGE, 1, 1, "the pid of a process, or a job")
     target, values = parsed.command[0], parsed.values
@@ -86,15 +86,15 @@ def main(argv: list[str]) -> int:
 
 
 def of_job(jobs: JobDirectory, job: handles.Handle) -> str:
-    """Return what `relight stacks JOB` prints of a job of `relight run`: the ranks of all nodes. If
-    its agent does not answer, those on this machine.
+    """Return the output of `relight stacks JOB` for a job of `relight run`: the ranks of all nodes
+    or, if its agent does not answer, those on this machine.
 
     Args:
-        jobs: where jobs of this user are.
+        jobs: the jobs of this user.
         job: its handle.
 
     Raises:
-        RelightError: if there is no such job here.
+        RelightError: if the job does not exist here.
     """
     text, _ = _of_nodes(jobs, job.app_id)
     if text:
@@ -104,7 +104,7 @@ def of_job(jobs: JobDirectory, job: handles.Handle) -> str:
 
 
 def _of_several_nodes(target: str) -> tuple[str, bool]:
-    """Return the same as `_of_nodes` for a job of several nodes; else an empty text."""
+    """Return the same as `_of_nodes` for a job of several nodes; otherwise an empty text."""
     handle = find_job(target)
     if handle.scheduler != handles.RUN or handle.role:
         return "", False
@@ -117,8 +117,8 @@ def _of_several_nodes(target: str) -> tuple[str, bool]:
 
 
 def _of_nodes(jobs: JobDirectory, job: str) -> tuple[str, bool]:
-    """Return where the ranks of all nodes are, empty if no agent answers, and whether a stack was
-    taken.
+    """Return the stacks of the ranks on all nodes, empty if no agent answers, and whether any
+    stack was taken.
     """
     nodes = jobs.stacks(job)
     own = jobs.ask(job) if nodes else None
@@ -143,7 +143,7 @@ def _text(found: Taken, pids: Mapping[int, int], every: bool) -> str:
 
 
 def _with_native(found: Taken) -> Taken:
-    """Return stacks with what their threads do in C and C++; at once, as each takes seconds."""
+    """Add the C and C++ frames of threads to stacks; in parallel, as each takes seconds."""
     stacks_of = {rank: stack for rank, stack in found.items() if isinstance(stack, ProcessStack)}
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         native = pool.map(py_spy.native, [stack.pid for stack in stacks_of.values()])
@@ -180,7 +180,7 @@ def _naming(pids: Mapping[int, int]) -> Callable[[Sequence[int]], str]:
 def _of_group(
     group: RankGroup, found: Taken, pids: Mapping[int, int], named: Callable[[Sequence[int]], str]
 ) -> Iterator[str]:
-    """Return the lines of a group's stack: that of its first rank."""
+    """Return the lines of a group's stack, taken from its first rank."""
     rank = group.ranks[0]
     stack = found[rank]
     thread = None if isinstance(stack, str) else stack_text.main_thread(stack)

@@ -194,7 +194,7 @@ def _names() -> dict[int, str]:
 
 
 def _slow_ranks(job: handles.Handle) -> list[str]:
-    """Return which ranks of a job are slow, as far as agents on this machine know."""
+    """Return the slow ranks of a job that agents on this machine know."""
     from relight.processes import agent_processes
 
     try:

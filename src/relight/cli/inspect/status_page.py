@@ -1,6 +1,6 @@
 """`relight status --web`: serves the page of a job until ctrl-C, or until the end of the job.
 
-`relight run --status` starts it as well, once workers run.
+`relight run --status` also starts it, once workers run.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ from relight.processes.running_jobs import JobDirectory
 from relight.runner.runner import Runner
 
 _LOOK_S = 0.5
-"""How often it is looked whether the job's agent still exists (`--until-end`)."""
+"""Interval of checks whether the job's agent still exists (`--until-end`)."""
 _ALL = ("0.0.0.0", "::")
 _LOCAL = ("127.0.0.1", "::1", "localhost")
 
@@ -51,7 +51,7 @@ def main(parsed: ParsedFlags) -> int:
     """Serve the page, and return when it is over.
 
     Raises:
-        RelightError: if there is no such job, or the port can't be used.
+        RelightError: if the job does not exist, or the port can't be used.
     """
     if not parsed.values["web"]:
         raise UsageError("--listen and --until-end are of the page", hint="relight status --web …")
@@ -72,14 +72,14 @@ def main(parsed: ParsedFlags) -> int:
     except RelightError as error:
         if not until_end:
             raise
-        # The child of a job that goes on: one line, as a warning.
+        # A child of a job that continues; one line, as a warning.
         say(f"no status page: {error.message}")
         return error.exit_code
 
 
 class _Token(NamedTuple):
-    """The token of a page: empty if nobody could know it; its part of the page's address; and where
-    it is, if it is not in the address.
+    """The token of a page, empty if nobody could know it; its part of the page's address; and its
+    location if it is not in the address.
     """
 
     text: str
@@ -91,11 +91,11 @@ class _Token(NamedTuple):
 def _token(
     variables: Mapping[str, str], jobs: JobDirectory, job: str, page: PageAddress, on_terminal: bool
 ) -> Iterator[_Token]:
-    """Yield the token of a page: the user's, or a new one. It is printed on a terminal only: a log
-    file has other readers. Else it is in a file as long as the page is served.
+    """Yield the token of a page: the user's, or a new one. It is printed only on a terminal, as a
+    log file has other readers. Otherwise it is in a file while the page is served.
 
     Raises:
-        UsageError: if the user's is not one.
+        UsageError: if the user's token is invalid.
     """
     chosen = variables.get(STATUS_TOKEN, "")
     if chosen:
@@ -158,7 +158,7 @@ def _serve_until(
         who = "can connect to this port" if where.is_public else "sees the token on the network"
         say(f"note: whoever {who} can read the page; the connection is not encrypted")
     with contextlib.suppress(RelightError):
-        metrics()  # loads what scrapes need: an upgrade may remove or replace it
+        metrics()  # load the modules for scrapes now, as an upgrade may remove or replace them
     end_sending = otel.start(watched.reading, env.read().variables, say)
     if until_end:
         _wait_for_end(watched, stop)
@@ -197,7 +197,7 @@ def _wait_for_end(watched: WatchedJob, stop: threading.Event) -> None:
     agent = watched.reading().job.nodes[0]
     while not stop.wait(_LOOK_S) and agent_processes.lives(agent.pid):
         pass
-    # Its last snapshot is about to be there.
+    # Its last snapshot is about to appear.
     wait_until(lambda: watched.reading(now=True).job.nodes[0].state == ENDED, _LOOK_S, _LOOK_S / 10)
 
 

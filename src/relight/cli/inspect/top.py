@@ -48,9 +48,9 @@ PAGE = Page(
     "exit code: 0; 2 the job does not exist",
 )  # fmt: skip
 _MOST_ENDED = 20
-"""So many jobs that have ended meanwhile are shown on."""
+"""Limit on jobs that ended while `top` ran and are still shown."""
 _BETWEEN_S = 1.0
-"""Between the two looks of one table: what is used in a second follows from two."""
+"""Interval of the two looks for one table; usage per second needs two."""
 
 
 def main(argv: list[str]) -> int:
@@ -72,7 +72,7 @@ def main(argv: list[str]) -> int:
         if values["once"] or not terminal or env.read().get("TERM", "dumb") == "dumb":
             return _print_once(jobs_of.look, values["sort"], values["filter"])
         if parsed.command:
-            jobs_of.look()  # a job that does not exist is told here, and not in the view
+            jobs_of.look()  # report a missing job here, not in the view
         view = _view().TopView(jobs_of.look, values["sort"], values["filter"], values["interval"])
         view.run()
     return view.return_code or EXIT_OK
@@ -114,15 +114,15 @@ def _view() -> ModuleType:
 
 
 class WatchedJobs:
-    """The jobs that are looked at.
+    """The watched jobs.
 
     Args:
-        runner: asks their schedulers.
-        job: only this one; empty for all that are not over.
-        scheduler: all jobs of this one; empty for those that `relight list` shows.
+        runner: queries their schedulers.
+        job: the only job to watch; empty for all that are not over.
+        scheduler: watch all jobs of this scheduler; empty for those that `relight list` shows.
 
     Raises:
-        RelightError: if there is no such job.
+        RelightError: if the job does not exist.
     """
 
     def __init__(self, runner: Runner, job: str, scheduler: str) -> None:
@@ -135,7 +135,7 @@ class WatchedJobs:
         self._names: dict[str, str] = {}
 
     def look(self) -> list[JobLook]:
-        """Return how the jobs are; those that have ended since the first look are shown on.
+        """Return the state of the jobs, including those that ended since the first look.
 
         Raises:
             RelightError: if the job does not exist, or the scheduler does not answer.

@@ -1,5 +1,5 @@
-"""The live view of `relight top`, a textual application: a table of ranks, and keys for what can be
-done about them. The rows are made in inspect/top_rows.
+"""The live view of `relight top`, a textual application: a table of ranks, and keys for actions.
+inspect/top_rows makes the rows.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from relight.job import handles
 from relight.job.lookup import find_job
 
 _LIMIT_S = 60.0
-"""How long a command may take whose output is shown."""
+"""Time limit of a command whose output is shown."""
 _LINES = 500
 _LOOKING = "looking at the jobs …"
 _HEADS = {"rank": "REPLICA", "host": "HOST", "state": "STATE", "step": "STEP", "rate": "STEP/S",
@@ -38,14 +38,14 @@ _HEADS = {"rank": "REPLICA", "host": "HOST", "state": "STATE", "step": "STEP", "
 _ENDS_TELL = ("JOB", "REPLICA")
 """Columns whose texts are cut in the middle: `train-2711`, `default/17`."""
 _PART = 4
-"""Looks take at most one part in so many of the time: a cluster may be slow to answer."""
+"""Inverse of the largest share of time for looks, as a cluster may be slow to answer."""
 
 
 class Found(Message):
-    """What a thread has found.
+    """The result of a thread.
 
     Args:
-        show: shows it.
+        show: shows the result.
     """
 
     def __init__(self, show: Callable[[], None]) -> None:
@@ -57,9 +57,9 @@ class TopView(App[None]):
     """Shows jobs until the user quits.
 
     Args:
-        look: returns how the jobs are; called in a thread of its own.
-        order: by what rows are sorted (`top.ORDERS`).
-        words: only rows with all of these words.
+        look: returns the state of the jobs; called in a thread of its own.
+        order: the sort order (`top.ORDERS`).
+        words: show only rows with all of these words.
         every_s: seconds between two looks.
     """
 
@@ -78,7 +78,7 @@ class TopView(App[None]):
         Binding("c", "cancel", "Cancel"),
         Binding("o", "order", "Order"),
         Binding("r", "reverse", "Reverse"),
-        # With priority: the keys that follow at once, as in a paste, are for the field.
+        # With priority, as the keys that follow immediately, as in a paste, are for the field.
         Binding("slash", "filter", "Filter", key_display="/", priority=True),
         Binding("enter", "leave_filter", "Back to the table", priority=True),
         Binding("escape", "leave_filter", show=False, priority=True),
@@ -98,7 +98,7 @@ class TopView(App[None]):
         self._gpus = self._error = ""
         self._has_looked = False
         self._again = threading.Event()
-        """Set to look again at once."""
+        """Set to look again immediately."""
 
     def compose(self) -> ComposeResult:
         """Return the widgets from top to bottom."""
@@ -108,7 +108,7 @@ class TopView(App[None]):
         yield Footer()
 
     def on_mount(self) -> None:
-        """Begin to look; leave the terminal as it was if this process is asked to end."""
+        """Begin to look; restore the terminal if this process is asked to end."""
         end = partial(self.exit, return_code=EXIT_SIGNAL_BASE + signal.SIGTERM)
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, end)
         threading.Thread(target=self._watch, daemon=True).start()
@@ -128,7 +128,7 @@ class TopView(App[None]):
             self._again.clear()
 
     def _pass_on(self, show: Callable[[], None]) -> bool:
-        """Let the application show what a thread has found; return False if the user has quit."""
+        """Let the application show a thread's result; return False if the user has quit."""
         found = Found(show)
         try:
             return self.post_message(found) and found.is_shown.wait(_LIMIT_S)
@@ -136,7 +136,7 @@ class TopView(App[None]):
             return False
 
     def on_found(self, message: "Found") -> None:
-        """Show what a thread has found, unless the user has just quit."""
+        """Show a thread's result, unless the user has just quit."""
         if self._is_there:
             message.show()
         message.is_shown.set()
@@ -147,16 +147,16 @@ class TopView(App[None]):
         self._show()
 
     def _fail(self, error: str) -> None:
-        self._error = error  # the last look is shown on
+        self._error = error  # keep showing the last look
         self._summarize()
 
     @property
     def _is_there(self) -> bool:
-        """Whether the table is still there: messages may come after the user has quit."""
+        """Whether the table still exists, as messages may come after the user has quit."""
         return bool(self.query("#ranks"))
 
     def _show(self) -> None:
-        """Fill the table; the cursor stays on its row, and the view where it is."""
+        """Fill the table; keep the cursor on its row, and the scroll position."""
         if not self._is_there:
             return
         ranks = self.query_one("#ranks", DataTable)
@@ -178,7 +178,7 @@ class TopView(App[None]):
         self._summarize()
 
     def on_data_table_row_highlighted(self) -> None:
-        """Tell of the job under the cursor."""
+        """Show the headline of the job under the cursor."""
         if self._is_there:
             self._summarize()
 
@@ -215,12 +215,12 @@ class TopView(App[None]):
         self._show()
 
     def action_reverse(self) -> None:
-        """Sort the other way round."""
+        """Reverse the sort order."""
         self._reverse = not self._reverse
         self._show()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Return whether a key is for an action now: in the field of words, / is a character."""
+        """Return whether a key triggers an action now; in the field of words, / is a character."""
         in_field = isinstance(self.focused, WordsInput)
         match action:
             case "filter":
@@ -233,10 +233,10 @@ class TopView(App[None]):
         """Ask for the words that rows must have."""
         words = self.query_one("#filter", WordsInput)
         words.display = True
-        self.screen.set_focus(words)  # now: `focus` leaves the next keys to the table
+        self.screen.set_focus(words)  # immediately, as `focus` leaves the next keys to the table
 
     def action_leave_filter(self) -> None:
-        """Go back to the table; the words stay."""
+        """Go back to the table; keep the words."""
         self.query_one("#filter", WordsInput).display = False
         self.screen.set_focus(self.query_one("#ranks", DataTable))
 
@@ -246,12 +246,12 @@ class TopView(App[None]):
         self._show()
 
     def on_resize(self) -> None:
-        """Show the columns for which there is room now."""
+        """Show the columns that fit now."""
         if self._jobs:
             self.call_after_refresh(self._show)  # then the new size is known
 
     def action_stacks(self) -> None:
-        """Show where the ranks of the job are."""
+        """Show the stacks of the job's ranks."""
         row = self._row()
         if row is not None:
             self._show_output("stacks", row.handle)
@@ -284,7 +284,7 @@ class TopView(App[None]):
         self.push_screen(ConfirmScreen(text), answered)
 
     def _run(self, words: tuple[str, ...], then: Callable[[str], None]) -> None:
-        """Run a command of relight in a thread, and pass its output on."""
+        """Run a command of relight in a thread, and pass its output to `then`."""
 
         def run() -> None:
             text = _output_of(words)
@@ -295,11 +295,11 @@ class TopView(App[None]):
 
 
 class WordsInput(Input):
-    """A field of words, of one line: of a paste, all lines are taken."""
+    """A one-line field of words that accepts all lines of a paste."""
 
     def _on_paste(self, event: events.Paste) -> None:
         event.stop()
-        event.prevent_default()  # it takes the first line only
+        event.prevent_default()  # the base class takes only the first line
         self.replace(" ".join(event.text.split()), *self.selection)
 
 
@@ -323,7 +323,7 @@ class OutputScreen(ModalScreen[None]):
         yield box
 
     def fill(self, text: str) -> None:
-        """Show the text, from its end for logs and from its start for all else."""
+        """Show the text, from its end for logs, otherwise from its start."""
         if not self.is_attached:
             return  # the user has gone back
         box = self.query_one(RichLog)
@@ -333,10 +333,10 @@ class OutputScreen(ModalScreen[None]):
 
 
 class ConfirmScreen(ModalScreen[bool]):
-    """Asks whether something is to be done.
+    """Asks for confirmation.
 
     Args:
-        question: what.
+        question: the question.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -363,7 +363,7 @@ def _cell(head: str, text: str, width: int) -> Text:
 
 
 def _output_of(words: tuple[str, ...]) -> str:
-    """Return what a command of relight prints, errors included."""
+    """Return the output of a command of relight, including errors."""
     command = [sys.executable, "-m", "relight", *words]
     try:
         found = subprocess.run(

@@ -96,8 +96,8 @@ def table(rows: Iterable[Sequence[str]], heads: Sequence[str]) -> list[str]:
 
 
 def shown_time(text: str) -> str:
-    """Return an ISO time in this machine's time zone, as `2026-01-31 12:00:00+0000`; a text that is
-    no time is returned unchanged.
+    """Return an ISO time in this machine's time zone, as `2026-01-31 12:00:00+0000`; any other
+    text is returned unchanged.
     """
     from datetime import datetime
 
@@ -108,7 +108,7 @@ def shown_time(text: str) -> str:
 
 
 def status_object(handle: Handle, found: AppStatus) -> dict[str, Any]:
-    """Return a status as the JSON that `relight status --json` and `submit --json` print. Keys are
+    """Return a status as JSON for `relight status --json` and `submit --json`. Keys are
     only ever added; those of TorchX (nightly 2026.10.26) are among them.
     """
     roles: dict[str, list[dict[str, Any]]] = {}
@@ -142,7 +142,9 @@ def status_object(handle: Handle, found: AppStatus) -> dict[str, Any]:
 
 
 def _use_object(use: RankUse) -> dict[str, Any]:
-    """Return what a rank uses; its reported numbers by their names, None for nan and infinity."""
+    """Return the resource usage of a rank; its reported numbers by their names, None for nan and
+    infinity.
+    """
     reported = (text.partition("=") for text in use.reported)
     values = {name: float(value) for name, _, value in reported}
     finite = {name: each if isfinite(each) else None for name, each in values.items()}
@@ -152,12 +154,12 @@ def _use_object(use: RankUse) -> dict[str, Any]:
 class Follower:
     """Prints the lines of all replicas of a job as they come, each prefixed with its replica.
 
-    One thread for each replica reads; another one prints all available lines at once.
+    One thread for each replica reads; another one prints all available lines together.
 
     Args:
-        runner: the job's.
-        handle: of the job, or of a part of it.
-        where: a file to print to.
+        runner: the runner of the job.
+        handle: the handle of the job or a part.
+        where: the output file.
         query: arguments of `Runner.log_lines`.
     """
 
@@ -172,7 +174,7 @@ class Follower:
         self._changed = threading.Condition()
         self._reading = len(self._replicas)
         self._progress = 0
-        """Counts prints and readers that have ended, to tell whether output still comes."""
+        """Counts prints and finished readers, to detect whether output still comes."""
         self._printing = self._output_closed = False
         raise_limit()  # each reader has files open
         for replica in self._replicas:
@@ -256,7 +258,7 @@ class Follower:
 
 
 def report(handle: Handle, found: AppStatus) -> None:
-    """Print how a job has ended."""
+    """Print the outcome of a job."""
     text = f"{handle} {found.state.name}"
     say(f"{text}: {found.message}" if found.message else text)
     if found.state.name == "FAILED" and not found.message:

@@ -50,7 +50,7 @@ def main(argv: list[str]) -> int:
     found = {name: loading.find(name) for name in components.names()}
     signatures = [arguments.signature_of(name, each) for name, each in found.items()]
     for name, each in loading.registered().items():
-        with suppress(UsageError):  # a function that is no component, beside others
+        with suppress(UsageError):  # a function next to components that is not one
             signatures.append(arguments.signature_of(name, each))
     if parsed.values["json"]:
         print_json([_object(signature) for signature in signatures])

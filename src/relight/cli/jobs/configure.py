@@ -82,7 +82,7 @@ def main(argv: list[str]) -> int:
 
 
 def _add(text: str) -> None:
-    """Append all of the text or, on a full disk, nothing: a part would be read as settings."""
+    """Append all of the text or, on a full disk, nothing, as a part would be read as settings."""
     size = os.path.getsize(FILE) if os.path.exists(FILE) else -1
     with open(FILE, "ab", buffering=0) as file:
         try:

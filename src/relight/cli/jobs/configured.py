@@ -1,4 +1,4 @@
-"""`relight configure --show`: the values in effect on this machine, and where each comes from."""
+"""`relight configure --show`: the values in effect on this machine, with their sources."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ _DEFAULT = "default"
 
 
 class Setting(NamedTuple):
-    """A value in effect, as it would be typed, and where it comes from."""
+    """A value in effect, as it would be typed, and its source."""
 
     name: str
     value: str
@@ -33,8 +33,8 @@ def lines(env: Environment, schedulers: Sequence[str], *, every: bool) -> list[s
 
     Args:
         env: the environment.
-        schedulers: only these; all if empty.
-        every: also values that nobody has set.
+        schedulers: the schedulers to show; all if empty.
+        every: also show defaults.
 
     Raises:
         RelightError: if a value is wrong, or a scheduler unknown.
@@ -61,7 +61,7 @@ def lines(env: Environment, schedulers: Sequence[str], *, every: bool) -> list[s
 
 
 def _of_run(env: Environment, site: Site) -> list[Setting]:
-    values = parse([], env, FLAGS, site).values  # refuses what is wrong or locked
+    values = parse([], env, FLAGS, site).values  # refuses wrong or locked values
     found = []
     for flag in FLAGS:
         variable = flag.variable or "PET_" + flag.field.upper()
@@ -93,7 +93,7 @@ def _of_scheduler(name: str, files: Files, site: Site) -> list[Setting]:
     layers: dict[str, Mapping[str, Any]] = {}
     for path, sections in files.items():
         layers[path] = sections.get(name, {})
-        options.resolve(name, known, {}, layers[path], path, of_site)  # refuses what is wrong
+        options.resolve(name, known, {}, layers[path], path, of_site)  # refuses wrong values
     layers[site.path] = of_site.values
     found = []
     for option in known:

@@ -1,4 +1,4 @@
-"""`relight describe`: shows what was submitted."""
+"""`relight describe`: shows a job as it was submitted."""
 
 import shlex
 from collections.abc import Iterator, Mapping
@@ -50,7 +50,7 @@ def _has_images(runner: Runner, scheduler: str) -> bool:
     """Return whether a job's image means something to its scheduler."""
     try:
         return runner.scheduler(scheduler).capabilities.images
-    except RelightError:  # it is not installed any more
+    except RelightError:  # no longer installed
         return True
 
 

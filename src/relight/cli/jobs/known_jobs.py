@@ -1,8 +1,8 @@
 """`relight completion jobs`: prints the names and ids of jobs, for the shells to complete.
 
-A shell calls it while its user waits: it asks no agent and no scheduler, reads no record, imports
-little, and says nothing of what goes wrong. bash expands what it prints, so that names with other
-characters than those of ids are left out.
+A shell calls it while its user waits, so it never asks agents or schedulers, never reads records,
+imports little, and ignores errors. bash expands the output, so names with characters that ids
+lack are left out.
 """
 
 import os

@@ -19,7 +19,7 @@ from relight.job.app import AppState
 from relight.runner.runner import Runner
 
 _ENDED = 10
-"""How many jobs that are over are listed."""
+"""Limit on listed jobs that are over."""
 PAGE = Page(
     "list [flags]",
     (

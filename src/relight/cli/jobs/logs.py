@@ -24,7 +24,7 @@ def parse_time(text: str) -> datetime:
     """Return the time given as `10m` (ago), or as an ISO 8601 date and time.
 
     Raises:
-        ValueError: if it is neither.
+        ValueError: if the text is neither.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
     if match:
@@ -43,7 +43,7 @@ def parse_attempt(text: str) -> str:
     """Return a number of restarts without leading zeros, or `all`.
 
     Raises:
-        ValueError: if it is neither.
+        ValueError: if the text is neither.
     """
     if text == ALL or (text.isascii() and text.isdecimal()):
         return text.lstrip("0") or "0"
@@ -142,20 +142,20 @@ def _say_why(
     silent: set[tuple[str, int]],
     states: tuple[AppState, ...],
 ) -> None:
-    """Say what replicas wait for, or have ended from, where their output can't say it: they have
-    written nothing, or something outside has ended them (out of memory, a lost node).
+    """Explain why replicas wait or ended where their output can't, as they have not written
+    anything, or were ended from outside (out of memory, a lost node).
 
     Args:
-        runner: the job's.
-        handle: of the job, or of a part of it.
+        runner: the runner of the job.
+        handle: the handle of the job or a part.
         silent: replicas without output.
-        states: those of replicas that matter.
+        states: the relevant states of replicas.
     """
     try:
         known = {(each.role, each.replica): each for each in runner.status(handle).replicas}
         replicas = runner.replicas(handle)
     except RelightError:
-        return  # the lines are what was asked for
+        return  # the user asked for the lines only
     for place in replicas:
         each = known.get(place)
         if each is None or not each.error or each.state not in states:

@@ -47,7 +47,7 @@ def main(argv: list[str]) -> int:
 def _each(
     shown: Callable[[str, Scheduler], Any], unusable: Callable[[str, str], Any]
 ) -> Iterator[Any]:
-    """Yield what is shown of each scheduler; for one of another package it may be its error."""
+    """Yield the entry of each scheduler; for one of another package it may be its error."""
     for name in registry.names():
         try:
             yield shown(name, guarded(name, registry.find(name)))

@@ -261,7 +261,7 @@ def _watch(runner: Runner, handle: Handle, *, logs: bool) -> Any:
     if follower is not None:
         try:
             follower.join()
-        except RelightError as error:  # it does not change how the job has ended
+        except RelightError as error:  # does not change the outcome of the job
             say(f"note: its output is not complete: {error.message}")
     report(handle, found)
     return found
@@ -275,8 +275,8 @@ def _forgotten_component(given: Sequence[str], left: Sequence[str]) -> UsageErro
     """Return the error for a flag of `dist.ddp` in place of a component; None for other words.
 
     Args:
-        given: the flags of `relight submit` before it.
-        left: the flag, and what follows.
+        given: the preceding flags of `relight submit`.
+        left: the flag and the words after it.
     """
     from inspect import signature
 

@@ -1,4 +1,4 @@
-"""`relight tracker`: shows what jobs have recorded, as `torchx tracker` does."""
+"""`relight tracker`: shows the records of jobs, as `torchx tracker` does."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -87,7 +87,7 @@ def main(argv: list[str]) -> int:
 
 
 def _tracker() -> Any:
-    """Return the first tracker that is configured."""
+    """Return the first configured tracker."""
     with Runner() as runner:
         configs = backends.names_and_configs(trackers(runner.env, runner.settings))
     for name, config in configs.items():
@@ -102,7 +102,7 @@ def _found(tracker: Any, run_id: str) -> str:
     """Return the id of a run from its handle, in relight's session or TorchX's, or its last part.
 
     Raises:
-        UsageError: if there is no such run, or there are several.
+        UsageError: if the run does not exist, or is ambiguous.
     """
     runs = list(tracker.run_ids())
     theirs = run_id.replace(f"://{SESSION}/", f"://{TORCHX_SESSION}/")

@@ -23,7 +23,7 @@ class Blame(Enum):
 
 
 class Mismatch(NamedTuple):
-    """A worker was sent `sent` bytes in a collective in which it expected `expected`."""
+    """A worker got `sent` bytes in a collective but expected `expected`."""
 
     sent: int
     expected: int
@@ -42,9 +42,9 @@ _PEER = re.compile(
     | (?:recv|send)Value\ failed | Failed\ to\ recv,\ got\ 0\ bytes""",
     re.VERBOSE | re.IGNORECASE | re.MULTILINE,
 )
-"""What only gloo, NCCL and torch say."""
+"""Messages specific to gloo, NCCL and torch."""
 _IN_TORCH = re.compile(r"Socket Timeout|operation timeout|wait timeout", re.IGNORECASE)
-"""What blames a peer if torch.distributed has raised it."""
+"""Messages that blame a peer if torch.distributed raised them."""
 _CONNECTION = re.compile(
     r"""Connection(?:Reset|Aborted|Refused)Error | BrokenPipeError | DistNetworkError
     | Connection\ (?:reset|closed|aborted|refused)\ by\ (?:remote\ )?peer
@@ -57,18 +57,16 @@ _DISTRIBUTED = "/torch/distributed/"
 _OWN = re.compile(r"server socket has failed to listen|EADDRINUSE")
 """A port that is taken, or an address that this machine lacks."""
 _MISMATCH = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
-"""What gloo says if a peer sends more than a rank expects (gloo/transport/tcp/pair.cc)."""
+"""Gloo's message if a peer sends more than a rank expects (gloo/transport/tcp/pair.cc)."""
 _ADDRESS = re.compile(r"trying to connect to \(?([^\s,()]+)[,:] ?(\d+)\)?")
 _KEY_OF_RANK = re.compile(r"keys: /default_pg/0//(?:cpu|cuda)//0/(\d+)\b")
-"""The key that gloo's rank n sets in init_process_group, for which the others wait."""
+"""The key that gloo's rank n sets in init_process_group; the other ranks wait for it."""
 
 OTHER_ADDRESS = "relight had set MASTER_ADDR="
 
 
 def is_of_peer(message: str) -> bool:
-    """Return whether the message of an exception blames a peer, or whoever was at the other end of
-    a connection.
-    """
+    """Return whether an exception message blames a peer or the other end of a connection."""
     return bool(_PEER.search(message) or _CONNECTION.search(message))
 
 
@@ -76,14 +74,14 @@ def of(report: ErrorReport | None, last_lines: Sequence[str], words: str = "") -
     """Return whom a worker blames.
 
     Args:
-        report: its exception, if any.
+        report: its exception, or None.
         last_lines: the end of its stderr.
-        words: the line of its other output that tells most.
+        words: the most informative line of its other output.
     """
     lines = report.lines if report is not None else ()
     text = text_of(report, last_lines)
     if report is not None and report.kind is FailureKind.CRASHED:
-        text += f"\n{words}"  # what a library said before it aborted
+        text += f"\n{words}"  # a library's message before its abort
     found = _of_text(text, lines)
     if report is not None and report.kind is FailureKind.PRINTED and found is Blame.CONNECTION:
         return Blame.NOBODY  # it did not end the worker
@@ -99,7 +97,7 @@ def of_failure(failure: Failure) -> Blame:
         return _of_text(doing.handling, ())
     found = of(failure.report, failure.last_lines, failure.words)
     if found is Blame.CONNECTION and failure.evidence and not is_at_other_address(failure):
-        return Blame.NOBODY  # the machine knows what has broken
+        return Blame.NOBODY  # the machine knows the defect
     return found
 
 
@@ -146,7 +144,7 @@ def is_at_other_address(failure: Failure) -> bool:
 
 
 def text_of(report: ErrorReport | None, last_lines: Sequence[str]) -> str:
-    """Return what a worker said last: its exception, with the first one of its chain."""
+    """Return a worker's last words: its exception, with the first one of its chain."""
     if report is None:
         return "\n".join(last_lines)
     said = f"{report.type}: {report.message}"

@@ -1,17 +1,17 @@
 """Finds the root cause among the ends of workers.
 
 The cause is not always the first to die: a worker whose peer vanishes can be gone before the peer
-has finished dying. Nor is it whatever sounds worst: a worker that is stopped may fail at its own
-clean-up. So each end is weighed by what is known of it, with its time:
+has finished dying. Nor is it the worst-looking exit, since a stopped worker may fail in its own
+clean-up. So each end is weighed by the facts about it and its time:
 
-    OWN        ended other than with 0, unasked, and blames nobody
-    REPORTED   was asked to stop, and had failed before: it had printed its exception, or was in an
-               `except` or `finally` block when somebody looked
-    VICTIM     says itself that a peer is gone or late, or has lost a connection
-    STOPPED    ended because it was asked to; what it raised then, it raised because of that
+    OWN        exited non-zero, unasked, and blames nobody
+    REPORTED   was asked to stop but had failed before, as it had printed its exception, or was in
+               an `except` or `finally` block when the agent looked at its stack
+    VICTIM     reports itself that a peer is gone or late, or lost a connection
+    STOPPED    ended on request, and any exception it raised then is due to the request
 
-`RULES` are functions from what is known to a verdict. The first that has one decides. A verdict
-says how certain it is, and why. This file is loaded only after a failure.
+`RULES` are functions from the known facts to a verdict. The first one that returns a verdict
+decides. A verdict includes its certainty and its reason. This file is loaded only after a failure.
 """
 
 import re
@@ -31,9 +31,10 @@ from relight.core.failure import AT_EXIT, Failure, FailureKind, WorkerEnd, Worke
 _BY_REQUEST = re.compile(
     r"KeyboardInterrupt|SystemExit|SIG(?:TERM|INT|HUP|QUIT|KILL)|signal: (?:\d|Terminated|Killed)"
 )
-"""What a handler of the agent's SIGTERM may raise, and the exit of child processes killed by it."""
+"""Exceptions that a handler of the agent's SIGTERM may raise, and those for child processes that
+the signal killed."""
 _IN = (" in ", " is ")
-"""How the place of a worker begins if it is known."""
+"""Prefix of a known place of a worker."""
 _MOST_PRINTED = 200
 _ENDED = " has ended"
 """The place of a worker that had ended when somebody looked."""
@@ -41,7 +42,7 @@ _COLLECTIVES = re.compile(r"/torch/distributed/(?!elastic|rendezvous)")
 
 
 class Certainty(Enum):
-    """How certain a verdict is."""
+    """The certainty of a verdict."""
 
     PROVEN = "proven"
     LIKELY = "likely"
@@ -58,9 +59,8 @@ class Role(Enum):
 
 
 class Known(NamedTuple):
-    """What is known: the ends other than with 0, the ranks that had ended with 0 before them, and
-    how many ranks there were, 0 if that is not known. `told`: ends with 0 of ranks that had printed
-    an error.
+    """The known facts: non-zero exits, the ranks that exited with 0 before them, and the number of
+    ranks, 0 if unknown. `told` are exits with 0 of ranks that had printed an error.
     """
 
     ends: tuple[Failure, ...]
@@ -102,10 +102,10 @@ def judge(ends: Iterable[Failure], succeeded_ranks: Sequence[int], world_size: i
     """Return the cause of a failure.
 
     Args:
-        ends: those other than with 0, at least one, and those with 0 of ranks that had printed an
+        ends: the non-zero exits, at least one, and the exits with 0 of ranks that had printed an
             error.
-        succeeded_ranks: ranks that had ended with 0, unasked, before.
-        world_size: how many ranks there were, 0 if that is not known.
+        succeeded_ranks: ranks that exited with 0, unasked, before.
+        world_size: the number of ranks, 0 if unknown.
     """
     every = tuple(ends)
     failed = tuple(each for each in every if each.exitcode)
@@ -133,7 +133,7 @@ def role(failure: Failure) -> Role:
 
 
 def had_failed_before(failure: Failure) -> bool | None:
-    """Return whether a worker had failed before it was asked to stop; None if nobody can tell."""
+    """Return whether a worker had failed before it was asked to stop; None if unknown."""
     doing = failure.doing
     by_itself = ended_by_itself(failure)
     if by_itself or (doing is not None and doing.place.startswith(_ENDED)):
@@ -143,7 +143,7 @@ def had_failed_before(failure: Failure) -> bool | None:
     if not (failure.is_explained or failure.evidence) or is_by_request(failure):
         return False
     if not failure.is_explained:
-        # Where there is no traceback, it could not be started.
+        # Without a traceback, it could not be started.
         return failure.report is None and failure.exitcode != -failure.stop_signal
     if failure.printed_s is not None and failure.printed_s > failure.stopping_s:
         return True
@@ -179,7 +179,7 @@ def is_by_request(failure: Failure) -> bool:
 
 
 def since(failure: Failure) -> float:
-    """Return since when a worker is known to have failed, on the clock of `Failure.at`."""
+    """Return the earliest known time of a worker's failure, on the clock of `Failure.at`."""
     printed_s = failure.printed_s if failure.is_explained and failure.printed_s else 0.0
     doing = failure.doing
     was_seen = handling(failure) or (doing is not None and doing.place.startswith(_ENDED))
@@ -192,7 +192,7 @@ def handling(failure: Failure) -> str:
     """
     doing = failure.doing
     if doing is None or doing.works_below or doing.expects_peers:
-        return ""  # it went on to work, as with what is done if a file is not there
+        return ""  # it recovered, for example from a missing file
     return "" if _BY_REQUEST.search(doing.handling) else doing.handling
 
 
@@ -206,7 +206,7 @@ def is_elsewhere(failure: Failure) -> bool:
 
 def collective(failure: Failure) -> tuple[str, str] | None:
     """Return the collective that a worker was in, and the line of the user's code that called it:
-    `all_reduce` and `train.py:8`. None if it was in none, or that is not known.
+    `all_reduce` and `train.py:8`. None outside one, or if unknown.
     """
     report, doing = failure.report, failure.doing
     frames = [frame for line in report.lines if (frame := frame_of(line))] if report else []
@@ -225,8 +225,8 @@ def collective(failure: Failure) -> tuple[str, str] | None:
 
 
 def left_script(failure: Failure) -> bool:
-    """Return whether a worker was killed as it exited, without an exception: it had come to the end
-    of its script.
+    """Return whether a worker was killed during a normal exit: it had reached the end of its script
+    without an exception.
     """
     lines, report = failure.last_lines, failure.report
     raised = report is not None and report.kind is FailureKind.RAISED
@@ -247,7 +247,8 @@ def own_failure(known: Known) -> Verdict | None:
     if not found:
         return None
     root = found[0]
-    # Who has lost a peer was not the first to fail; who has lost some connection may have been.
+    # A rank that lost a peer was not the first to fail; one that lost some connection may have
+    # been.
     victims = [f for f in known.of(Role.VICTIM) if blame.of_failure(f) is Blame.CONNECTION]
     earlier = [failure for failure in victims if since(failure) < since(root)]
     if role(root) is Role.REPORTED:
@@ -269,7 +270,7 @@ def _may_be_well(failure: Failure, known: Known) -> bool:
     nobody has lost it as a peer. It may wait in an `except` block, and try again.
     """
     if failure.is_explained and _raised(failure) == handling(failure):
-        return False  # that has ended it in the end
+        return False  # that one was fatal
     others = [each for each in known.ends if each is not failure]
     if any(_shares(each, handling(failure)) for each in others):
         return True
@@ -323,7 +324,7 @@ def missing_rank(known: Known) -> Verdict | None:
 
 
 def other_address(known: Known) -> Verdict | None:
-    """A rank looks for the store somewhere else than where relight has told it."""
+    """A rank looks for the store at another address than the one from relight."""
     for failure in known.of(Role.VICTIM):
         if blame.is_at_other_address(failure):
             why = failure.evidence
@@ -520,7 +521,7 @@ def different_collectives(known: Known) -> Verdict | None:
 
 
 def first_victim(known: Known) -> Verdict | None:
-    """Nobody failed by itself, as far as can be seen."""
+    """No rank visibly failed on its own."""
     victims = known.of(Role.VICTIM)
     if not victims:
         return None
@@ -533,7 +534,7 @@ def first_victim(known: Known) -> Verdict | None:
 
 
 def first_stopped(known: Known) -> Verdict:
-    """All were stopped; the first one that raised something meanwhile, or else the first."""
+    """All were stopped. Choose the first one that raised an exception, or else the first."""
     ends = sorted(known.ends, key=lambda f: (not f.is_explained, f.at, f.rank))
     why = "all ranks were stopped"
     return Verdict("stopped", Certainty.UNKNOWN, why, ends[0], ends[0])

@@ -27,11 +27,11 @@ WIDTH = 80
 """Columns of a terminal. A longer line counts as the several rows that it fills."""
 _MESSAGE = 3
 _LINE = 2
-"""Most rows of a line, except for the last exception, whose reason may stand at its end."""
+"""Most rows of a line, except for the last exception, which may end with its reason."""
 _BESIDE = 3
 """Rows that stay for the lines before the exception."""
 _SHORTEST = 40
-"""Texts of fewer characters have no room for an address."""
+"""Texts of fewer characters lack room for an address."""
 _SEARCHED = 4000
 """Characters in which addresses are looked for."""
 _ADDRESS = re.compile(
@@ -44,7 +44,7 @@ _ADDRESS = re.compile(
     re.VERBOSE,
 )
 _NEXT_OF_GROUP = re.compile(r"^ +\+-+ (?:[2-9]|\d\d+) -+$")
-"""What Python prints before the second and later exceptions of an ExceptionGroup."""
+"""Separator that Python prints before the second and later exceptions of an ExceptionGroup."""
 _NATIVE_PLACES = (
     re.compile(
         r"\[(?:enforce\ fail\ at\ )?[^\]\s]+\.(?:cc|cpp|cu|cuh|cxx|h|hpp):\d+\]\ ?"
@@ -81,8 +81,8 @@ def excerpt(lines: Sequence[str], rows: int) -> list[str]:
 
 
 def headline(report: ErrorReport, most: int) -> str:
-    """Return what an exception says, in at most `most` characters: its first line, with the next
-    one after a colon, and without the place in C++ where torch noticed the error.
+    """Return the message of an exception in at most `most` characters: its first line, with the
+    next one after a colon, and without the place in C++ where torch noticed the error.
     """
     message = report.message
     for place in _NATIVE_PLACES:
@@ -132,7 +132,7 @@ def _cut(text: str, size: int, least: int = 0) -> str:
 
 
 def cut_left(text: str, size: int) -> str:
-    """Return at most `size` characters from the end, which tells most in a path."""
+    """Return at most `size` characters from the end, the most informative part of a path."""
     return text if len(text) <= size else f"…{text[1 - size :]}"
 
 
@@ -247,7 +247,7 @@ def _least_telling(lines: Sequence[str]) -> list[list[int]]:
 
 
 def with_gaps(lines: Sequence[str], parts: Iterable[Sequence[int]]) -> list[str]:
-    """Return the lines without those with the numbers in `parts`; what is left out is named."""
+    """Return the lines without those with the numbers in `parts`; a note replaces each gap."""
     dropped = {number for part in parts for number in part}
     kept: list[str] = []
     gap: list[str] = []

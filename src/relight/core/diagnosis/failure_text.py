@@ -97,7 +97,7 @@ class Diagnosis(NamedTuple):
         Args:
             formed_at: when the generation was formed, on the clock of `Failure.at`.
             ended: the time of day, as text.
-            verdict: what follows, such as why the job does not restart.
+            verdict: the consequence, such as why the job does not restart.
         """
         root, symptom = self.root, self.verdict.symptom
         lines = [self._what(), *self._reasons()]
@@ -188,7 +188,7 @@ class Diagnosis(NamedTuple):
         return [cut(f"  {line}", 4 * WIDTH) for line in lines]
 
     def _adds_something(self, failure: Failure) -> bool:
-        """Return whether the words of a worker tell another error than its exception."""
+        """Return whether the words of a worker report another error than its exception."""
         report, words = failure.report, failure.words
         if report is None or report.kind is FailureKind.CRASHED or failure.aborted_at_exit:
             return False
@@ -328,8 +328,8 @@ def repeatable(failure: Failure) -> tuple[object, ...] | None:
 
 
 def shared(failures: Iterable[Failure], now: float) -> tuple[Failure, ...]:
-    """Return this node's failures as they are sent to other nodes: times are relative to now, texts
-    are short, and if there are many, the least likely causes have no texts.
+    """Return this node's failures in the form for other nodes: times relative to now, short texts
+    and, if there are many, no texts for the least likely causes.
     """
     short_ones, room = [], _SHARED
     ordered = sorted(failures, key=_likeliest_first)
@@ -550,7 +550,7 @@ def how_it_ended(failure: Failure) -> str:
 def _consequence(failure: Failure, *, many: bool) -> str:
     if not _was_stopped(failure):
         return what_happened(failure, many=many, most=_FOLLOWED)
-    # A worker that has no handler for the signal gets SIGKILL with it, and may end by either.
+    # A worker without a handler for the signal also gets SIGKILL, and may end by either.
     text = f"stopped by the agent ({signal_name(failure.stop_signal)})"
     if failure.exitcode == -signal.SIGKILL and failure.stopping_s >= _AT_ONCE_S:
         text += f", killed {format_duration(failure.stopping_s)} later"

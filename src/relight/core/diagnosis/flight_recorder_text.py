@@ -1,4 +1,5 @@
-"""What torch's flight recorder says of workers that wait: which rank is not in which collective.
+"""Renders the records of torch's flight recorder for waiting workers: which rank is missing from
+which collective.
 
 A dump has the last entries of a process's ring buffer (torch 2.13, FlightRecorderDetail.hpp and
 torch/distributed/flight_recorder). Of each process group, the last collective that a rank has
@@ -15,15 +16,15 @@ from relight.core.diagnosis.excerpts import WIDTH, cut
 from relight.core.failure import Collective, Failure
 
 MOST_GROUPS = 8
-"""Most process groups of a rank that are compared; those in which it waits come first."""
+"""Most process groups that are compared per rank; the ones it waits in come first."""
 _MOST_SIZES = 60
 """Most characters for the sizes of tensors."""
 _DEFAULT = "default_pg"
-"""What torch calls the group of all ranks."""
+"""Torch's name for the group of all ranks."""
 
 
 class DumpEntry(NamedTuple):
-    """An entry of a dump, as far as it is read. `process_group`: its name, and its description."""
+    """The used fields of a dump's entry. `process_group` is its name and its description."""
 
     process_group: tuple[str, ...]
     collective_seq_id: int
@@ -53,12 +54,12 @@ def last_collectives(dump: object) -> tuple[Collective, ...]:
 
 
 def lines(failures: Iterable[Failure], most: int = 7) -> list[str]:
-    """Return which ranks are in which collective, and which are not; nothing if that is not known
-    of two ranks, or all of them have left the same one.
+    """Return which ranks are in which collective, and which are not; nothing if fewer than two
+    ranks are known, or all of them have left the same one.
 
     Args:
-        failures: of all ranks.
-        most: how many lines there may be; with less than three, there is none.
+        failures: the failures of all ranks.
+        most: the most lines to return; a limit below three returns nothing.
     """
     known = {each.rank: each.collectives for each in failures if each.collectives is not None}
     groups = sorted({each.group for last in known.values() for each in last})

@@ -54,7 +54,7 @@ class Hang(NamedTuple):
         Args:
             formed_at: when the generation was formed, on the clock of `Failure.at`.
             ended: the time of day, as text.
-            verdict: what follows, such as why the job does not restart.
+            verdict: the consequence, such as why the job does not restart.
         """
         from relight.core.diagnosis import flight_recorder_text
 
@@ -83,7 +83,7 @@ class Hang(NamedTuple):
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The ranks that may be the cause: those of several groups if these are tied."""
+        """The ranks that may be the cause; they belong to several groups if these are tied."""
         groups = ((self.root, *self.same), *self._tied)
         return tuple(sorted(failure.rank for group in groups for failure in group))
 

@@ -1,6 +1,6 @@
-"""Finds the one line that tells most of what a worker printed besides tracebacks.
+"""Finds the most informative line in a worker's output, tracebacks excluded.
 
-Programs say why they give up in many ways; these are known:
+Known ways in which programs report why they give up:
 
     argparse, click, typer,    usage errors, in a frame or not
     fire, hydra, absl
@@ -8,7 +8,7 @@ Programs say why they give up in many ways; these are known:
     shells, C, C++, Rust, Go   `line 3: foo: command not found`, `Assertion … failed`,
                                `terminate called …`, `panicked at …`, `panic: …`
 
-Any text is accepted: nothing here raises, and the time is linear in the text.
+Any text is accepted. No function raises, and the time is linear in the text.
 """
 
 import re
@@ -25,9 +25,9 @@ from relight.core.diagnosis.tracebacks import ProgramFacts, besides
 from relight.core.failure import ErrorReport, FailureKind
 
 _LINES = 30
-"""How many lines at the end are weighed, without noise."""
+"""Number of lines at the end that are weighed, noise excluded."""
 _LOOKED_AT = 500
-"""How many lines at the end are looked at: a program may release much before it ends."""
+"""Number of lines at the end that are read; a program may print a lot as it shuts down."""
 _LONGEST = 1000
 """Characters of a line that are looked at."""
 _NOISE = re.compile(
@@ -57,18 +57,18 @@ _ERROR = re.compile(
     | ^terminate\ called\b | ^(?:\S+:\ )*Killed\b""",
     re.VERBOSE,
 )
-"""What says that it is an error."""
+"""Marks of an error."""
 _LIKELY = re.compile(
     r"\b(?:could(?: not|n't)|can(?: ?not|'t)|unable to|fail(?:ed|ure|s)|not found|no such|denied"
     r"|refused|invalid|unknown|missing|must be|not allowed|giving up|gave up|aborting|exceeded"
     r"|unsupported|unexpected|double free|corrupt(?:ed|ion)|errors?)\b",
     re.IGNORECASE,
 )
-"""What tells of something that failed, in a line that may be a mere note."""
+"""Words for a failure, in a line that may be a mere note."""
 _BOX = re.compile(r"^╭─+ Error ─")
 _LEVEL = re.compile(r'"(?:level|levelname|severity)": ?"(error|fatal|critical)', re.IGNORECASE)
 _RECORD = re.compile(r"^\W*(?:\d|(?:ERROR|FATAL|CRITICAL)\b|(?:rank\d+\]:\[)?[EF]\d{4} )")
-"""How a line of a logger begins; what `sys.exit` prints does not."""
+"""Beginning of a logger's line, unlike output of `sys.exit`."""
 _IN_JSON = re.compile(r'^\{.*?"(?:msg|message|event)": ?"((?:[^"\\]|\\.)++)"')
 
 
@@ -77,12 +77,12 @@ def words(stderr_tail: str, stdout_tail: str, elsewhere: Collection[str] = ()) -
     without output.
 
     It is the first error after the last traceback, or before it if nothing follows; else the last
-    line of stderr; else that of stdout. Lines that healthy ranks print as well count less.
+    line of stderr; else the last line of stdout. Lines that healthy ranks also print count less.
 
     Args:
         stderr_tail: the end of stderr.
-        stdout_tail: that of stdout.
-        elsewhere: the lines of such ranks, as `lines_of` returns them.
+        stdout_tail: the end of stdout.
+        elsewhere: the lines of healthy ranks, as returned by `lines_of`.
     """
     before, after = map(_telling, besides(stderr_tail))
     if after and without_numbers(after[-1]) not in elsewhere:
@@ -130,7 +130,7 @@ def record(line: str) -> str:
 
 
 def is_error(line: str) -> bool:
-    """Return whether a line says that it tells an error."""
+    """Return whether a line is marked as an error."""
     return _ERROR.search(line[:_LONGEST]) is not None
 
 
@@ -169,7 +169,7 @@ def _telling(lines: Sequence[str]) -> list[str]:
 
 
 def _from_json(line: str) -> str:
-    """Return the message in a line of JSON; empty if there is none."""
+    """Return the message in a line of JSON; empty without one."""
     match = _IN_JSON.match(line)
     if match is None:
         return ""

@@ -1,9 +1,9 @@
-"""When a worker has printed its last traceback, and whether its program ran on after that.
+"""When a worker printed its last traceback, and whether its program kept running after that.
 
-While a program prints an exception that it has caught, its main thread is in the middle of it;
-while Python prints the exception that ends it, the program is no longer on the stack. So the worker
-is looked at (host/stacks) when a traceback comes, but four times a second at most, however many it
-prints. What is not known stays None: a worker that has ended before it was looked at tells nothing.
+While a program prints a caught exception, its main thread is in the middle of the program. While
+Python prints the fatal exception, the program is no longer on the stack. So the agent looks at the
+stack (host/stacks) when a traceback comes, but at most four times a second, however many the worker
+prints. Unknown values stay None, as for a worker that ended before the agent could look.
 """
 
 from enum import Enum
@@ -13,7 +13,7 @@ _PAUSE_S = 0.25
 
 
 class Program(Enum):
-    """What the main thread of a worker does, as far as it can be seen from outside."""
+    """The activity of a worker's main thread, as far as it is visible from outside."""
 
     RUNS = "it runs its program"
     ENDS = "its program has ended: Python prints an exception, or shuts down"
@@ -26,16 +26,16 @@ class PrintedTraceback:
 
     def __init__(self) -> None:
         self.at: float | None = None
-        """When its first line was read, None if there is no traceback."""
+        """When its first line was read; None without a traceback."""
         self.went_on: bool | None = None
         """Whether the program ran on after that."""
         self.size = 0
-        """How many bytes the worker can have printed before its program was seen to have ended."""
+        """Most bytes that the worker can have printed before its program was seen to have ended."""
         self._looked_at = float("-inf")
         self._due: float | None = None
 
     def printed(self, now: float) -> None:
-        """Note that a traceback begins."""
+        """Record the beginning of a traceback."""
         self.at, self.went_on = now, None
         self._due = max(now, self._looked_at + _PAUSE_S)
 
@@ -44,7 +44,7 @@ class PrintedTraceback:
         return self._due
 
     def looked(self, program: Program, now: float, size: int = 0) -> None:
-        """Take what was seen of the worker, and how many bytes it can have printed by then."""
+        """Process a look at the worker, and the most bytes it can have printed by then."""
         self._looked_at = now
         if self._due is not None:
             self._due = None
@@ -52,7 +52,7 @@ class PrintedTraceback:
             self.went_on = {Program.RUNS: True, Program.ENDS: False}.get(program)
 
     def worker_ended(self) -> None:
-        """Note that there is nothing more to see."""
+        """Record that the worker can no longer be observed."""
         self._due = None
 
     def check(self) -> None:

@@ -1,11 +1,10 @@
 """Where the ranks of a job are: the stacks of many processes in a few lines.
 
-Of each process the main thread counts. Its place is the innermost line of the user's own code; what
-it is in there is the name of the library's function that this line has called, such as
-`all_reduce`. Ranks with the same place are one line. In a job that hangs, the one to look at is the
-one that has not come to the collective, or else the odd one out. So groups that wait for their
-peers come last; of the others, those that can't run (stopped, or in an uninterruptible call) come
-first, then the smallest.
+The main thread of each process counts. Its place is the innermost line of the user's own code, with
+the name of the library function that this line called, such as `all_reduce`. Ranks with the same
+place share one line. In a job that hangs, the suspect is the rank that never entered the collective
+or, failing that, the outlier. So groups that wait for their peers come last; of the others, those
+that can't run (stopped, or in an uninterruptible call) come first, then the smallest.
 """
 
 import re
@@ -33,11 +32,11 @@ _OF_PEERS = re.compile(r"/torch/(?:distributed|autograd|cuda)/")
 _COLLECTIVE = re.compile(
     r"/torch/(?:distributed/(?:distributed_c10d|_functional_collectives|nn/functional)\.py|cuda/)"
 )
-"""Whoever is in one of these waits for all ranks, even if it uses CPU time, as NCCL does."""
+"""A rank in one of these waits for all ranks, even if it uses CPU time, as NCCL does."""
 _PERHAPS_COLLECTIVE = re.compile(
     r"/torch/(?:distributed|autograd)/|/torch/nn/parallel/distributed\.py"
 )
-"""Whoever sleeps below one of these waits for all ranks; else it computes."""
+"""A rank that sleeps below one of these waits for all ranks; otherwise it computes."""
 _NO_COLLECTIVE = re.compile(r"/torch/distributed/(?:checkpoint|pipelining|rpc)/")
 _OF_PAIRS = re.compile(r"i?send|i?recv|batch_isend_irecv|send_object_list|recv_object_list")
 """Functions in which two ranks meet: a stage of a pipeline waits for the stage before."""
@@ -55,7 +54,7 @@ _MOST_FRAMES = 30
 _GENERIC = re.compile(r"wrapper|inner|wrapped|decorate_\w+|new_func|\w*_fn")
 """Functions that decorators put around the one that the user has called."""
 _IDLE_CALLS = ("futex", "restart_syscall")
-"""System calls that say nothing: whoever waits for the GIL or a lock is in futex."""
+"""Uninformative system calls; every wait for the GIL or a lock is in futex."""
 _RECEIVES = re.compile(r", system call (?:recv\w+|accept4?)$")
 _OUTERMOST = ("<module>", "_run_module_as_main")
 """The outermost function of a script, and of `python -m` (Lib/runpy.py)."""
@@ -73,7 +72,9 @@ _OF_MANY = {" is ": " are ", " has ": " have ", " runs ": " run "}
 
 
 class Frame(NamedTuple):
-    """A line that runs. `function` is its qualified name; `line` is 0 if it has none."""
+    """A running line of code. `function` is the qualified name of its function; `line` is 0 if it
+    is unknown.
+    """
 
     file: str
     line: int
@@ -128,8 +129,8 @@ class CodePlace(NamedTuple):
 
 class RankGroup(NamedTuple):
     """Ranks in the same place, in ascending order. `text` follows the name of one rank; `line` puts
-    it in the plural. `has_stack` is false if it is the reason why they have none. `expects_peers`:
-    they wait for other ranks.
+    it in the plural. `has_stack` is false if `text` is the reason for a missing stack.
+    `expects_peers` means that they wait for other ranks.
     """
 
     ranks: tuple[int, ...]
@@ -174,12 +175,12 @@ def place(frames: Sequence[Frame]) -> CodePlace:
 
 
 def groups(stacks: Mapping[int, ProcessStack | str]) -> list[RankGroup]:
-    """Group ranks by state and place: those that wait for others last, those that can't run first,
-    else the smallest group first, then those that do not wait for data from a socket, then by the
-    lowest rank.
+    """Group ranks by state and place. Groups that wait for other ranks come last, those that can't
+    run first; otherwise the smallest group comes first, then those that do not wait for data from
+    a socket, then the lowest rank.
 
     Args:
-        stacks: by rank; a text is the reason why there is none.
+        stacks: the stacks by rank; a text is the reason for a missing one.
     """
     ranks_of: dict[tuple[object, ...], list[int]] = {}
     first_of: dict[tuple[object, ...], tuple[str, bool, bool]] = {}
@@ -198,8 +199,8 @@ def waits_for_children(stack: ProcessStack) -> bool:
 
 
 def child_at_work(child: ProcessStack) -> ProcessStack | None:
-    """Return a process of multiprocessing without its parent's frames; None if it waits for work,
-    or is no such process.
+    """Return a process of multiprocessing without its parent's frames; None for one that waits for
+    work, and for any other process.
     """
     thread = main_thread(child)
     if thread is None:
@@ -213,11 +214,11 @@ def child_at_work(child: ProcessStack) -> ProcessStack | None:
 
 
 def doing(stack: ProcessStack | str, child: ProcessStack | None = None) -> WorkerState:
-    """Return what a worker does, for the report of a failure.
+    """Return the state of a worker for the failure report.
 
     Args:
-        stack: of its process; a text is the reason why there is none.
-        child: the process that it waits for, as of `child_at_work`.
+        stack: the stack of its process; a text is the reason for a missing one.
+        child: the process that it waits for, as returned by `child_at_work`.
     """
     _, text, has_stack = _describe(stack)
     thread = None if isinstance(stack, str) or not has_stack else main_thread(stack)
@@ -243,7 +244,7 @@ def doing(stack: ProcessStack | str, child: ProcessStack | None = None) -> Worke
 
 
 def is_halted(doing: WorkerState) -> bool:
-    """Return whether a worker could not run: it was stopped, or in an uninterruptible call."""
+    """Return whether a worker could not run: stopped, or in an uninterruptible call."""
     return doing.place.startswith(tuple(_STATES.values()))
 
 

@@ -42,14 +42,14 @@ class TracebackLine(NamedTuple):
 
 HEADER = "Traceback (most recent call last):"
 ORIGINAL = f"Original {HEADER}"
-"""How torch introduces the traceback of another process or thread in a message."""
+"""Torch's introduction of another process's or thread's traceback in a message."""
 FRAMED = f"│ {HEADER}"
-"""The header that stands for the upper edge of a frame of rich."""
+"""The header that replaces the upper edge of a rich frame."""
 _STARTERS = ("/relight/worker/call.py",)
 _ESCAPE = re.compile(
     r"\x1b(?:\[[0-?]*+[ -/]*+[@-~]|[]PX^_][^\x07\x1b\n]*+(?:\x07|\x1b\\)?|[ -/]*+[0-~])?"
 )
-# C0 and C1, characters that change the text direction, have no width, or are lone surrogates.
+# C0, C1, lone surrogates, and characters of zero width or that change the text direction.
 _CONTROL = re.compile(
     "[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff]"
 )
@@ -138,7 +138,7 @@ def fatal_message(line: str) -> str:
 
 
 def split_exception(text: str) -> tuple[str, str]:
-    """Return the type and the message of an exception; an empty type if the text has none."""
+    """Return the type and the message of an exception; an empty type for a text without one."""
     match = _EXCEPTION.match(text)
     if match is None:
         return "", text
@@ -156,8 +156,8 @@ def without_numbers(text: str) -> str:
 
 
 def omitted(lines: Sequence[str]) -> list[str]:
-    """Return the line that stands for lines that are left out; none if they tell nothing. What was
-    left out of them before is added up.
+    """Return the line that replaces omitted lines; nothing if they are uninformative. It counts the
+    lines that earlier omissions among them replaced.
     """
     frames = count = 0
     before = 0
@@ -186,7 +186,7 @@ def omitted(lines: Sequence[str]) -> list[str]:
 
 
 def is_omission(line: str) -> bool:
-    """Return whether a line stands for lines that were left out."""
+    """Return whether a line replaces omitted lines."""
     return _OMITTED.match(line) is not None
 
 

@@ -1,4 +1,4 @@
-"""Finds a worker's exception, and the script's line, in what it printed or wrote to its error file.
+"""Finds a worker's exception, and the script's line, in its output or its error file.
 
 The script needs no decorator: Python prints an uncaught exception to stderr, and the agent keeps
 the end of each worker's stderr. Supported are
@@ -6,14 +6,14 @@ the end of each worker's stderr. Supported are
     CPython 3.11 to 3.14   tracebacks (Lib/traceback.py), chained, grouped, coloured, without a
                            beginning, and as torch prints them: `[rank0]: ` before each line
     faulthandler           (Python/traceback.c) when a signal ends Python
-    libstdc++              what it prints about an exception in native code before it aborts
+    libstdc++              the message about an exception in native code before the abort
     rich, ray, JSON        see core/diagnosis/traceback_lines
     other processes        the exceptions of data loaders, pools and spawned processes, in messages
                            (torch/_utils.py, torch/multiprocessing/spawn.py) or as a cause
                            (multiprocessing/pool.py, concurrent/futures/process.py)
     error files            of torch.distributed.elastic.multiprocessing.errors
 
-Any text is accepted: nothing here raises, and the time is linear in the text.
+Any text is accepted. No function raises, and the time is linear in the text.
 """
 
 import json
@@ -81,7 +81,7 @@ _UNKNOWN = ProgramFacts()
 
 
 class _Chain(NamedTuple):
-    """Exceptions in the order in which they were raised, at least one, and where they are."""
+    """Exceptions in the order of raising, at least one, and their positions."""
 
     start: int
     end: int
@@ -101,7 +101,7 @@ _NOT_FATAL = re.compile(
     r"|Process \S+:$|--- Logging error)"
 )
 _WITHOUT_STARTERS = re.compile(r"^Error executing job with overrides")
-"""What hydra prints before the traceback that ends the program, without the outermost frames."""
+"""Hydra's message before the fatal traceback, which lacks the outermost frames."""
 _LOG = re.compile(
     r"^(?:(?:DEBUG|INFO|WARNING|ERROR|CRITICAL|FATAL)\b|\[?\d{4}-\d\d-\d\d[ T]|\[?\d\d:\d\d:\d\d"
     r"|(?:\[rank\d+\]:)?\[?[IWEF]\d{4} )"
@@ -115,7 +115,7 @@ _AFTERWARDS = re.compile(
     r"|(?:Call stack|usage|Usage|wandb): ?|\[[IWEF] )"
 )
 _AT_EXIT = re.compile(r"^(?:\[?[IW](?: |\d{4} )|wandb: |\S+\.py:\d+: \w*Warning)")
-"""What libraries print while a process exits, at times a lot."""
+"""Library messages during the exit of a process, at times many."""
 _STACK = re.compile(r"^(?:Current thread|Thread|Stack) .*\(most recent call first\):$")
 _ABORTED = "Aborted"
 _ABORTS = re.compile(
@@ -123,7 +123,7 @@ _ABORTS = re.compile(
     r"|free\(\)|Watchdog|watchdog|^(?:\[rank\d+\]:)?\[[EF]|\b(?:abort|fatal|FATAL|terminat)"
     r"|stack smashing"
 )
-"""What is printed before abort(3), by the C library, glog and NCCL."""
+"""Messages before abort(3), by the C library, glog and NCCL."""
 _NEAR = 5
 _TERMINATE = re.compile(r"^terminate called after throwing an instance of '(?P<type>[^']+)'")
 _BOX = re.compile(r"^ +[|+]")
@@ -163,16 +163,17 @@ _PACKAGE = re.compile(r".*/(?:site|dist)-packages/[^/]+")
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?|\b(?:nan|inf)\b")
 
 _INTERRUPTS = ("SystemExit", "KeyboardInterrupt", "GeneratorExit")
-"""What a signal handler raises, and in generators; the last one ends no program by itself."""
+"""Exceptions raised by signal handlers and in generators; the last one alone never ends a program.
+"""
 _CONTROL_FLOW = (*_INTERRUPTS, "StopIteration", "StopAsyncIteration", "CancelledError", "Empty")
-"""Exceptions that are no errors, and so no causes of one."""
+"""Exceptions that aren't errors, and so don't cause one."""
 
 _FOREIGN = 10
 """Most foreign lines, such as those of threads in C, between the lines of a traceback."""
 _MESSAGE = 100
-"""Most lines of a message, but for lines that are indented, and those of a list that resemble
-those before them. A program that went on after an exception prints lines that resemble each other
-too, but after no colon, and none that are indented.
+"""Most lines of a message, not counting indented lines, and list entries that resemble the lines
+before them. A program that continued after an exception also prints lines that resemble each other,
+but never after a colon, and never indented.
 """
 _MOST_LINES = 200
 """Most lines of a report, whose middle is left out."""
@@ -185,13 +186,13 @@ _LIMIT = 4000
 
 def keep(head: str, tail: str, newlines: int) -> str:
     """Return the text of a long stderr of which only two parts are known, with a line in the middle
-    that tells how many lines are left out.
+    that counts the omitted lines.
 
     Args:
-        head: a part that begins up to three lines before the header of the last traceback, as these
-            tell of threads and loggers.
+        head: a part that begins up to three lines before the header of the last traceback, which
+            may name a thread or a logger.
         tail: the end.
-        newlines: how many newlines there were between the two.
+        newlines: the number of newlines between the two.
     """
     rest = tail.partition("\n")[2]  # without the line that has lost its beginning
     is_whole = head.endswith("\n")
@@ -211,8 +212,8 @@ def from_stderr(text: str, program: ProgramFacts = _UNKNOWN) -> ErrorReport | No
 
 
 def printed_before(text: str) -> ErrorReport | None:
-    """Return the last exception that was printed before the one that ended the worker, such as that
-    of a thread; None if there is none, or if nothing shows what ended the worker.
+    """Return the last exception printed before the fatal one, such as that of a thread; None
+    without one, or if the fatal one is unknown.
     """
     lines = _lines(text)
     chains = _chains(lines)
@@ -226,8 +227,8 @@ def printed_before(text: str) -> ErrorReport | None:
 
 
 def besides(text: str, program: ProgramFacts = _UNKNOWN) -> tuple[list[str], list[str]]:
-    """Return the lines of a worker's stderr that belong to no traceback: those before the end of
-    the last one, and those after it. All are after it if there is no traceback.
+    """Return the lines of a worker's stderr outside tracebacks, in two parts: before and after the
+    end of the last one. Without a traceback, all lines are in the second part.
     """
     lines = _lines(text)
     before: list[str] = []
@@ -241,8 +242,8 @@ def besides(text: str, program: ProgramFacts = _UNKNOWN) -> tuple[list[str], lis
 
 
 def last_raised(printed: Sequence[str]) -> tuple[list[str], int]:
-    """Return the lines that a worker printed up to the end of the exception that ended it, and how
-    many they are; no lines if there is no such exception.
+    """Return the lines that a worker printed up to the end of its fatal exception, and their
+    number; no lines without such an exception.
     """
     lines = [_RANK.sub("", clean(line.rstrip("\r"))).rpartition("\n")[2] for line in printed]
     for chain in reversed(_chains(lines)):
@@ -319,7 +320,7 @@ def _is_quoted(lines: Sequence[str], before: _Traceback, traceback: _Traceback) 
 
 
 def _raised(lines: Sequence[str], group: Sequence[tuple[_Traceback, bool]]) -> list[_Raised]:
-    """Return the exceptions of a chain in the order in which they were raised."""
+    """Return the exceptions of a chain in the order of raising."""
     raised: list[_Raised] = []
     quoting: list[_Traceback] = []
     telling: list[_Raised] = []
@@ -359,7 +360,7 @@ def _raises_again(lines: Sequence[str], outer: _Raised, traceback: _Traceback) -
 
 
 def _is_outermost(lines: Sequence[str], traceback: _Traceback) -> bool:
-    """Return whether a traceback begins where Python's main thread begins, as far as is known."""
+    """Return whether a traceback presumably begins at the start of Python's main thread."""
     header = lines[traceback.start]
     if header == FRAMED or not is_header(header):
         return True  # typer leaves out frames; the beginning may be lost
@@ -382,7 +383,7 @@ def _tracebacks(lines: Sequence[str]) -> list[_Traceback]:
         if is_header(lines[number]):
             traceback, number = _traceback(lines, number, _FOREIGN)
         else:
-            if _SYNTAX.match(lines[number]):  # a SyntaxError in the script itself has no header
+            if _SYNTAX.match(lines[number]):  # a SyntaxError in the script itself lacks a header
                 above = [n for n in range(max(0, number - 5), number) if frame_of(lines[n])]
                 if above:
                     traceback = _Traceback(above[-1], number, number + 1)
@@ -393,10 +394,9 @@ def _tracebacks(lines: Sequence[str]) -> list[_Traceback]:
 
 
 def _traceback(lines: Sequence[str], start: int, foreign: int) -> tuple[_Traceback | None, int]:
-    """Return the traceback that begins at a line, and the line at which to read on.
+    """Return the traceback that begins at a line, and the line where reading continues.
 
-    The traceback is None if its exception is missing, as when the process was killed while writing
-    it.
+    A traceback without its exception is None, as when the process was killed while writing it.
     """
     if _BOX.match(lines[start]):
         return _boxed(lines, start)
@@ -457,9 +457,10 @@ def _end_of_message(lines: Sequence[str], exception: int) -> int:
 
 
 def _is_whole(lines: Sequence[str], exception: int) -> bool:
-    """Return whether the message of an exception certainly has at most one line: it is empty,
-    written by Python itself, or matches the literal in the source line above. Programs that caught
-    the exception may print anything after it. Notes (PEP 678) would follow there, but are rare.
+    """Return whether the message of an exception certainly has at most one line, because it
+    is empty, was written by Python itself, or matches the literal in the source line above.
+    Programs that caught the exception may print anything after it. Notes (PEP 678) would follow
+    there, but are rare.
     """
     line = lines[exception].rstrip()
     message = split_exception(line)[1]
@@ -478,7 +479,7 @@ def _is_whole(lines: Sequence[str], exception: int) -> bool:
 
 
 def _shape(line: str) -> str:
-    """Return what lines have in common that tell the same of different things."""
+    """Return the common part of lines that report the same about different things."""
     return _NUMBER.sub("#", line)
 
 
@@ -499,7 +500,7 @@ def _is_other(line: str) -> bool:
 def _ending(
     lines: Sequence[str], chains: Sequence[_Chain], program: ProgramFacts = _UNKNOWN
 ) -> tuple[int, ErrorReport | None]:
-    """Return what ended a worker, and how many of the chains of exceptions come before it."""
+    """Return the fatal report of a worker, and how many exception chains come before it."""
     crash = _crash(lines)
     printed: tuple[int, ErrorReport] | None = None
     for number, chain in reversed(list(enumerate(chains))):
@@ -529,7 +530,7 @@ def _report(lines: Sequence[str], chain: _Chain, program: ProgramFacts = _UNKNOW
         lines, last, before, followed=after > 0 or end > last.exception + 1, program=program
     ):
         kind = FailureKind.PRINTED
-        end = end if boxed else last.exception + 1  # what follows may be no message
+        end = end if boxed else last.exception + 1  # the next lines may not be a message
     else:
         kind = FailureKind.RAISED
     if kind is FailureKind.PRINTED and before and _RECORD.match(before[-1]):
@@ -623,7 +624,7 @@ def _type(lines: Sequence[str], raised: _Raised) -> str:
 
 
 def _cause(lines: Sequence[str], chain: _Chain, report: ErrorReport) -> tuple[str, str]:
-    """Return the first error of a chain and its place, unless it is the last, or that tells it."""
+    """Return the first error of a chain and its place, unless the last one is or includes it."""
     for each in chain.raised[:-1]:
         type_, message = _split(in_box(lines[each.exception]))
         if type_ and type_ not in _CONTROL_FLOW:
@@ -670,7 +671,7 @@ def _group(
 
 
 def _crash(lines: Sequence[str]) -> tuple[int, ErrorReport] | None:
-    """Return the line at which a crash message begins, and its report."""
+    """Return the first line of a crash message, and its report."""
     fatal = terminate = None
     for number, line in enumerate(lines):
         if is_fatal(line):

@@ -1,13 +1,14 @@
-"""Questions of one node to all nodes of its job, such as how their workers are (`relight status`).
+"""Queries from one node to all nodes of its job, such as the state of their workers (`relight
+status`).
 
     a node         AskNodes    to the coordinator
     coordinator    Question    to all nodes, numbered
     each node      Answer
-    coordinator    NodeAnswered, one for each node, once all have answered or the time is over
+    coordinator    NodeAnswered, one for each node, once all have answered or the time limit passes
 
-Nothing is sent while nobody asks. A question that is already open is not put again: who asks the
-same meanwhile gets the same answers. So a job with many onlookers on many nodes is not slower than
-with one. No state of the group depends on any of this.
+Without queries, nothing is sent. A repeated question joins the open one and gets the same answers,
+so many observers on many nodes cost the job as much as a single one. The group's state never
+depends on queries.
 """
 
 from collections.abc import Iterable
@@ -16,17 +17,19 @@ from relight.core.group.group_types import Send
 from relight.core.group.messages import Answer, Join, NodeAnswered, Question
 
 LIMIT_S = 1.0
-"""A node that has not answered for so long is shown without its answer."""
+"""Time limit of an answer in seconds. Slower nodes are shown without one."""
 _MOST_OPEN = 8
 _MOST_CHARS = 8 << 20
-"""Of all answers to one question: they must not fill the connection that heartbeats use too."""
+"""Limit for all answers to one question. They share the connection with heartbeats and must not
+fill it.
+"""
 
 
 class _Open:
-    """A question that is open: who has asked, which nodes were asked, and what they have answered.
+    """An open question: its askers, the nodes that were asked, and their answers.
 
-    Nodes of older versions, which know no questions, are among the hosts, and not among those that
-    are `awaited`.
+    Nodes of older versions, which don't know questions, are among the hosts but not among the
+    `awaited` nodes.
     """
 
     def __init__(self, question: str, joins: Iterable[Join]) -> None:
@@ -39,7 +42,7 @@ class _Open:
         self.room = _MOST_CHARS
 
     def take(self, node: str, answer: str) -> None:
-        """Keep the first answer of a node, if it has been asked and there is room."""
+        """Keep the first answer of a node that was asked, while it fits the limit."""
         if node in self.awaited:
             self.awaited.remove(node)
             if len(answer) <= self.room:
@@ -47,7 +50,7 @@ class _Open:
                 self.answers[node] = answer
 
     def told(self) -> list[Send]:
-        """Return what the askers get."""
+        """Return the messages to the askers."""
         messages = [
             NodeAnswered(self.question, host, self.answers.get(node), len(self.hosts) - number)
             for number, (node, host) in enumerate(self.hosts.items(), 1)
@@ -63,13 +66,13 @@ class Questions:
         self._latest = 0
 
     def ask(self, node: str, question: str, joins: Iterable[Join]) -> tuple[int, list[Send]]:
-        """Return the number of a question and the messages that put it to the nodes: none if it is
-        open already, or too many are.
+        """Return the number of a question and the messages that put it to the nodes; no messages if
+        it is already open or too many questions are.
 
         Args:
-            node: who asks.
-            question: what.
-            joins: of the nodes that are connected.
+            node: the node that asks.
+            question: the text of the question.
+            joins: the `Join` of each connected node.
         """
         for number, each in self._open.items():
             if each.question == question:
@@ -85,14 +88,16 @@ class Questions:
         return self._latest, sends or self.close(self._latest)
 
     def answer(self, node: str, answer: Answer) -> list[Send]:
-        """Take the answer of a node; return what the askers get, if it was the last."""
+        """Record a node's answer; return the messages to the askers if it was the last one."""
         opened = self._open.get(answer.number)
         if opened is None:
-            return []  # it comes too late
+            return []  # too late
         opened.take(node, answer.answer)
         return [] if opened.awaited else self.close(answer.number)
 
     def close(self, number: int) -> list[Send]:
-        """End a question; return what the askers get, nothing if it has ended before."""
+        """End a question; return the messages to the askers, or an empty list if it has already
+        ended.
+        """
         opened = self._open.pop(number, None)
         return [] if opened is None else opened.told()

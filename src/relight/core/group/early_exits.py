@@ -1,12 +1,12 @@
-"""Ranks that have finished while others still run: when to tell, and what.
+"""Reports ranks that finished while others still run.
 
-It is a fact and not a verdict: ranks may have different work. But a rank that had fewer batches
-than the others, or returned by mistake, ends with 0, and nobody notices: the others wait for it, or
-train on without it. So one line says so, after 5 % of the time for which the generation had run by
-then, at least 5 s and at most 10 min. It comes again only if more ranks have finished since, after
-twice that time.
+The report is a fact, not a verdict, because ranks may have different work. But a rank that had
+fewer batches than the others, or returned by mistake, exits with code 0 unnoticed while the others
+wait for it or train on without it. So one line reports it, after 5 % of the time for which the
+generation had run by then, at least 5 s and at most 10 min. It is repeated only if more ranks have
+finished, after twice that time.
 
-An agent uses this for the ranks of its node, the coordinator for whole nodes. Loaded only then.
+An agent uses this for the ranks of its node, the coordinator for whole nodes. Loaded on first use.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ _MOST_S, _SHARE = 600.0, 0.05
 
 
 class EarlyExits:
-    """What has finished in one generation: ranks, or nodes by their group ranks.
+    """The ranks of one node, or the nodes by group rank, that finished in one generation.
 
     Args:
         began: when the generation began to run.
@@ -26,19 +26,21 @@ class EarlyExits:
 
     def __init__(self, began: float) -> None:
         self.at: dict[int, float] = {}
-        """When each has finished."""
+        """By number, the time when it finished."""
         self._began = began
-        self._first: float | None = None  # when the first finished that was not told
+        self._first: float | None = None  # when the first unreported one finished
         self._factor = 1
 
     def finish(self, number: int, now: float) -> None:
-        """Note that a rank or node has finished with exit code 0."""
+        """Record that a rank or node finished with exit code 0."""
         if number not in self.at:
             self.at[number] = now
             self._first = now if self._first is None else min(self._first, now)
 
     def deadline(self) -> float | None:
-        """Return when to tell, if something still runs then; None if all was told."""
+        """Return when to report, provided that something still runs then; None if everything was
+        reported.
+        """
         first = self._first
         if first is None:
             return None
@@ -46,7 +48,7 @@ class EarlyExits:
         return first + min(self._factor * wait_s, _MOST_S)
 
     def is_due(self, now: float) -> bool:
-        """Return whether to tell now; it is not due again until more have finished."""
+        """Return whether to report now; the next report is due only after more have finished."""
         due = self.deadline()
         if due is None or now < due:
             return False
@@ -54,7 +56,7 @@ class EarlyExits:
         return True
 
     def ages(self, now: float) -> list[float]:
-        """Return how many seconds ago each has finished."""
+        """Return how many seconds ago each one finished."""
         return [now - at for at in self.at.values()]
 
 
@@ -64,10 +66,10 @@ def of_ranks(
     """Return the line on ranks: `rank 1 finished 40 s ago with exit code 0; rank 0 is still …`.
 
     Args:
-        finished: at least one.
-        ages_s: how many seconds ago each of these did.
-        running: the other ranks that are known, at least one.
-        where: what follows the names of these, as ` on this node`.
+        finished: the ranks that finished, at least one.
+        ages_s: how many seconds ago each one finished.
+        running: the other known ranks, at least one.
+        where: the suffix of their names, such as ` on this node`.
     """
     verb = "is" if len(running) == 1 else "are"
     others = f"{format_ranks(running)}{where} {verb} still running"
@@ -75,7 +77,9 @@ def of_ranks(
 
 
 def of_nodes(finished: Sequence[str], ages_s: Sequence[float], running: Sequence[str]) -> str:
-    """Return the line on nodes: all ranks of those that finished have; on the others some run."""
+    """Return the line on nodes. All ranks of the finished nodes have finished; each other node
+    still runs some.
+    """
     return (
         f"all ranks on {format_names(finished)} {_finished(ages_s)}; "
         f"ranks on {format_names(running)} are still "

@@ -1,4 +1,4 @@
-"""Compares facts that should be equal on all nodes of a job, and reports differences for people."""
+"""Compares facts that should be equal on all nodes of a job, and reports differences to users."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
@@ -20,9 +20,9 @@ def compare(
 ) -> list[str]:
     """Return a line for each fact of a new node whose value no other node has.
 
-    A value that another node has was reported when the first such node joined. The value with the
-    fewest nodes is named first: it is probably the wrong one. A fact that a node does not report is
-    not compared.
+    A value that another node shares was reported when the first such node joined. The value with
+    the fewest nodes comes first, as it is probably the wrong one. Facts that a node does not report
+    are not compared.
 
     Args:
         known: the facts of the other nodes, by host.
@@ -59,7 +59,7 @@ def by_value(values: Iterable[tuple[T, str]]) -> dict[T, list[str]]:
 
 
 def names_of(hosts: Iterable[str]) -> str:
-    """Return names of hosts for people, shortened if there are many."""
+    """Return host names for users, shortened if there are many."""
     names = sorted(hosts, key=natural)
     if len(names) <= _MAX_HOSTS:
         return ", ".join(names)

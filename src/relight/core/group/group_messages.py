@@ -1,5 +1,5 @@
-"""Messages while the group is not complete: how many nodes are there, which, what they wait for,
-how long still; and why a node can't join or is suspicious.
+"""User messages about an incomplete group: its nodes, the reason for the wait and the time left;
+and why a node can't join or is suspicious.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,14 +10,14 @@ from relight.core.group.group_types import GroupSettings
 from relight.core.group.messages import Join
 
 _MAX_KINDS = 8
-"""Most sets of facts that are compared: where all nodes differ, more notes tell nothing."""
+"""Maximum number of fact sets to compare. If all nodes differ, more notes would not help."""
 
 
 class Differences:
     """Facts that should be equal on all nodes; each new set that differs is reported once."""
 
     def __init__(self) -> None:
-        self._kinds: dict[str, dict[str, str]] = {}  # the facts of one host of each kind
+        self._kinds: dict[str, dict[str, str]] = {}  # the facts of one host for each distinct set
 
     def of(self, join: Join) -> list[str]:
         """Return a line for each fact whose value no other node has."""
@@ -52,7 +52,7 @@ def shared_machine(joins: Sequence[Join]) -> str:
 
 
 def refusal(settings: GroupSettings, join: Join, holder: Join | None) -> str:
-    """Return why a node can't join, or an empty string. `holder` has its node rank already."""
+    """Return why a node can't join, or an empty string. `holder` already has its node rank."""
     if (join.min_nodes, join.max_nodes) != (settings.min_nodes, settings.max_nodes):
         return (
             f"--nnodes={Nodes(join.min_nodes, join.max_nodes)} on {join.host}, "
@@ -70,7 +70,7 @@ def refusal(settings: GroupSettings, join: Join, holder: Join | None) -> str:
 
 
 def held_by_silent(join: Join, host: str) -> str:
-    """Return the line for a node whose node rank a silent node has."""
+    """Return the line for a node whose node rank is held by a silent node."""
     return (
         f"--node-rank={join.node_rank} belongs to a node on {host} which is silent; the new one on "
         f"{join.host} can join once that node is lost"
@@ -89,8 +89,8 @@ def other_lost_after(asked_s: float, settings: GroupSettings) -> str:
 
 
 def too_few(hosts: Sequence[str], needed: int, most: int, left_s: float, cause: str) -> str:
-    """Return the line for a group with too few nodes; `cause`: why a generation ended, if one
-    has.
+    """Return the line for a group with too few nodes. `cause`: why the last generation ended, or
+    empty.
     """
     least = "at least " if most > needed else ""
     nodes = f"{len(hosts)} of {least}{needed} nodes"
@@ -116,7 +116,7 @@ def several_jobs(waiting: Mapping[str, tuple[Sequence[str], int]]) -> str:
 
 
 def only_this_machine(where: str, addresses: Sequence[str]) -> str:
-    """Return the line for a host of a loopback endpoint to which no other machine has come."""
+    """Return the line for the host of a loopback endpoint that no other machine has joined."""
     return (
         f"note: the endpoint {where} is {', '.join(addresses)} here, which is every machine's own "
         "address, and no node of another machine has joined; check that those are given an address "
@@ -135,7 +135,7 @@ def not_ready(hosts: Sequence[str], left_s: float) -> str:
 
 
 def last_call(hosts: Sequence[str], most: int, quiet_s: float) -> str:
-    """Return the line for a group with enough nodes that waits for more."""
+    """Return the line for a group that has enough nodes but waits for more."""
     return (
         f"{len(hosts)} of at most {most} nodes have joined: {format_names(hosts)}; "
         f"the group starts if no further node joins within {quiet_s:g} s"
@@ -143,7 +143,7 @@ def last_call(hosts: Sequence[str], most: int, quiet_s: float) -> str:
 
 
 def on_probation(host: str, times: int, seconds: float) -> str:
-    """Return the line for a node of a host whose nodes come and go."""
+    """Return the line for a node of a host with flapping nodes."""
     return (
         f"{host} has joined and gone {times} times; it may join after staying connected "
         f"for {format_duration(seconds)}"
@@ -151,7 +151,7 @@ def on_probation(host: str, times: int, seconds: float) -> str:
 
 
 def silent(hosts: Sequence[str], seconds: float, lost_after_s: float) -> str:
-    """Return the line for nodes of which nothing is heard, and which may be well."""
+    """Return the line for silent nodes that may be fine."""
     return (
         f"no heartbeat from {format_names(hosts)} for {seconds:.1f} s; "
         f"waiting up to {lost_after_s:g} s"

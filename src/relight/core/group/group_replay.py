@@ -1,8 +1,8 @@
-"""Records the steps of a group's state machine (--record-group), and takes them again.
+"""Records and replays the steps of a group's state machine (--record-group).
 
 `core/group/membership` is pure: the same inputs at the same times lead to the same effects. So a
-record of its inputs shows afterwards why it has decided as it did, and finds out whether another
-version of relight would decide otherwise.
+record of its inputs explains its decisions afterwards, and shows whether another version of relight
+would decide differently.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -29,7 +29,7 @@ from relight.events.event_types import GroupBegan, GroupStep, Tick
 
 _MOST_SHOWN = 160
 Seen = NodeSilent | NodeHeard | NodeLost | Slept
-"""What a coordinator sees, besides the messages of nodes."""
+"""A coordinator's inputs other than the messages of nodes."""
 
 
 class GroupRecorder:
@@ -59,10 +59,10 @@ class GroupRecorder:
 
 
 class Step(NamedTuple):
-    """A step that was taken again: when, in seconds since the first one; what the group took; its
-    state after it, with a reason to wait; and its effects, in words.
+    """A replayed step: its time in seconds since the first one; the input; the state after it, with
+    a reason to wait; and its effects in words.
 
-    `recorded` are the effects that were recorded, if they differ; else None.
+    `recorded` are the recorded effects if they differ, else None.
     """
 
     number: int
@@ -76,8 +76,7 @@ class Step(NamedTuple):
 
 
 def replay(lines: Iterable[Line]) -> Iterator[Step]:
-    """Take the recorded steps in the lines of an event log again, with the group of this version of
-    relight.
+    """Replay the recorded steps in the lines of an event log with this version of relight.
 
     Raises:
         Malformed: if a step can't be read.
@@ -104,7 +103,7 @@ def replay(lines: Iterable[Line]) -> Iterator[Step]:
 
 
 class _Group:
-    """A group that takes its steps again."""
+    """A group that replays its steps."""
 
     def __init__(self, found: dict[str, Any]) -> None:
         self._job = str(found["job"])
@@ -142,7 +141,7 @@ class _Group:
 
 
 def _in_line(message: Message) -> str:
-    """Return the fields of a message that say something."""
+    """Return the informative fields of a message."""
 
     def words(record: Message, before: str = "") -> Iterator[str]:
         for key, value in record.items():

@@ -8,14 +8,14 @@ from relight.events.event_types import Tick
 
 
 class GroupSettings(NamedTuple):
-    """What the user asked for. Times in seconds.
+    """The user's settings. Times in seconds.
 
     `ordered`: every node brings its rank (the static rendezvous). `rejoin_grace_s`: how long the
-    nodes of a live generation may take to reach a new coordinator. `gently`: newcomers are let in
-    only after the workers have saved a checkpoint. `lost_after_s`: a node that is silent for so
-    long is lost; the leases of workers follow from it (`core/link/lease`), so it is equal on all
-    nodes of a job. `restart_window_s`: the time within which `max_restarts` are allowed; 0 for the
-    whole job. `smart`: see `core/group/restart_budget`.
+    nodes of a live generation may take to reach a new coordinator. `checkpoint_first`: newcomers
+    are admitted only after the workers have saved a checkpoint. `lost_after_s`: how long a node may
+    be silent before it is lost; worker leases derive from this (`core/link/lease`), so all nodes of
+    a job must agree on it. `restart_window_s`: the time within which `max_restarts` are allowed; 0
+    for the whole job. `smart`: see `core/group/restart_budget`.
     """
 
     min_nodes: int
@@ -33,17 +33,17 @@ class GroupSettings(NamedTuple):
 
     @property
     def budget_renews(self) -> bool:
-        """Whether the job may have more than `max_restarts` restarts in all."""
+        """Whether the job may restart more than `max_restarts` times in total."""
         return self.smart or self.restart_window_s > 0
 
     @property
     def needed(self) -> int:
-        """The least number of nodes in a generation."""
+        """The minimum number of nodes in a generation."""
         return self.max_nodes if self.ordered else self.min_nodes
 
 
 class Hello(NamedTuple):
-    """How a peer describes itself before anything else, and before it has proved its identity.
+    """How a peer introduces itself, before it has proved its identity.
 
     `sender` is empty for an agent. An agent and an elector name their `job` and its `settings`.
     `jobs` are the jobs that a coordinator serves, if they are few.
@@ -73,8 +73,8 @@ class Received(NamedTuple):
 
 
 class NodeSilent(NamedTuple):
-    """Event: nothing was heard of a node since a time: its connection has ended, or stays silent.
-    That proves nothing.
+    """Event: a node has been silent `since` a time, because its connection ended or is quiet. That
+    proves nothing.
     """
 
     node: str
@@ -89,11 +89,13 @@ class NodeHeard(NamedTuple):
 
 
 class Slept(NamedTuple):
-    """Event: this process has not run for a while. What was silent meanwhile may have been well."""
+    """Event: this process was suspended for a while. Nodes that seemed silent in that time may be
+    fine.
+    """
 
 
 class NodeLost(NamedTuple):
-    """Event: a node is gone, workers and all. That is proven, or it is not a node of this group."""
+    """Event: a node and its workers are gone. That is proven, or the node is not in this group."""
 
     node: str
     reason: str
@@ -107,7 +109,7 @@ class Send(NamedTuple):
 
 
 class Drop(NamedTuple):
-    """Effect: drop a node. Its connection is closed and it gets no more answers, so that the
+    """Effect: drop a node. Its connection is closed and it receives no more answers, so that the
     lease of its workers expires.
     """
 

@@ -1,7 +1,7 @@
-"""The connected nodes: which may join, which are ready for a generation, and which have to wait.
+"""The connected nodes: the ones that may join, are ready for a generation, or have to wait.
 
-A newcomer is refused if it was started for another job. It gets a note on what differs between it
-and the other nodes, and is on probation if nodes of its host come and go (core/group/flapping).
+A newcomer is refused if it was started for another job. It gets a note on its differences from the
+other nodes, and is on probation if the nodes of its host are flapping (core/group/flapping).
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,13 +27,13 @@ class Member:
         self.join = join
         self.number = number  # in the order of arrival
         self.arrived_at = arrived_at
-        self.probation_s = 0.0  # how long it must stay before it is let in
+        self.probation_s = 0.0  # how long it must stay before it is admitted
         self.ready: NodeReady | None = None
-        self.idle = True  # it joined without workers and was not told to start any since
+        self.idle = True  # it joined without workers and was not ordered to start any
 
     @property
     def admitted_after(self) -> float:
-        """When the node has stayed for long enough to be let in."""
+        """When the node has stayed for long enough to be admitted."""
         return self.arrived_at + self.probation_s
 
 
@@ -41,12 +41,12 @@ class Members:
     """The nodes that are connected, in the order of their arrival.
 
     Args:
-        settings: of the group.
+        settings: the settings of the group.
     """
 
     def __init__(self, settings: GroupSettings) -> None:
         self.reachability: Reachability | None = None
-        """Which of them reach each other; None if no node asks for that."""
+        """The nodes that reach each other; None if no node asks for the check."""
         self.leaving: dict[str, bool] = {}
         """Nodes that have left the job while workers of their generation are being stopped, and
         whether they wait until all have stopped.
@@ -57,7 +57,7 @@ class Members:
         self._ready: dict[str, None] = {}  # nodes without workers, by arrival of their NodeReady
         self._by_node_rank: dict[int, str] = {}
         self._differences = group_messages.Differences()
-        self._flapping: Flapping | None = None  # from the first node that has gone
+        self._flapping: Flapping | None = None  # created once a node is gone
         self._arrivals = 0
         self._told_shared = False
         self._turned_back: set[str] = set()  # nodes whose node rank a silent node has
@@ -75,7 +75,7 @@ class Members:
         return self._by_node[node]
 
     def get(self, node: str) -> Member | None:
-        """Return a node, if it is connected."""
+        """Return a connected node, or None."""
         return self._by_node.get(node)
 
     # Arrivals and departures.
@@ -87,15 +87,17 @@ class Members:
         return group_messages.refusal(self._settings, join, other)
 
     def silent_holder(self, join: Join) -> str:
-        """Return the host of a silent node that has the node rank of a newcomer, empty if none has:
-        it may be gone, and the newcomer be its successor.
+        """Return the host of a silent node that has the node rank of a newcomer, or an empty
+        string. It may be gone, and the newcomer may be its successor.
         """
         holder = self._by_node_rank.get(join.node_rank, join.node)
         taken = self._settings.ordered and holder != join.node and holder in self.silence
         return self._by_node[holder].join.host if taken else ""
 
     def is_first_try(self, join: Join) -> bool:
-        """Return whether a node has not come before while a silent node had its node rank."""
+        """Return whether a node tries for the first time to join while a silent node has its node
+        rank.
+        """
         before = len(self._turned_back)
         self._turned_back.add(join.node)
         return len(self._turned_back) > before
@@ -128,7 +130,7 @@ class Members:
         return notes
 
     def remove(self, member: Member, now: float) -> None:
-        """Remove a node that is gone, or is done with the job."""
+        """Remove a node that is gone or done with the job."""
         del self._by_node[member.node]
         if self._by_node_rank.get(member.join.node_rank) == member.node:
             del self._by_node_rank[member.join.node_rank]
@@ -138,7 +140,7 @@ class Members:
             self.reachability.remove(member.node)
 
     def lose(self, member: Member, now: float) -> None:
-        """Remove a node that is gone before its job has ended."""
+        """Remove a node that is gone before the end of its job."""
         self.remove(member, now)
         if self._flapping is None:
             from relight.core.group.flapping import Flapping
@@ -155,12 +157,12 @@ class Members:
     # Silence. A silent node is in no new generation, ready or not.
 
     def fall_silent(self, member: Member, heard_at: float, reason: str) -> None:
-        """Note that nothing was heard of a node since a time."""
+        """Record that a node has been silent since `heard_at`."""
         self.silence.begin(member.node, Silent(member.join.host, heard_at, reason))
         self._ready.pop(member.node, None)
 
     def hear(self, member: Member, now: float) -> None:
-        """Note that a node is heard again, over the connection that it had."""
+        """Record that a node is heard again over the same connection."""
         self.silence.end(member.node, now)
         if member.ready is not None:
             self._ready[member.node] = None
@@ -168,11 +170,11 @@ class Members:
     # Readiness.
 
     def is_ready(self, node: str) -> bool:
-        """Return whether a node has no workers and waits for a generation."""
+        """Return whether a node is without workers and waits for a generation."""
         return node in self._by_node and self._by_node[node].ready is not None
 
     def set_ready(self, member: Member, ready: NodeReady) -> None:
-        """Note that a node has no workers and waits for a generation."""
+        """Record that a node is without workers and waits for a generation."""
         member.ready = ready
         if member.node not in self.silence:
             self._ready[member.node] = None
@@ -180,7 +182,7 @@ class Members:
             self.reachability.set_ready(member.node, ready.prober)
 
     def start(self, member: Member) -> None:
-        """Note that a node was told to start workers."""
+        """Record that a node was ordered to start workers."""
         member.ready, member.idle = None, False
         del self._ready[member.node]
 
@@ -206,7 +208,7 @@ class Members:
         return next((m.arrived_at for m in members if not m.probation_s), default)
 
     def count_ready_from(self, generation: GenerationId) -> int:
-        """Return how many of the nodes that are ready were in a generation."""
+        """Return how many of the ready nodes were in a generation."""
         readies = (member.ready for member in self.ready())
         return sum(ready is not None and ready.generation == generation for ready in readies)
 

@@ -1,6 +1,6 @@
-"""The group: who is in, which generation is live, when to form the next one, and why not yet.
+"""The group: its nodes, the live generation, when to form the next one, and why not yet.
 
-One coordinator runs this for all agents of a job: it takes their messages and returns the answers.
+One coordinator runs this for all agents of a job. It takes their messages and returns the answers.
 
     GATHERING   no workers run; nodes join
       | a node announces a live generation                         -> RECOVERING
@@ -9,11 +9,11 @@ One coordinator runs this for all agents of a job: it takes their messages and r
     RUNNING     a generation is live
       | a worker failed, a node was lost, or no node's workers do
       | anything                                                   -> STOPPING
-      | newcomers are to be let in, or a node is preempted: first,
+      | newcomers are to be admitted, or a node is preempted: first,
       | where workers can save, they agree on when (core/group/checkpoint_barrier) -> STOPPING
       | the workers of all nodes have succeeded                    -> ENDED
-    STOPPING    all nodes of the generation were told to stop their workers
-      | all of them have, or are lost or overdue                   -> GATHERING, and on at once
+    STOPPING    all nodes of the generation have been ordered to stop their workers
+      | all of them have, or are lost or overdue                   -> GATHERING, then onwards
       | a worker had failed and no restart is left                 -> ENDED
     RECOVERING  this coordinator is new; nodes announce the generation that they are in
       | all of its nodes are here, and their workers run. If the
@@ -21,39 +21,39 @@ One coordinator runs this for all agents of a job: it takes their messages and r
       | first waits for a lease: others may be in a later one      -> RUNNING
       | workers of a node have ended, a node leaves, or one has not
       | come within that time                                      -> STOPPING
-    ENDED       all nodes are told; so are nodes that come late
+    ENDED       all nodes receive JobEnded, latecomers included
 
 Rules:
 
 - On the way to the next generation the group waits only for survivors, never for nodes that have
-  not joined. A silent node is in no new generation, and nobody is let in while a node of the
-  generation is silent; a silent survivor keeps its place until it is heard or lost
+  not joined. A silent node never enters a new generation, and newcomers are not admitted while a
+  node of the generation is silent. A silent survivor keeps its place until it is heard or lost
   (core/group/silence).
 - Survivors keep their order, a newcomer takes the place of a lost node, other newcomers come last.
-  A first generation is in the natural order of host names. Nodes with a number are in the order of
-  their numbers; the group does not wait for missing numbers. A node that `comes_first` is rank 0's.
+  A first generation is in the natural order of host names. Numbered nodes are in the order of their
+  numbers; the group does not wait for missing numbers. A node that `comes_first` hosts rank 0.
 - `restart` counts failures of workers. A change of membership is not counted; where both happen
-  during a stop, it counts as a change of membership. What a failure leads to is decided in
-  core/group/restart_decision, which asks core/group/restart_budget.
+  during a stop, the stop counts as a change of membership. core/group/restart_decision decides the
+  consequence of a failure, based on core/group/restart_budget.
 - A node that was lost and returns in time, with its workers, gets its place back.
 - A generation with a node whose workers run, and whose lease was not over, takes precedence over
   one without.
-- A new generation's number is higher than all numbers that nodes have named. If two groups formed
-  generations of the same number, their `origin` differs. Nodes above the maximum are spares.
-- A coordinator that hears of a generation which it does not know forms none of its own while
-  workers of that generation may run.
-- A node that does not get ready although its workers must have exited is dropped: its connection
-  is closed, and the others wait until its lease has expired. If a stop takes long, all nodes are
-  told which nodes it waits for.
-- If the workers of some nodes have succeeded while others run for long, all nodes are told so, once
-  (core/group/early_exits); nothing else follows.
-- Nodes may report how much of the time their workers wait for others. All nodes are told which
-  ranks are slow (core/group/straggler_detector); nothing else follows.
-- Where nodes ask for it, those of the next generation first try to reach each other, and some are
-  left out (core/group/reachability). Nodes that run workers are not; newcomers try before those
-  stop.
-- The last call ends even if nodes keep joining. A host whose nodes come and go
-  (core/group/flapping) makes no other node wait or restart.
+- A new generation's number is higher than all numbers that nodes have reported. If two groups
+  formed generations of the same number, their `origin` differs. Nodes above the maximum are spares.
+- A coordinator that hears of an unknown generation does not form one while workers of that
+  generation may run.
+- A node that is not ready although its workers must have exited is dropped: its connection is
+  closed, and the others wait until its lease has expired. If a stop takes long, all nodes get a
+  message that names the nodes it waits for.
+- If the workers of some nodes have succeeded while others run for long, all nodes get one message
+  (core/group/early_exits), without further effect.
+- Nodes may report how much of the time their workers wait for others. All nodes then learn which
+  ranks are slow (core/group/straggler_detector), without further effect.
+- On request, the nodes of the next generation first probe each other, and unreachable ones are left
+  out (core/group/reachability). Nodes that run workers are never left out; newcomers probe before
+  those workers stop.
+- The last call ends even if nodes keep joining. A host with flapping nodes (core/group/flapping)
+  does not make other nodes wait or restart.
 
 Invariants are in `check`. Deliberately not here: connections, heartbeats, leases, processes.
 """
@@ -114,32 +114,34 @@ if TYPE_CHECKING:
     from relight.core.group.restart_budget import RestartHistory
 
 _WAIT_EVERY_S = 1.0
-"""Least time between two messages to a node on why it waits: many joins must not flood nodes."""
+"""Minimum time between two messages to a node on why it waits, so that many joins don't flood
+nodes.
+"""
 _SUCCESSES_EVERY_S = 0.5
-"""Least time between two messages on which nodes have succeeded."""
+"""Minimum time between two messages about succeeded nodes."""
 _TELL_AFTER_S = 0.3
-"""A wait that is over sooner is not reported."""
+"""A shorter wait is not reported."""
 _MAX_NUMBER = 1 << 40
-"""No job forms so many generations. Higher numbers that a node claims are ignored."""
+"""Sanity limit; higher generation numbers from nodes are ignored."""
 _TELL_STOP_AFTER_S = 5.0
-"""A stop that takes longer is reported to all nodes, with the names of those it waits for."""
+"""A longer stop is reported to all nodes, with the names of those it waits for."""
 _STACKS_S = 1.0
-"""How long a node that has taken the stacks of its workers leaves them alone, so that the others
-take theirs first: a worker whose peer is stopped ends within milliseconds.
+"""How long a node leaves its workers running after it has captured their stacks, so that the other
+nodes can capture theirs. A worker whose peer is stopped ends within milliseconds.
 """
 _READ_S = 1.0
-"""How long it may take to read what nodes have sent while this process slept."""
+"""Time limit for reading the backlog of messages after this process has slept."""
 _LAST_CALLS = 3
-"""Upper bound of the last call, in multiples of `settle_timeout_s`: each join extends it."""
+"""Upper bound of the last call, in multiples of `settle_timeout_s`, as each join extends it."""
 
 
 class _StopDeadlines:
     """A stop of all workers.
 
     Attributes:
-        message: what the nodes were told.
-        tell_at: when the nodes are told which nodes it waits for; None if they know.
-        drop_at: when nodes that are not ready are dropped; None for never.
+        message: the order sent to the nodes.
+        tell_at: when to report to the nodes which ones it waits for; None if they know.
+        drop_at: when to drop nodes that are not ready; None for never.
         dropped: the nodes that were dropped.
     """
 
@@ -150,7 +152,7 @@ class _StopDeadlines:
         self.dropped: set[str] = set()
 
     def deadlines(self) -> list[float]:
-        """Return the times at which something is due."""
+        """Return the pending deadlines."""
         return [at for at in (self.tell_at, self.drop_at) if at is not None]
 
     def wait_for(self, stop_s: float | None, now: float) -> None:
@@ -160,15 +162,15 @@ class _StopDeadlines:
 
 
 class _GenerationCounter:
-    """Numbers generations: each new one is above all that the group has heard of."""
+    """Numbers generations, each one above all that the group has heard of."""
 
     def __init__(self, origin: str) -> None:
         self.latest = NO_GENERATION
-        """The generation of the highest number that was heard of."""
+        """The generation with the highest known number."""
         self.origin = origin
 
     def hear_of(self, generation: GenerationId) -> None:
-        """Note a generation that a node has named."""
+        """Record a generation that a node reported."""
         latest = self.latest
         if latest.number < generation.number < _MAX_NUMBER:
             self.latest = generation
@@ -182,7 +184,7 @@ class _GenerationCounter:
 
 
 class _RateLimit:
-    """Limits how often many nodes are told something: soon after a change, but not too often."""
+    """Debounces and rate-limits broadcasts."""
 
     def __init__(self) -> None:
         self.is_pending = False  # something has changed since the last report
@@ -195,39 +197,39 @@ class _RateLimit:
 
 
 class _Formation:
-    """The times while a generation is being formed."""
+    """The deadlines and facts of a generation that is being formed."""
 
     def __init__(self) -> None:
         self.since = 0.0
         self.enough_since: float | None = None  # when the last call began
-        self.unknown_may_run_until = 0.0  # workers of a generation that is not known here may run
+        self.unknown_may_run_until = 0.0  # workers of an unknown generation may run
         self.not_before = 0.0  # the next generation waits until then, after repeated failures
-        self.departure = ""  # which node has left meanwhile, and why
+        self.departure = ""  # the node that left during this time, and why
 
 
 class _Teardown:
-    """How a generation ends, as far as that is known: the agreement on when workers save, the stop
-    of the workers, the reasons, and the reports of nodes.
+    """How a generation ends, as far as known: the agreement on when workers save, the stop of the
+    workers, the reasons, and the nodes' reports.
     """
 
     def __init__(self, formed_at: float) -> None:
         self.formed_at = formed_at
-        self.world_size = 0  # not known of a generation that another coordinator has formed
+        self.world_size = 0  # 0 if another coordinator formed the generation
         self.preempted: dict[str, NodePreempted] = {}  # by node
         self.agreement: Agreement | None = None  # while workers agree on when to save
-        self.saves = False  # a former coordinator has told the workers to save and leave
-        self.stopping: _StopDeadlines | None = None  # set once the generation was told to stop
-        self.failure_cause = ""  # why a worker failed; empty if none has
+        self.saves = False  # a former coordinator ordered the workers to save and exit
+        self.stopping: _StopDeadlines | None = None  # set once the nodes were ordered to stop
+        self.failure_cause = ""  # why a worker failed; empty without a failure
         self.blamed_at: float | None = None  # when it failed, if it blames a peer
         self.blamed_by = ""  # the node of that worker
-        self.addresses: dict[str, str] = {}  # of all its nodes, also of those that are gone
-        self.failed_host = ""  # of the failure, or of a node that was lost
-        self.membership_changed = False  # a node was lost or let in during this stop
+        self.addresses: dict[str, str] = {}  # of all nodes, including those that are gone
+        self.failed_host = ""  # of the failure, or of a lost node
+        self.membership_changed = False  # a node was lost or admitted during this stop
         self.has_lost_node = False
         self.hung = False
         self.early_exits: EarlyExits | None = None  # nodes that have succeeded while others run
         self.hosts: dict[int, str] = {}  # of these nodes, by group rank
-        self.progressed: bool | None = None  # None: not known
+        self.progressed: bool | None = None  # None: unknown
         self.failures: list[Failure] = []  # `at` on our clock
         self.succeeded_ranks: set[int] = set()
         self._reported: set[tuple[int, int, str]] = set()  # rank, pid and host of each failure
@@ -236,7 +238,7 @@ class _Teardown:
         """Add a node's report on its workers."""
         for failure in ready.failures:
             process = failure.rank, failure.pid, failure.host
-            if process not in self._reported:  # a node that was away tells it again
+            if process not in self._reported:  # a node that was away repeats it
                 self._reported.add(process)
                 self.failures.append(failure._replace(at=failure.at + now))
         self.succeeded_ranks.update(ready.succeeded_ranks)
@@ -247,11 +249,11 @@ class _Teardown:
 
 
 class Membership:
-    """The state machine of one job's group. A step takes the same time for any number of nodes,
-    except for steps that change the whole group.
+    """The state machine of one job's group. A step is O(1) in the number of nodes, unless it
+    changes the whole group.
 
     Args:
-        settings: what the user asked for.
+        settings: the user's settings.
         origin: a random text, unique to this group, part of the ids of the generations formed here.
     """
 
@@ -260,7 +262,7 @@ class Membership:
         self.state = GroupState.GATHERING
         self.generation = NO_GENERATION
         self.restart = 0
-        self.history: RestartHistory | None = None  # until it is needed
+        self.history: RestartHistory | None = None  # created when needed
         self.end: JobEnded | None = None
         self.members = Members(settings)
         self.roster = Roster()
@@ -339,7 +341,7 @@ class Membership:
         return min(times, default=None)
 
     def states(self) -> tuple[tuple[str, str], ...]:
-        """Return the names of this core and of those that it has for a time, and their states."""
+        """Return the name and state of this core and of its short-lived sub-machines."""
         agreement, reachability = self._ending.agreement, self.members.reachability
         return (
             ("membership", self.state.value),
@@ -349,26 +351,27 @@ class Membership:
 
     def present(self) -> int:
         """Return how many nodes are connected, have left after their workers succeeded, or have
-        left the job during this stop: workers of the others may still be saving a checkpoint.
+        left the job during this stop, in which workers of the others may still be saving a
+        checkpoint.
         """
         left = len(self.members.leaving) if self.state is GroupState.STOPPING else 0
         return len(self.members) + self.roster.done_and_gone + left
 
     def lost(self) -> int:
-        """Return how many nodes of the live or last generation are gone before they succeeded, or
-        may be.
+        """Return how many nodes of the live or last generation are, or may be, gone before they
+        succeeded.
         """
         silent = sum(node in self.roster.active for node in self.members.silence)
         return self.roster.lost + silent
 
     def lacks_nodes_since(self) -> float | None:
-        """Return since when the first generation has lacked nodes; None if it does not."""
+        """Return when the first generation began to lack nodes, or None if it does not."""
         is_first = self.state is GroupState.GATHERING and self.generation == NO_GENERATION
         lacks = is_first and 0 < len(self.members) < self.settings.needed
         return self._gathering.since if lacks else None
 
     def explain(self, now: float) -> str:
-        """Return in words what the group is waiting for."""
+        """Describe what the group is waiting for."""
         settings, here = self.settings, len(self.members)
         left = self._gathering.since + settings.join_timeout_s - now
         match self.state:
@@ -443,7 +446,7 @@ class Membership:
             self._send(join.node, self.end)
             return
         if holder := self.members.silent_holder(join):
-            if self.members.is_first_try(join):  # it tries again until the holder is lost
+            if self.members.is_first_try(join):  # it retries until the holder is lost
                 self._send(join.node, Note(group_messages.held_by_silent(join, holder)))
             self._effects.append(Drop(join.node))
             return
@@ -461,7 +464,7 @@ class Membership:
         self._wait_reasons.after_join(now)
         if join.announce is not None and self._is_news(join.node, join.announce):
             self._on_announce(self.members[join.node], join.announce, now)
-        elif join.node in self.roster:  # it has no workers, or never got its GenerationFormed
+        elif join.node in self.roster:  # it is without workers, or never got its GenerationFormed
             if self.state is GroupState.RUNNING:
                 self._stop(f"{join.host} came back without its workers", now)
             elif self.state is GroupState.STOPPING:
@@ -469,7 +472,7 @@ class Membership:
                 self._stop_joined(join.node, now)
 
     def _on_announce(self, member: Member, announce: Announce, now: float) -> None:
-        """Handle a node that joins with the workers of a generation, or after they have ended."""
+        """Handle a node that joins with the workers of a generation, or after these ended."""
         generation, node = announce.generation, member.node
         place, size = announce.group_rank, announce.group_world_size
         possible = 0 <= place < size <= self.settings.max_nodes and generation.number < _MAX_NUMBER
@@ -508,12 +511,12 @@ class Membership:
         if announce.done:
             self._succeed(node, now)
         elif self.state is GroupState.RECOVERING and not (announce.may_be_over or announce.ended):
-            # It could only be left behind once its lease was over: this generation is live. To wait
-            # for the others first would have its workers frozen.
+            # The others could only continue without it once its lease was over, so this
+            # generation is live. Waiting for them first would freeze its workers.
             self._send(node, Confirm(self.generation, recovers=True))
 
     def _is_news(self, node: str, announce: Announce) -> bool:
-        """Return whether this says more than that a node comes without workers."""
+        """Return whether this announcement says more than that a node comes without workers."""
         if not announce.ended or self.state is GroupState.RECOVERING:
             return True
         if self.state is GroupState.GATHERING:
@@ -522,7 +525,7 @@ class Membership:
         return stopping and node not in self.roster and announce.generation == self.generation
 
     def _outranks(self, announce: Announce) -> bool:
-        """Return whether a generation may be the live one, and not the one announced before."""
+        """Return whether a generation, not the one announced before, may be the live one."""
         number, before = announce.generation.number, self.generation.number
         if self.state is GroupState.RECOVERING and announce.generation != self.generation:
             sure, sure_before = not announce.may_be_over, not self.roster.may_be_over
@@ -530,20 +533,22 @@ class Membership:
         return number > before
 
     def _until_others_are_back(self, now: float) -> float:
-        """Return until when nodes may come with workers that a former coordinator let run: their
-        leases are over `lost_after_s` after this one has begun.
+        """Return until when nodes may come with workers that a former coordinator let run. Their
+        leases are over `lost_after_s` after this coordinator began.
         """
         assert self._began_at is not None
         return max(now + self.settings.rejoin_grace_s, self._began_at + self.settings.lost_after_s)
 
     def _others_may_run(self, now: float) -> None:
-        """Form no first generation while workers may run that a former coordinator let run."""
+        """Delay the first generation while workers that a former coordinator let run may still do
+        so.
+        """
         if self.generation == NO_GENERATION and not self._gathering.unknown_may_run_until:
             self._gathering.unknown_may_run_until = self._until_others_are_back(now)
 
     def _sleep(self, now: float) -> None:
-        """Give nodes time to be heard after this process has slept: what they have sent meanwhile
-        has not been read yet.
+        """Give nodes time to be heard after this process has slept, because their messages of that
+        time are still unread.
         """
         self.members.silence.sleep(now)
         stopping, read_by = self._ending.stopping, now + _READ_S
@@ -553,7 +558,7 @@ class Membership:
             self._recover_until = max(self._recover_until, read_by)
 
     def _hear(self, member: Member, now: float) -> None:
-        """Go on with a silent node that is heard again."""
+        """Resume with a silent node that is heard again."""
         self.members.hear(member, now)
         stopping = self._ending.stopping
         if stopping is not None and stopping.drop_at is None and member.node in self.roster.active:
@@ -633,7 +638,7 @@ class Membership:
                 self._lose(member, f"left: {reason}", now, orderly=True)
 
     def _compare_pace(self, node: str, pace: WaitSamples, now: float) -> None:
-        """Compare the ranks of all nodes while all of them run; tell which are slow."""
+        """Compare the ranks of all nodes while all of them run; report the slow ones."""
         from relight.core.group import straggler_detector
 
         roster = self.roster
@@ -663,7 +668,7 @@ class Membership:
                     self._ending.failure_cause or f"workers ended on {member.join.host}", now
                 )
             self.roster.deactivate(node)
-        if self.generation == NO_GENERATION:  # a new coordinator learns how many restarts were used
+        if self.generation == NO_GENERATION:  # a new coordinator learns the number of restarts
             self.restart = max(self.restart, min(ready.restart, self._most_restarts()))
             if self._numbers.latest.number >= 0:
                 self._others_may_run(now)
@@ -682,17 +687,17 @@ class Membership:
         if node not in self.roster:
             if orderly and self.state is GroupState.GATHERING:
                 self._gathering.departure = f"{member.join.host} {what}"
-                if not was_ready:  # it is unfit: too few nodes may be left for a coordinator
+                if not was_ready:  # unfit; too few nodes may be left for a coordinator
                     self._wait_reasons.at = now
             return
         had_ended_well, group_rank = node in self.roster.done, self.roster.group_ranks[node]
         self.roster.remove(node)
         if had_ended_well:
-            return  # the others don't need it
+            return  # the others can continue without it
         if self.state is GroupState.RECOVERING and not orderly:
-            self.roster.mark_gone((group_rank,))  # its workers have ended, or their lease has
+            self.roster.mark_gone((group_rank,))  # its workers ended, or their lease did
         elif self.state is GroupState.RECOVERING and self._ending.saves:
-            self._ending.membership_changed = True  # it has saved; others may still do so
+            self._ending.membership_changed = True  # its workers saved; others may still be saving
         else:
             self._ending.membership_changed = self._ending.has_lost_node = True
             if not orderly:
@@ -702,10 +707,10 @@ class Membership:
             elif self.state is GroupState.STOPPING:
                 self._cause = f"{member.join.host} {what}"
 
-    # What follows from them.
+    # Transitions.
 
     def _advance(self, now: float) -> None:
-        """Go on as far as possible."""
+        """Take every transition that is currently enabled."""
         silence = self.members.silence
         for node in silence.lost(now):
             self._effects.append(Drop(node))
@@ -736,7 +741,7 @@ class Membership:
             self._send_wait_reasons(now)
 
     def _let_go(self) -> None:
-        """Tell nodes that have left, and wait for that, that all workers have stopped."""
+        """Tell departed nodes that are waiting for this that all workers have stopped."""
         for node, waits in self.members.leaving.items():
             if waits:
                 reason = "this node has left; the workers of the other nodes have stopped"
@@ -769,18 +774,18 @@ class Membership:
             self._confirm(self.roster.group_ranks)
 
     def _may_be_over(self) -> bool:
-        """Return whether nodes may announce a later generation than that one. None do if all nodes
-        that it can have had are here, without workers.
+        """Return whether nodes may announce a later generation. They can't if all possible nodes of
+        this one are here without workers.
         """
         return self.roster.may_be_over and not self._are_all_here(self.generation)
 
     def _awaits_report(self) -> bool:
-        """Return whether a node whose workers have ended has not said yet how they did."""
+        """Return whether a node whose workers ended has yet to report how."""
         return any(self.members[node].idle for node in self.roster.active)
 
     def _confirm(self, nodes: Iterable[str]) -> None:
-        """Tell nodes that their generation goes on, and who has succeeded: the next coordinator
-        learns it from them.
+        """Confirm the generation to nodes, and tell them which nodes have succeeded, because the
+        next coordinator learns it from them.
         """
         confirmation = Confirm(self.generation, self.roster.succeeded)
         for node in nodes:
@@ -837,7 +842,7 @@ class Membership:
         self._tell_all(of_nodes(finished, early.ages(now), running))
 
     def _stop_hung(self, quiet_s: float, now: float) -> None:
-        """Stop workers that do nothing, as after a failure."""
+        """Stop idle workers, as after a failure."""
         cause = f"no rank has made progress for {format_duration(quiet_s)}"
         self._ending.hung, self._ending.failure_cause = True, cause
         stop = StopWorkers(
@@ -847,7 +852,7 @@ class Membership:
         self._stop(cause, now, stop)
 
     def _agree(self, cause: str, limit_s: float, now: float) -> None:
-        """Begin to agree with the workers on when they save and leave."""
+        """Begin to agree with the workers on when they save and exit."""
         from relight.core.group.checkpoint_barrier import Agreement
 
         agreement = self._ending.agreement = Agreement(self.roster.active, cause, limit_s, now)
@@ -871,7 +876,7 @@ class Membership:
             self._send_limit(agreement)
 
     def _stop(self, cause: str, now: float, message: StopWorkers | None = None) -> None:
-        """Stop the workers of all nodes: at once, or as a message says."""
+        """Stop the workers of all nodes, immediately or as a message specifies."""
         checkpoint_first = self._ending.saves and not self._ending.failure_cause
         stop = message or StopWorkers(self.generation, cause, checkpoint_first=checkpoint_first)
         self.state, self._cause, self._ending.agreement = GroupState.STOPPING, cause, None
@@ -890,12 +895,12 @@ class Membership:
             stopping.wait_for(self.members[node].join.stop_s, now)
         self._send(node, stopping.message)
         if stopping.message.checkpoint_first:
-            # Frozen workers can't save. Not before the call at which all do so: a confirmation also
-            # ends the hold of workers that counted calls.
+            # Frozen workers can't save. Confirm only once they know the call at which all do so: a
+            # confirmation also releases workers that were held while counting calls.
             self._confirm([node])
 
     def _watch_stop(self, stopping: _StopDeadlines, now: float) -> None:
-        """Report which nodes a stop waits for, and drop nodes that should be ready by now."""
+        """Report which nodes a stop waits for, and drop overdue nodes."""
         if stopping.tell_at is not None and now >= stopping.tell_at:
             waited_for = len(self.members) > len(self.roster.active)  # other nodes wait
             stopping.tell_at = None if waited_for else now + _TELL_STOP_AFTER_S
@@ -926,7 +931,7 @@ class Membership:
             self._send(member.node, Note(text))
 
     def _after_stop(self, now: float) -> None:
-        """After all workers have stopped: restart after a failure, go on after a change, or end."""
+        """After all workers stopped, restart after a failure, continue after a change, or end."""
         ending = self._ending
         self.state, self._gathering.since = GroupState.GATHERING, now
         self._gathering.not_before = 0.0
@@ -945,8 +950,8 @@ class Membership:
             self._wait_before_next(delay_s, now)
 
     def _was_silent(self, failed_at: float) -> bool:
-        """Return whether a peer that a failed worker blames was silent then: the one that it names,
-        else any.
+        """Return whether a peer that a failed worker blames was silent at that time. If the worker
+        does not name the peer, any node counts.
         """
         ending = self._ending
         reports = (failure.report for failure in ending.failures if failure.report is not None)
@@ -1001,9 +1006,9 @@ class Membership:
             self._finish(JobEnded(EXIT_GROUP, f"gave up after {after}: {reason}", (), None))
 
     def _forms_at(self) -> float:
-        """Return when the nodes that are ready form a generation, if none comes or goes."""
+        """Return when the ready nodes form a generation, unless nodes join or leave."""
         if self.generation != NO_GENERATION:
-            silence = self.members.silence  # a survivor that is silent keeps its place meanwhile
+            silence = self.members.silence  # a silent survivor keeps its place
             back = (silence.lost_at(node) for node in silence if node in self.roster)
             return max(self._gathering.not_before, *back, 0.0)
         over = 0.0 if self._is_full() else min(self._last_call_until(), self._gives_up_at())
@@ -1016,15 +1021,16 @@ class Membership:
         return self.members.count_ready() >= self.settings.needed
 
     def _foreign_lease_expiry(self) -> float:
-        """Return until when workers of an unknown generation may run, 0 if none can. They may if
-        nodes know of an earlier coordinator. If they know its last generation, all nodes that it
-        can have had may be here; nodes of no generation may all have come later than its nodes.
+        """Return until when workers of an unknown generation may run; 0 if they can't. They may if
+        nodes know of an earlier coordinator, unless these know its last generation and all its
+        possible nodes are here. Nodes without a generation prove nothing: all may have come after
+        that generation's nodes.
         """
         until, latest = self._gathering.unknown_may_run_until, self._numbers.latest
         return 0.0 if latest.number >= 0 and self._are_all_here(latest) else until
 
     def _are_all_here(self, generation: GenerationId) -> bool:
-        """Return whether all nodes that a generation can have had are here, without workers."""
+        """Return whether all possible nodes of a generation are here without workers."""
         return self.members.count_ready_from(generation) >= self.settings.max_nodes
 
     def _is_full(self) -> bool:
@@ -1035,7 +1041,7 @@ class Membership:
         )
 
     def _last_call_until(self) -> float:
-        """Return until when the group waits for more nodes, if no other joins."""
+        """Return until when the group waits for more nodes, unless another one joins."""
         settle_timeout_s = self.settings.settle_timeout_s
         since = self._gathering.enough_since
         if since is None:
@@ -1071,8 +1077,8 @@ class Membership:
             self._send(member.node, GenerationFormed(generation, place))
 
     def _start_probe_if_needed(self, members: list[Member], now: float) -> bool:
-        """Return whether these nodes, those that run workers, and those that are ready too, first
-        try to reach each other.
+        """Return whether these nodes, the ones that run workers, and the other ready ones first
+        probe each other.
         """
         reachability = self.members.reachability
         if reachability is None:
@@ -1087,7 +1093,7 @@ class Membership:
         return reachability.until is not None
 
     def _leave_out_unreachable(self, reachability: "Reachability", now: float) -> None:
-        """Leave out nodes that others could not reach, as is known now."""
+        """Leave out the nodes that others could not reach."""
         from relight.core.group.reachability import REMEDY
 
         hosts = {member.node: member.join.host for member in self.members}
@@ -1125,7 +1131,7 @@ class Membership:
     def _send_wait_reasons(self, now: float) -> None:
         """Send waiting nodes the reason for the wait."""
         if self.state is GroupState.RUNNING and len(self.members) == len(self.roster.group_ranks):
-            self._wait_reasons.is_pending = False  # no node waits
+            self._wait_reasons.is_pending = False  # no node is waiting
             return
         if self.state is GroupState.GATHERING:
             members, spare, text = list(self.members), False, self.explain(now)
@@ -1142,19 +1148,19 @@ class Membership:
             self._wait_reasons.at = now + _WAIT_EVERY_S
 
     def _has_capacity(self) -> bool:
-        """Return whether waiting nodes may be let in. A job that is about to end lets in none."""
+        """Return whether waiting nodes may be admitted. A job that is about to end admits none."""
         may = self.members.count_ready() > 0 and not self.roster.is_ending
         silent = any(node in self.roster for node in self.members.silence)
         return may and not silent and len(self.roster) < self.settings.max_nodes
 
     def _admission_time(self) -> float:
-        """Return when waiting nodes are let in: together, if within one last call."""
+        """Return when to admit waiting nodes; those within one last call are admitted together."""
         times = sorted(member.admitted_after for member in self.members.ready())
         together = [at for at in times if at <= times[0] + self.settings.settle_timeout_s]
         return max(together[-1], self._last_call_until())
 
     def _newcomers(self, now: float) -> list[Member]:
-        """Return the nodes to let in now."""
+        """Return the nodes to admit now."""
         if not self._has_capacity():
             return []
         regular, room = self.members.regular(), self.settings.max_nodes - len(self.roster)

@@ -21,12 +21,12 @@ class Announce(NamedTuple):
     """The generation of a node's workers, sent on joining, in case the coordinator is new.
 
     `done`: the workers have succeeded. `succeeded` are the group ranks of the nodes whose workers
-    have succeeded, as far as this node was told: those nodes may have left, so that a new
-    coordinator can't ask them. `lapsed`: the lease of the workers is over, so other nodes may have
-    gone on without them. `ended`: the workers have ended, and not all of them well; a `NodeReady`
-    follows, with their failures. `saves`: they were told to save a checkpoint and leave. `gone` are
-    the group ranks of nodes whose workers have certainly ended, as that of a coordinator whose
-    machine says that no process of its agent is left.
+    have succeeded, as far as this node knows. Those nodes may have left, so that a new coordinator
+    can't ask them. `lapsed`: the lease of the workers is over, so other nodes may have continued
+    without them. `ended`: the workers have ended, at least one in failure; a `NodeReady` with their
+    failures follows. `saves`: the workers were ordered to save a checkpoint and exit. `gone` are
+    the group ranks of nodes whose workers have certainly ended, such as a coordinator whose machine
+    reports that all processes of its agent are gone.
     """
 
     generation: GenerationId
@@ -42,7 +42,7 @@ class Announce(NamedTuple):
 
     @property
     def may_be_over(self) -> bool:
-        """Whether other nodes may be in a later generation, of which this one does not know."""
+        """Whether other nodes may be in a later generation that this one does not know."""
         return self.lapsed or self.ended
 
 
@@ -50,16 +50,16 @@ class Join(NamedTuple):
     """An agent offers its node to the job.
 
     `node` is random and belongs to this agent process alone. `node_rank` is its rank in a static
-    rendezvous; elsewhere the number that its scheduler gave it, or -1; ranks are in the order of
-    these numbers. `facts` should be equal on all nodes. `stop_s` is how long it may take from
-    `StopWorkers` to `NodeReady` before the node is dropped; None means that the group waits for it
-    in any case. `answers`: it knows `Question`, which agents of older versions do not. `udp_port`
-    at `udp_address` belongs to the agent and to the processes that outlive it, as long as its
-    workers do: if the machine says that nobody has it, they are gone; 0 for none. `connection`
-    numbers the connections of this agent: what was sent over an earlier one may arrive later.
-    `met_coordinator`: one has sent this agent a message before, so the one that it joins may be a
-    successor. `machine`: nodes with the same one and the same `host` share a machine; empty if that
-    is unknown, or meant. `comes_first`: its workers have the first ranks.
+    rendezvous; elsewhere the number from its scheduler, or -1; ranks follow the order of these
+    numbers. `facts` should be equal on all nodes. `stop_s` is how long it may take from
+    `StopWorkers` to `NodeReady` before the node is dropped; None means that the group waits without
+    a limit. `answers`: it knows `Question`, unlike agents of older versions. `udp_port` at
+    `udp_address` stays bound by the agent, and by processes that outlive it, while its workers
+    live; if the machine reports the port as closed, they are gone; 0 for none. `connection` numbers
+    the connections of this agent, because messages sent over an earlier one may arrive later.
+    `met_coordinator`: this agent has had a message from a coordinator before, so the one that it
+    joins may be a successor. `machine`: nodes with equal `machine` and `host` share a machine;
+    empty if that is unknown or intended. `comes_first`: its workers have the first ranks.
     """
 
     node: str
@@ -84,7 +84,7 @@ class Join(NamedTuple):
 
 
 class Target(NamedTuple):
-    """Where to reach a node: a numeric address, and ports for connections and datagrams."""
+    """The address of a node: a numeric IP address, and ports for connections and datagrams."""
 
     address: str
     tcp_port: int
@@ -94,14 +94,13 @@ class Target(NamedTuple):
 class NodeReady(NamedTuple):
     """No workers run on this node; a store for the next generation listens at `port`.
 
-    `generation` is the last one that the node was in, if any. `failures` are the failures of its
-    workers there, if any (`core/diagnosis/failure_text.shared`). `succeeded_ranks` are the ranks of
-    its workers that had succeeded before the first failure; those that had printed an error are
-    among the failures, with exit code 0. `restart` is how many restarts the job has had, as
-    far as this node knows. `latest` is the latest generation that it knows, even if it was not in
-    it. `progressed`: whether its workers came further than any before them; None if that is not
-    known. `prober`: where other nodes can try to reach this one, without an address; None if they
-    need not.
+    `generation` is the last one of the node, or NO_GENERATION. `failures` are the failures of its
+    workers there (`core/diagnosis/failure_text.shared`). `succeeded_ranks` are the ranks of its
+    workers that succeeded before the first failure; those that printed an error are among the
+    failures, with exit code 0. `restart` is the number of restarts of the job, as far as this node
+    knows. `latest` is the latest generation that it knows, even if it was not in it. `progressed`:
+    whether its workers advanced beyond all earlier ones; None if unknown. `prober`: the ports at
+    which other nodes can probe this one, without an address; None if they need not.
     """
 
     generation: GenerationId
@@ -122,7 +121,7 @@ class Unreached(NamedTuple):
 
 
 class NodesProbed(NamedTuple):
-    """The answer to `StartProbes`: which nodes this one can't reach, and its next `prober`."""
+    """The answer to `StartProbes`: the nodes that this one can't reach, and its next `prober`."""
 
     cookie: str
     unreached: tuple[Unreached, ...]
@@ -130,8 +129,8 @@ class NodesProbed(NamedTuple):
 
 
 class WorkerFailed(NamedTuple):
-    """A worker of this node failed; the others are being stopped. `suspects_peer`: it says itself
-    that another worker is gone or late.
+    """A worker of this node failed; the others are being stopped. `suspects_peer`: its own error
+    says that another worker is gone or late.
     """
 
     generation: GenerationId
@@ -146,8 +145,8 @@ class WorkersSucceeded(NamedTuple):
 
 
 class NodeIdle(NamedTuple):
-    """The workers of this node have done nothing for `quiet_s` seconds, longer than the user allows
-    (`limit_s`, from core/workers/hang_detector); 0 if they do something again.
+    """The workers of this node have been idle for `quiet_s` seconds, longer than the user allows
+    (`limit_s`, from core/workers/hang_detector); 0 once they are active again.
     """
 
     generation: GenerationId
@@ -156,10 +155,10 @@ class NodeIdle(NamedTuple):
 
 
 class WaitSamples(NamedTuple):
-    """How the workers of this node have spent the last window, by local rank.
+    """How the workers of this node spent the last window, by local rank.
 
-    `looks`: how often each was looked at, and `waits`: in how many of them it waited for its peers
-    in a collective. `steps`: how many it has done, -1 if it reports none.
+    `looks`: the number of samples of each worker; `waits`: how many of them found it waiting for
+    its peers in a collective. `steps`: its training steps, -1 without reports.
     """
 
     generation: GenerationId
@@ -203,24 +202,23 @@ class NodesGone(NamedTuple):
 
 
 class AskNodes(NamedTuple):
-    """Somebody on this node asks something about the whole job: a line as for the socket of an
-    agent (agent/status/job_socket). It is sent only to a coordinator that says in its hello that it
-    `relays`.
+    """A client on this node asks about the whole job, in a line as for an agent's socket
+    (agent/status/job_socket). Sent only to a coordinator whose hello says that it `relays`.
     """
 
     question: str
 
 
 class Answer(NamedTuple):
-    """What this node answers to the `Question` of this number, as its own socket would."""
+    """This node's answer to the `Question` of this number, as from its own socket."""
 
     number: int
     answer: str
 
 
 class StartProbes(NamedTuple):
-    """Probe these nodes. `number` is that of the receiver; `cookie` is hexadecimal, a secret that
-    all of these nodes share.
+    """Probe these nodes. `number` is the receiver's own; `cookie` is a secret in hexadecimal that
+    all these nodes share.
     """
 
     cookie: str
@@ -229,9 +227,9 @@ class StartProbes(NamedTuple):
 
 
 class GenerationFormed(NamedTuple):
-    """A new generation was formed with this node, at this place in it: start its workers.
+    """A new generation was formed with this node at this place. Start its workers.
 
-    `coordinator` is the group rank of the node that coordinates, -1 if it has none.
+    `coordinator` is the group rank of the coordinating node, or -1.
     """
 
     generation: Generation
@@ -251,10 +249,10 @@ class CheckpointLimit(NamedTuple):
 class StopWorkers(NamedTuple):
     """Stop the workers of a generation and get ready for the next.
 
-    `gently`: they may save a checkpoint first, at their `checkpoint_at`-th call of
-    `should_checkpoint`, or at the next one if it is 0; they have `limit_s` seconds, or what this
-    node's user has set if it is 0. `cause` is shown to users. `capture_stacks`: find out where the
-    workers are, and stop them `limit_s` seconds later.
+    `checkpoint_first`: they may save a checkpoint first, at their `checkpoint_at`-th call of
+    `should_checkpoint`, or at the next one if that is 0. They have `limit_s` seconds, or the time
+    set by this node's user if that is 0. `cause` is shown to users. `capture_stacks`: capture the
+    workers' stacks, and stop them `limit_s` seconds later.
     """
 
     generation: GenerationId
@@ -266,10 +264,10 @@ class StopWorkers(NamedTuple):
 
 
 class Confirm(NamedTuple):
-    """The generation that this node is in is still live: its workers may run. `succeeded` are the
-    group ranks of nodes whose workers have succeeded. `coordinator` is the group rank of the node
-    that coordinates, -1 if it has none. `recovers`: the coordinator is new and waits for other
-    nodes of the generation; what workers here wait for is not decided yet.
+    """The generation of this node is still live, so its workers may run. `succeeded` are the group
+    ranks of nodes whose workers have succeeded. `coordinator` is the group rank of the coordinating
+    node, or -1. `recovers`: the coordinator is new and waits for other nodes of the generation, and
+    decisions that workers here wait for are still pending.
     """
 
     generation: GenerationId
@@ -279,8 +277,8 @@ class Confirm(NamedTuple):
 
 
 class SlowNode(NamedTuple):
-    """Ranks of a node that are slower than the others, by the share `slower`; `is_whole`: these are
-    all its ranks. The others wait for them for the share `waited` of the time.
+    """Ranks of a node that are slower than the others by the share `slower`. `is_whole`: these are
+    all ranks of the node. The others wait for them for the share `waited` of the time.
     """
 
     host: str
@@ -291,8 +289,8 @@ class SlowNode(NamedTuple):
 
 
 class SlowRanks(NamedTuple):
-    """The ranks that are persistently slower than the others, for `age_s` seconds; none if none is
-    any more.
+    """The ranks that have been slower than the others for `age_s` seconds; empty once all have
+    caught up.
     """
 
     generation: GenerationId
@@ -301,8 +299,8 @@ class SlowRanks(NamedTuple):
 
 
 class WaitReason(NamedTuple):
-    """Why there is no generation for this node yet, as text for users. `spare`: the node is kept in
-    reserve. `generation` is the latest generation, if any.
+    """Why this node is still without a generation, as text for users. `spare`: the node is kept in
+    reserve. `generation` is the latest generation, or NO_GENERATION.
     """
 
     text: str
@@ -317,11 +315,11 @@ class Note(NamedTuple):
 
 
 class JobEnded(NamedTuple):
-    """The job is over, at least for this node; `others_run`: other nodes go on. `report` has lines
-    for users, none if the job succeeded; `root` is the root cause, if any, `same_ranks` are those
-    that failed in the same way, and `verdict` says why there is no restart. `ranks` are blamed,
-    with this `certainty`, because of `why` (core/diagnosis/causes). `symptom` is the failure that
-    ended the job, if that is another one than `root`.
+    """The job is over, at least for this node; `others_run`: other nodes continue. `report` has
+    lines for users, empty if the job succeeded; `root` is the root cause or None, `same_ranks` are
+    the ranks that failed in the same way, and `verdict` says why the job does not restart. `ranks`
+    are blamed, with this `certainty`, because of `why` (core/diagnosis/causes). `symptom` is the
+    failure that ended the job, if it differs from `root`.
     """
 
     exit_code: int
@@ -338,7 +336,7 @@ class JobEnded(NamedTuple):
 
     @property
     def headline(self) -> str:
-        """Why the job ended, in one line with its place. Whatever shows a failure shows this."""
+        """Why the job ended, in one line with its place. All views of a failure show this."""
         if not self.report:
             return self.reason
         first, *others = self.report
@@ -358,7 +356,7 @@ class JobEnded(NamedTuple):
 
     @property
     def blamed(self) -> tuple[int, ...]:
-        """The ranks that caused the failure, as far as that is known, or that hang."""
+        """The ranks that caused the failure, as far as known, or that hang."""
         return self.ranks if self.hung or self.certainty in ("proven", "likely") else ()
 
     @property
@@ -368,15 +366,15 @@ class JobEnded(NamedTuple):
 
 
 class Question(NamedTuple):
-    """Somebody asks all nodes this (core/group/cluster_query)."""
+    """A question to all nodes (core/group/cluster_query)."""
 
     number: int
     question: str
 
 
 class NodeAnswered(NamedTuple):
-    """The answer of a node to what this node has asked: None if it did not answer in time. So many
-    others follow (`left`).
+    """A node's answer to this node's question, or None if it did not answer in time. `left` more
+    answers follow.
     """
 
     question: str
@@ -392,7 +390,7 @@ class Heartbeat(NamedTuple):
 
 
 class Redirect(NamedTuple):
-    """The sender is not the coordinator, or no longer. `host` is the index of the coordinator in
+    """The sender is not, or no longer, the coordinator. `host` is the index of the coordinator in
     the endpoint's list of hosts, -1 if the sender does not know it.
     """
 

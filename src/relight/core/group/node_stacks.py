@@ -1,4 +1,6 @@
-"""The stacks of the ranks of all nodes: what each agent answers to `Stacks`, and what follows."""
+"""Worker stacks of all nodes: encodes each agent's answer to `Stacks`, and merges and describes the
+answers.
+"""
 
 import json
 from collections import Counter
@@ -17,13 +19,15 @@ from relight.core.diagnosis.stack_text import (
 from relight.core.group.cluster_query import LIMIT_S
 
 _MOST_FRAMES = (100, 30, 10, 3)
-"""Innermost frames of each stack: the first number with which an answer fits into a message."""
+"""Limits for the innermost frames kept of each stack. The first one that makes the answer fit into
+a message is used.
+"""
 
 
 class SharedStack(NamedTuple):
-    """What ranks of a node have in common: the state of their processes, and the frames of their
-    main threads with the system call that these wait in (core/diagnosis/stack_text). `why` there is
-    no stack is empty if there is one. `pids` are in the order of `ranks`.
+    """The common stack of several ranks of a node: the process state, and the frames of the main
+    threads with the system call that blocks them (core/diagnosis/stack_text). `why` is the reason
+    for a missing stack, else empty. `pids` are in the order of `ranks`.
     """
 
     ranks: tuple[int, ...]
@@ -35,14 +39,14 @@ class SharedStack(NamedTuple):
 
 
 class NodeStacks(NamedTuple):
-    """The stacks of the workers of one node, and their generation, -1 if there is none."""
+    """The worker stacks of one node and their generation, -1 without workers."""
 
     generation: int
     stacks: tuple[SharedStack, ...]
 
 
 class RankStack(NamedTuple):
-    """The stack of a rank, or the reason why there is none, and where its process is."""
+    """The stack of a rank, or the reason why it is missing, and the location of its process."""
 
     node: str
     pid: int
@@ -50,11 +54,11 @@ class RankStack(NamedTuple):
 
 
 def written(generation: int, stacks: Mapping[int, tuple[int, ProcessStack | str]]) -> str:
-    """Return the answer of a node in JSON, short enough for a message between nodes.
+    """Return a node's answer in JSON, short enough for a message between nodes.
 
     Args:
-        generation: of its workers.
-        stacks: by rank: a pid, and the stack or the reason why there is none.
+        generation: the generation of its workers.
+        stacks: by rank, the pid and the stack, or the reason why it is missing.
     """
     text = ""
     for most in _MOST_FRAMES:
@@ -65,7 +69,7 @@ def written(generation: int, stacks: Mapping[int, tuple[int, ProcessStack | str]
 
 
 def read(answer: str | bytes | None) -> NodeStacks | None:
-    """Return the answer of a node; None if there is none, or it makes no sense."""
+    """Parse a node's answer; None if it is missing or malformed."""
     try:
         found = fields.record(NodeStacks, fields.decode(answer or ""))
     except fields.Malformed:
@@ -74,10 +78,10 @@ def read(answer: str | bytes | None) -> NodeStacks | None:
 
 
 def by_rank(nodes: Iterable[tuple[str, NodeStacks | None]]) -> dict[int, RankStack]:
-    """Return the stacks of all ranks: of two with one number, that of the later generation.
+    """Return the stacks of all ranks; of two with the same number, that of the later generation.
 
     Args:
-        nodes: what each has answered.
+        nodes: the name and answer of each node.
     """
     answered = [(name, found) for name, found in nodes if found is not None]
     answered.sort(key=lambda each: each[1].generation)
@@ -90,7 +94,7 @@ def by_rank(nodes: Iterable[tuple[str, NodeStacks | None]]) -> dict[int, RankSta
 
 
 def named(found: Mapping[int, RankStack], ranks: Sequence[int]) -> str:
-    """Return the name of ranks, with their node if they are on one."""
+    """Return the names of ranks, with their node if they share one."""
     nodes = {found[rank].node for rank in ranks}
     return few_or_many(ranks) + (f" on {nodes.pop()}" if len(nodes) == 1 else "")
 
@@ -101,10 +105,10 @@ def lines_of_nodes(
     count: int,
     world_size: int,
 ) -> Iterator[str]:
-    """Return lines that say which ranks are where, and which stacks are missing.
+    """Return lines that list the ranks by location, and the missing stacks.
 
     Args:
-        nodes: what each has answered.
+        nodes: the name and answer of each node.
         found: the same by rank.
         count: how many nodes the job has.
         world_size: how many ranks the job has.
@@ -123,7 +127,7 @@ def lines_of_nodes(
 
 
 def numbered(hosts: Iterable[str]) -> list[str]:
-    """Return names of nodes: their hosts, which a second node on a host has with a number."""
+    """Return node names: the host, followed by a number for further nodes on the same host."""
     count = Counter[str]()
     names = []
     for host in hosts:

@@ -1,16 +1,16 @@
-"""Which nodes are left out because others can't reach them (--health-check=network).
+"""Excludes nodes that others can't reach (--health-check=network).
 
-    IDLE      nothing is known of the nodes of the next generation
+    IDLE      the nodes of the next generation are unknown
       | it could be formed                                      -> TRYING
-    TRYING    all nodes that are ready were told where the others are; each connects to all others
+    TRYING    all ready nodes have the others' addresses; each one connects to all others
       | all have answered, or it takes too long                 -> KNOWN: some nodes are left out
     KNOWN     a generation of the others may be formed
       | one of them runs workers, or a node is new              -> IDLE
 
-A pair of nodes fails if one of them can't reach the other. The node with the most failed pairs is
-left out first, then the one with the most of the remaining pairs, until no pair is left. If two
-have as many, it is the one that more nodes fail to connect to, as a firewall shuts out what comes
-in; then the one with the higher rank. Deliberately not here: sockets, and what a generation is.
+A pair of nodes fails if one can't reach the other. The node with the most failed pairs is left out
+first, then the one with the most of the remaining pairs, until no pair is left. A tie goes against
+the node that more nodes fail to connect to, because firewalls block incoming connections, and then
+against the one with the higher rank. Deliberately not here: sockets and generations.
 """
 
 from collections import Counter
@@ -21,9 +21,11 @@ from relight.base.text import format_names
 from relight.core.group.messages import NodesProbed, StartProbes, Target
 
 _PATIENCE_S = 3.5
-"""How long it may take: the probes end after 2.5 s."""
+"""Time limit in seconds; the probes end after 2.5 s."""
 _MOST_PEERS = 200
-"""Of more nodes, each tries as many, those that follow it: messages and open files have limits."""
+"""The most other nodes that a node tries. In larger groups it tries the ones after itself, because
+messages and open files have limits.
+"""
 _COOKIE_DIGITS = 32
 REMEDY = (
     "open all TCP ports between the nodes, as gloo and NCCL connect to any; relight doctor on all "
@@ -31,38 +33,39 @@ REMEDY = (
 )
 
 Failed = Mapping[tuple[int, int], str]
-"""Why a node, the first number, could not connect to another one, the second number."""
+"""By (source, target) number: why the source could not connect to the target."""
 
 
 class Reachability:
-    """What the nodes of a group know of the network between them.
+    """The nodes' knowledge of the network between them.
 
     Args:
-        secret: known to this group alone; the nodes tell their own probes by a digest of it.
+        secret: known to this group alone; the nodes recognize their own probes by a digest made
+            from it.
     """
 
     def __init__(self, secret: str) -> None:
         self.until: float | None = None
-        """When the nodes must have answered; None while they don't try."""
+        """Deadline for the answers; None while no probes run."""
         self._secret = secret
         self._probers: dict[str, Target] = {}
         self._known: set[str] = set()  # nodes that reach each other
         self._cookie = ""
         self._tries = 0
         self._nodes: list[str] = []  # by number, in the order of their ranks
-        self._silent: set[str] = set()  # those that have not answered, also if they are gone
+        self._silent: set[str] = set()  # nodes that have not answered, even if they are gone
         self._failed: dict[tuple[int, int], str] = {}
 
     @property
     def state(self) -> str:
-        """The state, in the words of the module."""
+        """The state, as named in the module's docstring."""
         if self.until is not None:
             return "trying"
         return "known" if self._known else "idle"
 
     def set_ready(self, node: str, prober: Target | None) -> None:
-        """Note where a node that has no workers can be probed, None for nowhere. If it has begun to
-        try before, while its workers ran or before its connection broke, its answer is awaited.
+        """Record the probe address of a node without workers, or None. If it already began probing,
+        while its workers ran or before its connection broke, its answer is awaited.
         """
         self._known.discard(node)
         if prober is None:
@@ -71,26 +74,27 @@ class Reachability:
             self._probers[node] = prober
 
     def remove(self, node: str) -> None:
-        """Note that a node is gone. It may come back, with its answer."""
+        """Record that a node is gone. It may come back with its answer."""
         self._probers.pop(node, None)
         self._known.discard(node)
 
     def must_try(self, nodes: Iterable[str]) -> bool:
-        """Return whether it is not known that these nodes reach each other."""
+        """Return whether it is unknown if these nodes reach each other."""
         probed = self._probers.keys() & set(nodes)
         return len(probed) > 1 and not probed <= self._known
 
     def begin(
         self, addresses: Iterable[tuple[str, str]], now: float
     ) -> list[tuple[str, StartProbes]]:
-        """Let nodes try to reach each other.
+        """Make nodes probe each other.
 
         Args:
-            addresses: the nodes in the order of their ranks, and where each can be reached.
+            addresses: the nodes in rank order, with the address of each.
             now: the time.
 
         Returns:
-            What to send to whom. Each node has the number 0 for itself, the next one 1, and so on.
+            The message for each node. In it, the node itself has the number 0, the next one 1, and
+            so on.
         """
         self._tries += 1
         self._cookie = sha256(f"{self._secret} {self._tries}".encode()).hexdigest()[:_COOKIE_DIGITS]
@@ -105,7 +109,7 @@ class Reachability:
         ]
 
     def answer(self, node: str, answer: NodesProbed) -> None:
-        """Take a node's answer."""
+        """Record a node's answer."""
         if answer.cookie != self._cookie or node not in self._silent:
             return
         self._silent.discard(node)
@@ -116,7 +120,7 @@ class Reachability:
                 self._failed[number, (number + target) % count] = why
 
     def is_over(self, now: float) -> bool:
-        """Return whether the answers of all nodes that are here have come, or take too long."""
+        """Return whether all present nodes have answered or the deadline has passed."""
         if self.until is None:
             return False
         return now >= self.until or not any(node in self._probers for node in self._silent)
@@ -125,8 +129,8 @@ class Reachability:
         """Return the nodes to leave out, and why.
 
         Args:
-            hosts: the nodes that are connected, and their names.
-            staying: those that are not left out, as they run workers.
+            hosts: the connected nodes and their names.
+            staying: the nodes that must not be left out because they run workers.
         """
         self.until = None
         here = [number for number, node in enumerate(self._nodes) if node in hosts]
@@ -142,11 +146,11 @@ class Reachability:
 
 
 def left_out(failed: Failed, may_leave: Collection[int]) -> dict[int, list[tuple[int, int]]]:
-    """Return which nodes to leave out, each with its failed pairs, the worst first.
+    """Return the nodes to leave out, each with its failed pairs, the worst first.
 
     Args:
         failed: the attempts that failed.
-        may_leave: who may be left out; a failed pair of two others is ignored.
+        may_leave: the nodes that may be left out; a failed pair of two others is ignored.
     """
     left = {pair for pair in failed if not set(pair).isdisjoint(may_leave)}
     found: dict[int, list[tuple[int, int]]] = {}

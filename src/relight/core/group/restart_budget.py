@@ -1,23 +1,24 @@
-"""Decides whether workers may be started again after a failure, and when: `--max-restarts` and
-`--restart-policy`.
+"""Decides whether and when workers may restart after a failure (`--max-restarts`,
+`--restart-policy`).
 
-    always   a failure is followed by a restart while the budget lasts, at once (as in torchrun)
-    smart    as always, but: the same exception at the same line, twice without progress between,
-             ends the job; each generation that ended without progress makes the next one wait
-             longer; progress refills the budget
+    always   restart immediately after a failure while the budget lasts (as in torchrun)
+    smart    as always, but the same exception at the same line, twice without progress between,
+             ends the job; each generation without progress makes the next one wait longer;
+             progress refills the budget
 
 A budget over time (`--max-restarts=3/1h`) counts only the restarts within that time, and progress
 refills it under both policies.
 
 Progress is a step that the job had not reached before (`relight.worker.progress`), or a new
-checkpoint (`--checkpoints`). Where neither is known, a generation that has run for `_STABLE_S`
-counts as progress, but does not refill the budget.
+checkpoint (`--checkpoints`). If neither is known, running for `_STABLE_S` counts as progress, but
+does not refill the budget.
 
-Invariants: there are never more restarts in the window than the budget, unless there was progress
-between them; a wait is at most `_LONGEST_S`.
+Invariants: the restarts in the window never exceed the budget, unless there was progress between
+them; a wait is at most `_LONGEST_S`.
 
 A new coordinator knows how many restarts the job has had, but not when. If the budget can be
-refilled, it counts them as of now, and keeps one: a lost coordinator must not end the job.
+refilled, it counts them as of now but keeps one restart in reserve, because losing a coordinator
+must not end the job.
 
 Loaded only after a failure, or after a lost node under `smart`.
 """
@@ -29,15 +30,15 @@ from relight.base.text import format_duration
 from relight.core.group.group_types import GroupSettings
 
 _FIRST_S, _LONGEST_S = 1.0, 60.0
-"""The second wait under `smart`, and the longest; the first restart is at once."""
+"""The second wait under `smart`, and the longest; the first restart is immediate."""
 _STABLE_S = 300.0
 _PRIME = 999_983
 _REPEATED = "the same exception at the same line came again, without progress between"
 
 
 class Decision(NamedTuple):
-    """Whether there is a restart, after `delay_s` seconds. `reason` says which of how many it is,
-    or why there is none.
+    """Whether to restart, after `delay_s` seconds. `reason` says which of how many restarts it is,
+    or why the job does not restart.
     """
 
     restarts: bool
@@ -46,11 +47,11 @@ class Decision(NamedTuple):
 
 
 class GenerationRun(NamedTuple):
-    """How a generation went, as far as restarts depend on it.
+    """The facts about a generation on which restarts depend.
 
-    `progressed`: whether there was progress, or None if that is not known. `symptoms`: what an
-    equal failure has in common with this one, if it is likely to come again in the same way; None
-    if it may have been an accident (`core/diagnosis/failure_text.repeatable`).
+    `progressed`: whether there was progress, or None if unknown. `symptoms`: the key that equal
+    failures share, if this one is likely to recur; None if it may have been an accident
+    (`core/diagnosis/failure_text.repeatable`).
     """
 
     seconds: float
@@ -62,9 +63,9 @@ class RestartHistory:
     """The restarts of one job so far.
 
     Args:
-        settings: what the user asked for.
-        restarts: restarts that the job has had under another coordinator.
-        origin: a random text, so that jobs that failed at the same time wait for different times.
+        settings: the user's settings.
+        restarts: the number of restarts under another coordinator.
+        origin: a random text; jobs that failed at the same time derive different waits from it.
         now: the time.
     """
 
@@ -73,17 +74,17 @@ class RestartHistory:
         self._origin = origin
         if settings.budget_renews:
             restarts = min(restarts, max(settings.max_restarts - 1, 0))
-        self._times = [now] * restarts  # those that count
+        self._times = [now] * restarts  # the restarts that count
         self._symptoms: Hashable | None = None
         self._streak = 0  # generations in a row that ended without progress
-        self._repeats = 0  # failures in a row that were as the one before
+        self._repeats = 0  # failures in a row that equalled the previous one
 
     def after_failure(self, run: GenerationRun, restart: int, now: float) -> Decision:
-        """Decide after workers failed.
+        """Decide on a restart after workers failed.
 
         Args:
-            run: how the generation went.
-            restart: restarts so far.
+            run: the generation that failed.
+            restart: the number of restarts so far.
             now: the time.
         """
         settings = self._settings
@@ -105,7 +106,7 @@ class RestartHistory:
         return Decision(True, f"{self._which(restart + 1)}{wait}", delay_s)
 
     def after_lost_node(self, run: GenerationRun) -> float:
-        """Return how many seconds the next generation waits after a node was lost."""
+        """Return the delay in seconds of the next generation after a node was lost."""
         self._take(run)
         return self._delay_s()
 
@@ -141,7 +142,7 @@ class RestartHistory:
 
 
 def why_no_restart(settings: GroupSettings) -> str:
-    """Return why there is no restart, after as many as the user allowed."""
+    """Return the reason for not restarting once all allowed restarts were used."""
     budget, within = settings.max_restarts, ""
     if budget == 0:
         return "no restarts were allowed (--max-restarts=0)"

@@ -1,7 +1,7 @@
-"""Decides what follows a failure of workers: a restart with its cause, or the end of the job.
+"""Decides the consequence of a worker failure: a restart with its cause, or the end of the job.
 
-There is one budget for the job: `--max-restarts` counts failures on any node; a change of
-membership is not counted (core/group/restart_budget). Loaded only after a failure.
+The job has a single budget. `--max-restarts` counts failures on any node, but not changes of
+membership (core/group/restart_budget). Loaded only after a failure.
 """
 
 from collections.abc import Sequence
@@ -19,17 +19,16 @@ if TYPE_CHECKING:
     from relight.core.diagnosis.hang_text import Hang
 
 _MOST_SAME = 1000
-"""Most ranks that are named as failed in the same way: all nodes are told of them."""
+"""Maximum number of ranks listed as failed in the same way. The list goes to all nodes."""
 
 
 class GenerationEnd(NamedTuple):
     """How a generation ended.
 
-    `succeeded_ranks`: the ranks that had succeeded before the failures; those that had printed an
-    error are among the failures, with exit code 0. `stop_cause`: why it was
-    stopped, for the case that no failure was reported. `progressed`: see
-    `core/group/restart_budget`. `hung`: it was stopped because its workers did nothing.
-    `world_size`: 0 if it is not known.
+    `succeeded_ranks`: the ranks that succeeded before the failures; those that printed an error are
+    among the failures, with exit code 0. `stop_cause`: why it was stopped, in case no failure was
+    reported. `progressed`: see `core/group/restart_budget`. `hung`: it was stopped because its
+    workers were idle. `world_size`: 0 if unknown.
     """
 
     failures: Sequence[Failure]
@@ -42,8 +41,8 @@ class GenerationEnd(NamedTuple):
 
 
 class Restart(NamedTuple):
-    """The workers are started again after `delay_s` seconds; `cause` is shown to users. `host` is
-    that of the root cause, empty if it is not known.
+    """Restart the workers after `delay_s` seconds; `cause` is shown to users. `host` is that of the
+    root cause, or empty if unknown.
     """
 
     cause: str
@@ -54,16 +53,16 @@ class Restart(NamedTuple):
 def decide(
     ended: GenerationEnd, history: RestartHistory, restart: int, now: float
 ) -> Restart | JobEnded:
-    """Return what follows.
+    """Return the consequence of a failure.
 
     Args:
         ended: how the generation ended.
         history: the restarts that count.
-        restart: restarts so far.
+        restart: the number of restarts so far.
         now: the time.
     """
     diagnosis = _diagnose(ended)
-    can_repeat = isinstance(diagnosis, Diagnosis)  # a hang may be an accident of the network
+    can_repeat = isinstance(diagnosis, Diagnosis)  # a hang may be a network glitch
     symptoms = failures.repeatable(diagnosis.root) if diagnosis and can_repeat else None
     run = GenerationRun(now - ended.formed_at, ended.progressed, symptoms)
     decision = history.after_failure(run, restart, now)
@@ -88,7 +87,7 @@ def end(ended: GenerationEnd, reason: str, now: float) -> JobEnded:
         return JobEnded(code, cause, (f"{cause}; {reason}",), None, verdict=reason)
     root = diagnosis.root
     report = diagnosis.render(formed_at=ended.formed_at, ended=root.when, verdict=reason)
-    root = root._replace(at=root.at - now)  # needs no common clock
+    root = root._replace(at=root.at - now)  # works without a common clock
     same = tuple(failure.rank for failure in diagnosis.same[:_MOST_SAME])
     if not isinstance(diagnosis, Diagnosis):
         unknown = diagnosis.is_tied or diagnosis.is_guess

@@ -2,7 +2,7 @@
 
 A node that is gone leaves its group rank free; another node may take it in the next generation.
 Each node that is here is either active (its workers may run) or done (they have succeeded). A node
-that is done may also be gone: the others don't need it.
+that is done may also be gone, as the others don't need it.
 
 Invariants are in `check`.
 """
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class AllQuiet(NamedTuple):
-    """No worker of any node has done anything `since` then; it is a failure at `too_long_at`."""
+    """All workers of all nodes have been idle `since` then; at `too_long_at` it is a failure."""
 
     since: float
     too_long_at: float
@@ -38,10 +38,10 @@ class Roster:
         self.done: dict[str, float] = {}
         """Nodes whose workers have succeeded, and when."""
         self.may_be_over = False
-        """Whether no node that has announced the generation proves that there is no later one."""
+        """Whether a later generation may exist: no node that announced this one rules that out."""
         self.slow_ranks: StragglerDetector | None = None
         """Set once a node reports its pace."""
-        self._quiet: dict[str, tuple[float, float]] = {}  # nodes whose workers do nothing
+        self._quiet: dict[str, tuple[float, float]] = {}  # nodes with idle workers
         self._succeeded_at = 0.0  # when the workers of the latest node succeeded
         self._done_and_gone: set[int] = set()  # group ranks of nodes that succeeded and are gone
         self._gone: set[int] = set()  # group ranks of nodes whose workers have certainly ended
@@ -95,35 +95,35 @@ class Roster:
         return self.order[group_rank] == node
 
     def finish(self, node: str, now: float) -> None:
-        """Note that the workers of a node have succeeded."""
+        """Record that the workers of a node have succeeded."""
         self.active.discard(node)
         self._quiet.pop(node, None)
         self.done.setdefault(node, now)
         self._succeeded_at = now
 
     def mark_succeeded(self, group_ranks: Sequence[int]) -> None:
-        """Note whose workers have succeeded, as a former coordinator knew."""
+        """Record the nodes whose workers have succeeded, as known to a former coordinator."""
         for group_rank in group_ranks:
             if 0 <= group_rank < len(self.order) and self.order[group_rank] is None:
                 self._done_and_gone.add(group_rank)
 
     def mark_gone(self, group_ranks: Sequence[int]) -> None:
-        """Note whose workers have certainly ended, or been frozen, for good."""
+        """Record the nodes whose workers have certainly ended, or are frozen for good."""
         for group_rank in group_ranks:
             if 0 <= group_rank < len(self.order) and self.order[group_rank] is None:
                 self._gone.add(group_rank)
 
     def set_quiet(self, node: str, since: float, limit_s: float) -> None:
-        """Note that the workers of a node have done nothing since a time, and how long they may;
-        `limit_s` is 0 if they do something again.
+        """Record that the workers of a node have been idle since a time, and how long they may be;
+        `limit_s` is 0 once they are active again.
         """
         self._quiet.pop(node, None)
         if limit_s and node in self.active:
             self._quiet[node] = since, limit_s
 
     def all_quiet(self) -> AllQuiet | None:
-        """Return since when no worker of any node does anything; None if one does, or none is
-        left.
+        """Return since when all workers of all nodes have been idle; None if a worker is active, or
+        all have finished.
         """
         if not self.active or len(self._quiet) < len(self.active):
             return None
@@ -131,7 +131,7 @@ class Roster:
         return AllQuiet(since, since + max(limit_s for _, limit_s in self._quiet.values()))
 
     def deactivate(self, node: str) -> None:
-        """Note that a node has no workers any more."""
+        """Record that a node is now without workers."""
         self.active.discard(node)
         self._quiet.pop(node, None)
         self.done.pop(node, None)
@@ -145,7 +145,7 @@ class Roster:
         self.deactivate(node)
 
     def reactivate(self) -> None:
-        """Make nodes that are done active: they must restart with the others."""
+        """Make nodes that are done active, because they must restart with the others."""
         self.active.update(self.done)
         self.done.clear()
 

@@ -1,4 +1,4 @@
-"""Silent nodes: how long the group waits for them, and what users are told.
+"""Silent nodes: how long the group waits for them, and the messages to users.
 
     HEARD    | nothing was heard of a node for a while, or its connection has ended -> SILENT
     SILENT   | it is heard again                                                    -> HEARD
@@ -6,9 +6,9 @@
              | something proves that it is gone                                     -> lost
 
 Silence proves nothing: a switch fails over, a virtual machine migrates, a data loader uses every
-core. So the group waits for a silent node, and users are told after a second. All nodes may fall
-silent at the same moment, so one line for users covers many nodes, and a step costs the same for
-any number of them.
+core. So the group waits for a silent node, and users get a message after a second. All nodes may
+fall silent at the same moment, so one line covers many nodes, and a step costs the same for any
+number of nodes.
 """
 
 import heapq
@@ -19,16 +19,17 @@ from typing import NamedTuple
 from relight.core.group import group_messages
 
 TELL_AFTER_S = 1.0
-"""A silence that is over sooner is not reported, and explains no failure."""
+"""A shorter silence is not reported and does not explain a failure."""
 _TELL_EVERY_S = 1.0
-"""Minimum time between two lines: nodes rarely fall silent at the same moment."""
+"""Minimum time between two lines. Nodes rarely fall silent at exactly the same moment."""
 _AFTERMATH_S = 2.0
 """How long after a silence a worker failure may still be due to it."""
 
 
 class Silent(NamedTuple):
-    """A node that was last heard at `heard_at`. `reason`: why its connection has ended, or empty.
-    `since`: from when its silence counts, later than `heard_at` if this process has slept since.
+    """A node that was last heard at `heard_at`. `reason`: why its connection ended, or empty.
+    `since`: the time from which its silence counts, later than `heard_at` if this process has slept
+    since.
     """
 
     host: str
@@ -38,7 +39,7 @@ class Silent(NamedTuple):
 
     @property
     def tell_at(self) -> float:
-        """When users are told of it."""
+        """When to report it to users."""
         return self.since + TELL_AFTER_S
 
 
@@ -46,20 +47,20 @@ class Silence:
     """The nodes that are silent.
 
     Args:
-        lost_after_s: how long a silent node is waited for.
+        lost_after_s: how long the group waits for a silent node.
     """
 
     def __init__(self, lost_after_s: float) -> None:
         self._lost_after_s = lost_after_s
         self._nodes: dict[str, Silent] = {}
-        self._lost_at: list[tuple[float, str]] = []  # a heap; may have nodes that were heard again
+        self._lost_at: list[tuple[float, str]] = []  # a heap; may have nodes heard again
         self._untold: dict[str, None] = {}  # in the order in which they fell silent
-        self._returned: dict[str, float] = {}  # hosts that users were told of, and for how long
+        self._returned: dict[str, float] = {}  # hosts whose silence was reported, and its length
         self._tell_at = 0.0
         self._awake_at = float("-inf")
         """Until when this process has slept."""
         self._past: list[tuple[str, float, float]] = []
-        """The nodes that were silent for long enough to be told of, since and until when."""
+        """The nodes whose silence was long enough to report, with its start and end."""
 
     def __contains__(self, node: object) -> bool:
         return node in self._nodes
@@ -71,7 +72,7 @@ class Silence:
         return iter(self._nodes)
 
     def begin(self, node: str, silent: Silent) -> None:
-        """Note that a node is silent. If that is known, its connection may have ended since."""
+        """Record that a node is silent. If it already was, its connection may have ended since."""
         before = self._nodes.get(node)
         if before is None:
             self._untold[node] = None
@@ -80,8 +81,8 @@ class Silence:
             self._nodes[node] = before._replace(reason=silent.reason or before.reason)
 
     def sleep(self, now: float) -> None:
-        """Record that this process has slept until now. That counts against no node, but each gets
-        at most twice `lost_after_s` in all.
+        """Record that this process has slept until now. That time counts against no node, but each
+        one gets at most twice `lost_after_s` in total.
         """
         self._awake_at = now
         for node, silent in self._nodes.items():
@@ -95,7 +96,7 @@ class Silence:
             heapq.heappush(self._lost_at, (since + self._lost_after_s, node))
 
     def end(self, node: str, now: float) -> None:
-        """Note that a node is heard again, or gone."""
+        """Record that a node is heard again, or gone."""
         silent = self._nodes.pop(node, None)
         if silent is None:
             return
@@ -106,14 +107,14 @@ class Silence:
         self._untold.pop(node, None)
 
     def forget(self, node: str, now: float) -> None:
-        """Note that a node is gone: users are told why elsewhere."""
+        """Record that a node is gone. The reason is reported elsewhere."""
         silent = self._nodes.get(node)
         self.end(node, now)
         if silent is not None:
             self._returned.pop(silent.host, None)
 
     def begin_generation(self) -> None:
-        """Forget silences that were over before."""
+        """Forget silences that ended before this generation."""
         self._past.clear()
 
     def reason(self, node: str, now: float) -> str:
@@ -136,8 +137,8 @@ class Silence:
         return self._nodes[node].since + self._lost_after_s
 
     def explains(self, failed_at: float, suspects: set[str]) -> bool:
-        """Return whether a worker that blames a peer may have failed because of a silence of one of
-        these nodes.
+        """Return whether the silence of one of these nodes may explain the failure of a worker that
+        blames a peer.
         """
         past = [(node, since, until) for node, since, until in self._past]
         present = [(node, silent.since, float("inf")) for node, silent in self._nodes.items()]
@@ -147,7 +148,7 @@ class Silence:
         )
 
     def deadline(self) -> float | None:
-        """Return when something is due, or None if nothing is."""
+        """Return when the next report or loss is due, or None."""
         while self._lost_at and not self._is_current(*self._lost_at[0]):
             heapq.heappop(self._lost_at)
         times = [self._lost_at[0][0]] if self._lost_at else []
@@ -181,7 +182,7 @@ class Silence:
         return lines
 
     def explain(self, now: float) -> str:
-        """Return in words which nodes are silent; empty if none is for long enough."""
+        """Return in words which nodes are silent; empty if no silence is long enough."""
         long = [each for each in self._nodes.values() if now >= each.tell_at]
         if not long:
             return ""

@@ -1,22 +1,22 @@
 """Which ranks are slower than the others, and for how long (--watch-slow-ranks).
 
-Ranks that train together all make the same steps; the slow one is the one for which the others
-wait. What counts is the share of the time in which a rank is *busy*: it does not wait for its peers
-in a collective. A rank that needs 20 % more time for its work is busy for 20 % more of the time
-than the others, however often they meet and whatever their way to exchange tensors costs. If the
-ranks report their steps and do not make equally many, a rank's busy time counts for a step.
+Ranks that train together all make the same steps, and the others wait for the slow one. The metric
+is the share of the time in which a rank is *busy*, i.e. not waiting for its peers in a collective.
+A rank that needs 20 % more time for its work is busy for 20 % more of the time than the others,
+however often they meet and whatever their way to exchange tensors costs. If the ranks report their
+steps and their counts differ, the busy time is per step.
 
 All nodes report equal windows (`WaitSamples`). In each window a rank is compared with the median of
 the others. It is slow if, over the last windows, most of the time, that is
 
 - at least 5 %,
-- beyond the noise: so many standard errors above 0, measured on its own windows, as the greatest of
-  as many equal ranks as there are would hardly reach,
-- beyond the spread of the others: where all ranks differ, none of them is the odd one out.
+- beyond the noise: more standard errors above 0, measured on its own windows, than the maximum over
+  equally many identical ranks would plausibly reach,
+- beyond the spread of the others, because ranks that all differ have no outlier.
 
-What happens now and then, such as a checkpoint that rank 0 writes, is ignored. A rank is named when
-this has been so for several windows on end, and no longer named when it has been so for none of as
-many. Windows in which the job does not train don't count.
+Occasional events, such as a checkpoint that rank 0 writes, are ignored. A rank is reported once it
+has been slow for several consecutive windows, and cleared after equally many windows in which it
+was not. Windows in which the job does not train don't count.
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,26 +28,28 @@ from relight.core.group.messages import SlowNode, WaitSamples
 from relight.core.ranks import Place
 
 WINDOWS = 12
-"""So many windows are compared."""
+"""Number of windows that are compared."""
 _PERSISTS = 12
-"""A rank has been slow, or not, for so many windows before that is told."""
+"""Number of consecutive windows that a rank must be slow, or not, before a report."""
 _LEAST = 0.05
-"""Ranks that are slower by less are not named."""
+"""Smaller excesses are not reported."""
 _LOW = 0.4
-"""Not the median itself, but what so many windows are below: some may hold a checkpoint."""
+"""Used instead of the median, as some windows may hold a checkpoint: the value that this share of
+the windows stays below.
+"""
 _LEAST_LOOKS = 10
 _MOST_WAITING = 0.97
-"""If most ranks wait longer in a window, nothing trains: one of them is in another phase."""
+"""If most ranks wait longer in a window, one rank is in another phase, not training."""
 _TO_DEVIATION = 1.4826
 """From the median absolute deviation to the standard deviation of a normal distribution."""
 _ERROR_OF_MEDIAN = 1.2533
-"""The standard error of a median, in those of a mean."""
+"""The standard error of a median, relative to that of a mean."""
 _SPREADS = 2.0
-"""So many standard deviations of the others a slow rank is above them."""
+"""Minimum excess of a slow rank, in standard deviations of the others."""
 _OTHER_STEPS = 0.05, 3
 """Ranks don't make the same steps if they differ by more than both this share and this number."""
 _MOST_NAMED = 4
-"""Most nodes in a line."""
+"""Maximum number of nodes in a line."""
 
 
 class Change(NamedTuple):
@@ -63,7 +65,7 @@ class _NodeRanks(NamedTuple):
 
 
 class _GroupWindow(NamedTuple):
-    """By rank: the share of the time in which it waited, and how many steps it has done."""
+    """By rank, the share of time spent waiting, and the number of steps."""
 
     waited: tuple[float, ...]
     steps: tuple[int, ...]
@@ -85,14 +87,14 @@ class StragglerDetector:
         self._heard: dict[int, WaitSamples] = {}
         self._windows: list[_GroupWindow] = []
         self._steps_reported = False
-        self._streaks = [0] * size  # windows for which a rank has not been what it is called
+        self._streaks = [0] * size  # windows that contradict a rank's reported state
         self._since = [0.0] * size  # when the streak began
         self._slow: dict[int, float] = {}  # the slow ranks, and since when
         self._told: frozenset[int] = frozenset()
-        self._untold = 0  # windows since then
+        self._untold = 0  # windows with a change that is still unreported
 
     def hear(self, group_rank: int, pace: WaitSamples, now: float) -> Change | None:
-        """Take the report of a node; return the slow ranks if they have changed."""
+        """Record a node's report; return the slow ranks if they have changed."""
         if len(self._streaks) < 2:
             return None
         if {len(pace.looks), len(pace.waits), len(pace.steps)} != {
@@ -127,7 +129,7 @@ class StragglerDetector:
         return self._change(busy)
 
     def _busy(self) -> list[list[float]]:
-        """Return the time in which each rank was busy, for a step, window by window."""
+        """Return each rank's busy time per step, window by window."""
         factors = self._time_for_a_step()
         return [
             [(1 - window.waited[rank]) * factor for window in self._windows]
@@ -150,8 +152,8 @@ class StragglerDetector:
         return found
 
     def _time_for_a_step(self) -> list[float]:
-        """Return the time from a step to the next by rank, in those of the median rank; 1 where all
-        ranks make the same steps, or don't report them.
+        """Return the time per step by rank, relative to the median rank; 1 if all ranks make the
+        same steps, or don't report them.
         """
         sums = [sum(column) for column in zip(*(w.steps for w in self._windows), strict=True)]
         middle = _median(sorted(sums))
@@ -161,7 +163,7 @@ class StragglerDetector:
         return [middle / each for each in sums]
 
     def _count(self, slower: Sequence[float], outliers: "set[int]", now: float) -> None:
-        """Count for how many windows each rank has been another than it is called."""
+        """Count the windows that contradict each rank's reported state."""
         for rank, by in enumerate(slower):
             differs = by < _LEAST / 2 if rank in self._slow else rank in outliers
             self._streaks[rank] = self._streaks[rank] + 1 if differs else 0
@@ -173,8 +175,8 @@ class StragglerDetector:
                     self._slow[rank] = self._since[rank]
 
     def _change(self, busy: Sequence[Sequence[float]]) -> Change | None:
-        """Return the slow ranks if that is to be told: soon, but not before the others that are
-        about to be called slow, so that the ranks of a node are told together.
+        """Return the slow ranks if a report is due. It waits briefly for others that are about to
+        be classified as slow, so that the ranks of a node are reported together.
         """
         ranks = frozenset(self._slow)
         self._untold = self._untold + 1 if ranks != self._told else 0
@@ -186,7 +188,7 @@ class StragglerDetector:
         return Change(slow, min(self._slow.values(), default=0.0))
 
     def _slow_node(self, node: _NodeRanks, busy: Sequence[Sequence[float]]) -> SlowNode:
-        """Return the slow ranks of a node, beside the ranks that are not slow."""
+        """Return the slow ranks of a node, compared with the ranks that are not slow."""
         ranks = tuple(rank for rank in node.ranks if rank in self._slow)
         others = [rank for rank in range(len(busy)) if rank not in self._slow]
         is_whole = len(ranks) == len(node.ranks)
@@ -201,14 +203,14 @@ class StragglerDetector:
 
 
 def _outliers(busy: Sequence[Sequence[float]]) -> list[int]:
-    """Return which of several ranks, or nodes, are slower than the others beyond all chance.
+    """Return the ranks or nodes whose slowness is statistically significant.
 
     Args:
-        busy: for each, its time window by window.
+        busy: for each one, the busy time window by window.
     """
     slower = _beside_others(busy)
     lows, medians = map(_low, slower), [_median(sorted(each)) for each in slower]
-    # The greatest of n equal ones is about sqrt(2 ln n) standard errors above the others.
+    # The maximum of n equal ones is about sqrt(2 ln n) standard errors above the others.
     errors = 1 + sqrt(2 * log(max(len(busy), 4)))
     found = []
     for index, by in enumerate(lows):
@@ -222,7 +224,7 @@ def _outliers(busy: Sequence[Sequence[float]]) -> list[int]:
 
 
 def _beside_others(busy: Sequence[Sequence[float]]) -> list[list[float]]:
-    """Return by which share each is above the median of the others, window by window."""
+    """Return the relative excess of each one over the median of the others, window by window."""
     rows = [_beside_each_other(values) for values in zip(*busy, strict=True)]
     return [list(column) for column in zip(*rows, strict=True)]
 
@@ -237,7 +239,7 @@ def _beside_each_other(values: Sequence[float]) -> list[float]:
 
 
 def _without(order: Sequence[int], position: int) -> Sequence[int]:
-    """Return the two entries in the middle, or the one, of a sorted list that lacks an entry."""
+    """Return the one or two middle entries of a sorted list that lacks one entry."""
     left = len(order) - 1
     middle = {(left - 1) // 2, left // 2}
     return [order[each + (each >= position)] for each in sorted(middle)]
@@ -246,7 +248,7 @@ def _without(order: Sequence[int], position: int) -> Sequence[int]:
 def _above(
     busy: Sequence[Sequence[float]], ranks: Sequence[int], others: Sequence[int]
 ) -> list[float]:
-    """Return by which share some ranks are above others, window by window."""
+    """Return the relative excess of some ranks over others, window by window."""
     pairs = ((_median_of(row, ranks), _median_of(row, others)) for row in zip(*busy, strict=True))
     return [own / theirs - 1 if theirs > 0 else 0.0 for own, theirs in pairs]
 
@@ -265,7 +267,7 @@ def _median(ordered: Sequence[float]) -> float:
 
 
 def _deviation(values: Iterable[float]) -> float:
-    """Return the standard deviation as the median absolute deviation estimates it."""
+    """Return the standard deviation, estimated from the median absolute deviation."""
     ordered = sorted(values)
     middle = _median(ordered)
     return _TO_DEVIATION * _median(sorted(abs(value - middle) for value in ordered))
@@ -275,8 +277,8 @@ def describe(nodes: Sequence[SlowNode], since: str) -> str:
     """Return the slow ranks in one line.
 
     Args:
-        nodes: as the coordinator tells them.
-        since: the time of day.
+        nodes: the slow nodes, as sent by the coordinator.
+        since: the time of day when they became slow.
     """
     if not nodes:
         return "no rank is slower than the others any more"

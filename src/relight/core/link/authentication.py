@@ -1,7 +1,7 @@
-"""How two peers authenticate: hello, proof of the job's token, the keys that follow.
+"""Mutual authentication of two peers: hello, proof of the job's token, session keys.
 
-Each side sends a hello with a fresh nonce of 32 bytes. With a token, each then proves that it knows
-the token, by an HMAC-SHA256 over its role and both hellos, byte for byte; the side that dialled
+Each side sends a hello with a fresh nonce of 32 bytes. With a token, each then proves knowledge of
+the token with an HMAC-SHA256 over its role and both hellos, byte for byte. The side that dialled
 goes first. Therefore
 - an old proof is useless (it covers both nonces), and so is one reflected to its maker (roles
   differ);
@@ -9,9 +9,10 @@ goes first. Therefore
 
 After the proofs each frame carries a tag of 16 bytes over its number and content, so that an
 attacker who takes over the TCP stream can't add, change, drop or repeat a frame. Contents are not
-encrypted: TLS does that.
+encrypted; that is the job of TLS.
 
-Pure: the caller provides the nonce. hashlib costs milliseconds: it is loaded only for a token.
+Pure, as the caller provides the nonce. hashlib is loaded only for a token, because its import takes
+milliseconds.
 """
 
 import struct
@@ -35,12 +36,12 @@ _REFUSALS = {
 
 
 class ProofRefused(Exception):  # noqa: N818
-    """The peer is refused, or refuses us.
+    """The handshake failed: one side refused the other.
 
     Args:
-        reason: why, for people.
-        answer: JSON of a last message to the peer, or empty.
-        itself: this side has dialled itself.
+        reason: the reason, for users.
+        answer: the JSON of a last message to the peer, or empty.
+        itself: whether this side dialled itself.
     """
 
     def __init__(self, reason: str, answer: bytes = b"", *, itself: bool = False) -> None:
@@ -54,17 +55,17 @@ class Opening:
     """One side of the handshake before the first message.
 
     Args:
-        hello: what to tell the peer; not secret.
+        hello: this side's introduction to the peer; not secret.
         nonce: 32 random bytes, never used before.
         secret: the token; empty without one.
-        dialled: this side opened the connection.
+        dialled: whether this side opened the connection.
 
     Attributes:
-        hello: JSON of our own hello. The side that dialled sends it first.
+        hello: the JSON of this side's own hello. The side that dialled sends it first.
         peer_hello: the peer's hello, once received. Trustworthy once `done`. The side that listened
             has neither after `end`.
-        done: the peer is authenticated.
-        session_key: 32 bytes that both ends know once done. Secret only if there is a token.
+        done: whether the peer is authenticated.
+        session_key: 32 bytes shared by both ends once done. Secret only if there is a token.
         seal: makes the payload of each later frame, or None without a token.
         unseal: the same for received frames.
     """
@@ -101,8 +102,8 @@ class Opening:
     def end(self) -> Message:
         """Return the peer's hello, once `done`.
 
-        The side that listened keeps neither hello: those of thousands of nodes would be a quarter
-        of a coordinator's memory.
+        The side that listened keeps neither hello, because the hellos of thousands of nodes would
+        take a quarter of a coordinator's memory.
         """
         hello = self.peer_hello
         assert hello is not None
@@ -197,7 +198,7 @@ class Seal:
     """
 
     def __init__(self, transcript: Transcript, role: bytes) -> None:
-        import hmac  # loaded already, for the transcript
+        import hmac  # already loaded, for the transcript
 
         self._hmac = hmac
         self._key = transcript.key(b"frames of the " + role)

@@ -1,7 +1,7 @@
-"""Elects the coordinator among the hosts of an endpoint that lists several, by leases.
+"""Elects the coordinator among the hosts of a multi-host endpoint, by leases.
 
 Each host of the list has at most one elector: the agent that holds the endpoint's port there. The
-coordinator is the elector that holds unexpired votes of a majority of the hosts, and only while it
+coordinator is the elector that holds unexpired votes of a majority of the hosts, for as long as it
 does. If the number of hosts is even, half of them are a majority if they include the first host.
 
     FOLLOWER     a coordinator was seen, or this elector has just started
@@ -17,8 +17,8 @@ does. If the number of hosts is even, half of them are a majority if they includ
     COORDINATOR  renews its votes four times in `vote_s`; no other host displaces it
       | its votes expired                                       -> FOLLOWER
 
-How votes are given and counted is in `core/link/votes`. One-way links do no harm: a candidate asks
-for votes only after a majority has answered its probes.
+How votes are given and counted is in `core/link/votes`. One-way links are harmless, because a
+candidate asks for votes only after a majority has answered its probes.
 
 With `alone`, a host that has seen no coordinator for three times `vote_s` needs only its own vote.
 The user asks for that explicitly: two halves of a partitioned network may then both have a
@@ -27,10 +27,10 @@ the higher number.
 
 Invariants (`check`): a coordinator's lease is valid; a host that asks for votes or coordinates has
 its own vote; a follower holds no votes. Over all hosts, without `alone`: two leases are never valid
-at once.
+at the same time.
 
-If this process was suspended, its lease may have expired, and it notices that only in its next
-step: call `coordinates` before acting as the coordinator.
+After a suspension of this process its lease may have expired unnoticed until the next step, so call
+`coordinates` before acting as the coordinator.
 """
 
 from collections.abc import Sequence
@@ -54,7 +54,7 @@ from relight.core.link.votes import (
 from relight.events.event_types import Tick
 
 ALONE_AFTER = 3
-"""In `vote_s`: how long no coordinator was seen before one host may go on alone."""
+"""In `vote_s`: how long no coordinator may have been seen before one host may continue alone."""
 
 
 class ElectionState(Enum):
@@ -66,7 +66,7 @@ class ElectionState(Enum):
 
 
 class BallotReceived(NamedTuple):
-    """Event: a message came from another host of the list."""
+    """Event: a message arrived from another host of the list."""
 
     message: Ballot
 
@@ -75,7 +75,7 @@ Event = BallotReceived | Tick
 
 
 class SendBallot(NamedTuple):
-    """Effect: send a message to a host of the list; it may get lost."""
+    """Effect: send a message to a host of the list. It may get lost."""
 
     host: int
     message: Ballot
@@ -89,11 +89,11 @@ Effect = SendBallot | BecomeCoordinator
 
 
 class _Sightings:
-    """When the other hosts, and a coordinator among them, were last seen alive.
+    """The times at which the other hosts, and the coordinator among them, were last seen alive.
 
     Args:
-        now: the time; no coordinator was seen before.
-        vote_s: who was not seen for so long counts as gone.
+        now: the time; no coordinator has been seen before it.
+        vote_s: how long a host may be unseen before it counts as gone.
     """
 
     def __init__(self, now: float, vote_s: float) -> None:
@@ -103,45 +103,43 @@ class _Sightings:
         self._coordinator = -1
         self._host_at: dict[int, float] = {}
         self._heard = (-1, float("-inf"))
-        """The coordinator that this host itself heard, and when."""
+        """The coordinator that this host heard directly, and when."""
 
     def host(self, host: int, now: float) -> None:
-        """Note that a host lives."""
+        """Record that a host is alive."""
         self._host_at[host] = now
 
     def is_silent(self, host: int, now: float) -> bool:
-        """Return whether nothing was heard of a host for long enough."""
+        """Return whether a host has been silent for `vote_s`."""
         return now - self._host_at.get(host, float("-inf")) >= self._vote_s
 
     def coordinator(self, now: float) -> int:
-        """Return the coordinator, -1 if none is known."""
+        """Return the coordinator, -1 if unknown."""
         return self._coordinator if now - self.coordinator_at < self._vote_s else -1
 
     def heard(self, now: float) -> tuple[int, float]:
-        """Return the coordinator that this host itself has heard, -1 for none, and how many seconds
-        ago.
-        """
+        """Return the coordinator that this host heard directly, or -1, and how many seconds ago."""
         coordinator, at = self._heard
         return (coordinator, now - at) if now - at < self._vote_s else (-1, 0.0)
 
     def hear(self, coordinator: int, now: float) -> None:
-        """Note a coordinator that this host itself has heard."""
+        """Record a coordinator that this host heard directly."""
         self._heard = (coordinator, now)
 
     def see(self, coordinator: int, at: float) -> bool:
-        """Note a coordinator that was alive at a time; return whether that is news."""
+        """Record a coordinator that was alive at a time; return whether that is news."""
         if at < self.coordinator_at:
             return False
         self._coordinator, self.coordinator_at = coordinator, at
         return True
 
     def forget_coordinator(self) -> None:
-        """Forget the coordinator, as this host is elected."""
+        """Forget the coordinator, because this host is elected."""
         self._coordinator = -1
         self._heard = (-1, float("-inf"))
 
     def forget(self, host: int, now: float) -> None:
-        """Note that a host coordinates no longer, if it did."""
+        """Record that a host no longer coordinates, if it did."""
         if self._heard[0] == host:
             self._heard = (-1, float("-inf"))
         if self._coordinator == host:
@@ -154,7 +152,7 @@ class Election:
 
     Args:
         hosts: the hosts of the endpoint, the same list in the same order everywhere.
-        me: the index of this one.
+        me: the index of this host.
         incarnation: random text of this process.
         now: the time in this host's clock.
         vote_s: how long a vote counts; equal everywhere.
@@ -177,7 +175,7 @@ class Election:
         self._incarnation = incarnation
         self._vote_s = vote_s
         self._may_stand_alone = alone
-        # With one host, no other candidate can have had its vote.
+        # A single host can't have voted for another candidate.
         votes_from = now + vote_s if len(self.hosts) > 1 else now
         self._voter = Voter(votes_from, vote_s)
         self._campaign = Campaign(me, len(self.hosts), vote_s)
@@ -187,15 +185,15 @@ class Election:
         self._send_at = now
         self._alone = False
         self._led_by: set[str] = set()
-        """The processes that this host itself has heard coordinate, two at most."""
+        """The coordinating processes that this host has heard directly, two at most."""
         self._follows_another = False
-        """Whether a host that votes for this one has heard another process coordinate."""
+        """Whether a host that votes for this one has heard another coordinating process."""
         self._effects: list[Effect] = []
 
     @property
     def follows_another(self) -> bool:
         """Whether another process has coordinated before, as far as this host and its voters know.
-        Two majorities share a host, so one of them knows, unless it was restarted.
+        Two majorities share a host, so at least one host knows, unless it was restarted.
         """
         return bool(self._led_by) or self._follows_another
 
@@ -235,21 +233,21 @@ class Election:
         return self.state is ElectionState.COORDINATOR and now < self.lease_until()
 
     def lease_until(self) -> float:
-        """Return until when this host holds enough votes; minus infinity if it does not."""
+        """Return until when this host holds enough votes; minus infinity without them."""
         return self._campaign.own_until if self._alone else self._campaign.elected_until
 
     def coordinator(self, now: float) -> int:
-        """Return the index of the coordinator, -1 if this host knows none."""
+        """Return the index of the coordinator, -1 if unknown."""
         if self.coordinates(now):
             return self.me
         return self._sightings.coordinator(now)
 
     def is_silent(self, host: int, now: float) -> bool:
-        """Return whether nothing was heard of another host for `vote_s`."""
+        """Return whether another host has been silent for `vote_s`."""
         return self._sightings.is_silent(host, now)
 
     def explain(self, now: float) -> str:
-        """Return in words what this host is waiting for."""
+        """Return a description of what this host is waiting for."""
         known = self.coordinator(now)
         if known == self.me:
             by = " by its own vote alone" if self._alone else ""
@@ -332,7 +330,7 @@ class Election:
             self._sightings.forget(release.candidate, now)
 
     def _see(self, coordinator: int, at: float, now: float) -> None:
-        """Note a live coordinator, and stop being a candidate."""
+        """Record a live coordinator, and stop being a candidate."""
         is_news = self._sightings.see(coordinator, at)
         if is_news and self.state is ElectionState.CANDIDATE and now - at < self._vote_s:
             self._give_back(now)
@@ -370,7 +368,7 @@ class Election:
             stage = VOTE
         if stage != PROBE:
             self._take_own_vote(now)
-        self._send_at = now + self._vote_s / 10  # repeated until answered: packets get lost
+        self._send_at = now + self._vote_s / 10  # repeated until answered, as packets get lost
         self._tell_all(VoteRequest(self.me, self._incarnation, now, stage))
 
     def _stands_at(self) -> float:

@@ -1,31 +1,32 @@
-"""The lease of a node's workers: until when they may run.
+"""The lease of a node's workers, which limits how long they may run.
 
 A lease begins when the coordinator confirms the workers' generation, over the connection to it or
-in this process. It is counted from when the echoed heartbeat was *sent*. The coordinator received
-that heartbeat later, and waits for `MARGIN_S` longer than a lease before it counts a silent node as
-lost. So the lease is over before the other nodes go on, even if the process that freezes the
-workers is late by that margin.
+in this process. It counts from the time when the echoed heartbeat was *sent*. The coordinator
+received that heartbeat later, and waits for `MARGIN_S` longer than a lease before it counts a
+silent node as lost. So the lease is over before the other nodes continue, even if the process that
+freezes the workers is late by that margin.
 
 The lease is renewed if
 
 - a heartbeat is echoed over a connection that has confirmed the generation,
 - the coordinator is in this process, has confirmed the generation, and is certain to be the only
   one for longer,
-- a connection to the only endpoint is refused on its own machine: no coordinator can have gone on,
-  or
-- this process becomes the host of the only endpoint: no other node can have gone on without it.
+- a connection to the only endpoint is refused on its own machine, so that no coordinator can have
+  continued, or
+- this process becomes the host of the only endpoint, so that no other node can have continued
+  without it.
 
 It is not renewed
 
-- by `StopWorkers`, which is no confirmation: other nodes may already run the next generation,
-- by a refusal or by hosting, if the lease is over: other nodes may have gone on before the
+- by `StopWorkers`. It confirms nothing, as other nodes may already run the next generation,
+- by a refusal or by hosting, if the lease is over, as other nodes may have continued before the
   coordinator ended, or
 - by a refusal or by hosting, if this node has since reached a coordinator that did not confirm the
   workers here.
 
 It ends `REFUSALS_S` after the first refusal by another machine, unless a coordinator has confirmed
-the workers by then: the refusal may come from a firewall that has also told the coordinator, in the
-same way, that this node is gone (docs/decisions/0027).
+the workers by then. The refusal may come from a firewall that also made the coordinator believe
+that this node is gone (docs/decisions/0027).
 
 Invariants (`check`): unless the coordinator is in this process, a lease never ends later than
 `lease_s` from now.
@@ -36,9 +37,12 @@ from enum import Enum
 from relight.core.workers.supervision import FOR_EVER
 
 MARGIN_S = 1.0
-"""How much longer than a lease the group waits for a silent node: how late a freezer may be."""
+"""Seconds beyond a lease that the group waits for a silent node. The freezer may be late by this.
+"""
 REFUSALS_S = 5.0
-"""How long workers may run while another machine refuses: enough time to restart a coordinator."""
+"""How long workers may run while another machine refuses connections; enough to restart a
+coordinator.
+"""
 
 
 def lease_s(lost_after_s: float) -> float:
@@ -60,14 +64,14 @@ class Lease:
     """The lease of one node's workers.
 
     Args:
-        lease_s: seconds from a heartbeat that is echoed to the end of the lease.
+        lease_s: seconds from an echoed heartbeat to the end of the lease.
     """
 
     def __init__(self, lease_s: float) -> None:
         self.until = float("-inf")
         self._lease_s = lease_s
         self._doubtful = False
-        """Whether other nodes may have gone on without the workers here."""
+        """Whether other nodes may have continued without the workers here."""
         self._refused_since: float | None = None
         """When another machine first refused a connection, since the last renewal."""
         self._hosted_until = float("-inf")
@@ -76,26 +80,24 @@ class Lease:
         """Whether the coordinator in this process has confirmed the workers here."""
 
     def on_unconfirmed_coordinator(self) -> None:
-        """Note that this node has reached a coordinator that has not confirmed the workers yet."""
+        """Record that this node reached a coordinator that has not confirmed the workers yet."""
         self._doubtful = True
 
     def confirm(self, echoed_at: float) -> None:
-        """Note that the coordinator has confirmed the workers; the last heartbeat that was echoed
-        was sent at `echoed_at`.
+        """Record that the coordinator has confirmed the workers. The last echoed heartbeat was sent
+        at `echoed_at`.
         """
         self._doubtful = False
         self.renew(echoed_at)
 
     def renew(self, echoed_at: float) -> None:
-        """Count from the last heartbeat that was echoed, over a connection that has confirmed the
-        workers.
-        """
+        """Count from the last echoed heartbeat, over a connection that confirmed the workers."""
         self._refused_since = None
         self.until = echoed_at + self._lease_s
 
     def on_refused_connection(self, refusal: Refusal, now: float) -> None:
-        """Renew the lease if a refusal shows that no coordinator can have gone on; otherwise see to
-        it that it ends in time.
+        """Renew the lease if a refusal shows that no coordinator can have continued; otherwise make
+        sure that it ends in time.
         """
         if refusal is Refusal.PROOF and not self._doubtful and now < self.until:
             self.until = now + self._lease_s
@@ -105,29 +107,29 @@ class Lease:
             self.until = min(self.until, self._refused_since + REFUSALS_S)
 
     def begin_hosting(self, until: float, now: float) -> None:
-        """Note that the coordinator is in this process from now on, for certain until a time."""
-        # No other process can have become the coordinator of the only endpoint meanwhile, or, if
-        # one had, it confirmed the workers here.
+        """Record that the coordinator is now in this process, and certainly until a time."""
+        # No other process can have become the coordinator of the only endpoint in between, or if
+        # one did, it confirmed the workers here.
         sole = until == FOR_EVER and not self._doubtful
         self._confirmed_here = sole and now < self.until
         self.host(until)
 
     def host(self, until: float) -> None:
-        """Note that the coordinator is certainly in this process until a time. The lease of the
-        workers here is that of a node which it answers last of all.
+        """Record that the coordinator is certainly in this process until a time. The workers here
+        get the lease of the node that it would answer last.
         """
         self._hosted_until, self._refused_since = until, None
         if self._confirmed_here:
             self.until = until + self._lease_s
 
     def confirm_here(self) -> None:
-        """Note that the coordinator in this process has confirmed the workers."""
+        """Record that the coordinator in this process has confirmed the workers."""
         self._confirmed_here, self._doubtful = True, False
         self.until = self._hosted_until + self._lease_s
 
     def stop_hosting(self, now: float) -> None:
-        """Note that the coordinator is in this process no longer: the workers here may run for as
-        long as those of a node that it answered last.
+        """Record that the coordinator is no longer in this process. The workers here may run for as
+        long as those of the node that it answered last.
         """
         if self._confirmed_here:
             self.until = min(self.until, now + self._lease_s)

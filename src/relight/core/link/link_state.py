@@ -1,7 +1,7 @@
-"""One agent's link to the coordinator of its job: its state, until when the workers here may run,
-when to try again.
+"""One agent's link to the coordinator of its job: its state, the lease of the workers here, and the
+time of the next try.
 
-    SEEKING    no coordinator is known; the finder is asked where it is
+    SEEKING    no coordinator is known; the finder looks for it
       | it is in this process                                  -> HOSTING
       | a coordinator answers at the place that was found      -> JOINING
       | none does for long enough, or all refuse this node     -> OVER, GiveUp
@@ -13,25 +13,24 @@ when to try again.
       | the coordinator is now in this process                 -> HOSTING
       | the connection ends, or no echo comes for too long     -> SEEKING; the lease is not renewed
       | no echo comes for a moment: the finder is asked again,
-      | and a second connection takes the place of the first,
+      | and a second connection replaces the first
       | once a coordinator has answered over it                -> JOINING
     HOSTING    the coordinator is in this process; the lease lasts as long as that is certain
-      | it coordinates no longer                               -> SEEKING, the lease is over
+      | it no longer coordinates                               -> SEEKING, the lease is over
     OVER       the agent has left, or has to give up
 
-TCP retransmits what a cut has swallowed after 0.2 s, 0.4 s and so on: after a cut of 8 s, a
-connection stays silent for 4.6 s more, while a new one opens immediately. Until then, datagrams
-show each end that the other is alive, but some firewalls drop them all, and messages need a
-connection.
+TCP retransmits lost packets after 0.2 s, 0.4 s and so on. After a network cut of 8 s, a connection
+stays silent for another 4.6 s, while a new one opens immediately. Until then, datagrams show each
+end that the other is alive, but some firewalls drop them all, and messages need a connection.
 
-Once the coordinator has said that the job has ended, this node seeks no other one: the end of the
-connection, or of hosting, leads to OVER. Otherwise it could join another run of the job, and no
-workers would ever start here.
+Once the coordinator has reported the end of the job, this node does not seek another one, and the
+end of the connection, or of hosting, leads to OVER. Otherwise it could join another run of the job,
+and no workers would ever start here.
 
-Until when the workers may run follows from these states by the rules of `core/link/lease`.
+The rules of `core/link/lease` derive from these states how long the workers may run.
 
-Invariants (`check`): there is a session in JOINING and CONNECTED, and in no other state; OVER is
-final. Deliberately not here: sockets, timers, names, the content of messages.
+Invariants (`check`): a session exists in JOINING and CONNECTED only; OVER is final. Deliberately
+not here: sockets, timers, names, message contents.
 """
 
 from enum import Enum
@@ -44,10 +43,10 @@ from relight.events.event_types import Tick
 
 RETRY_S = 0.2
 SLOW_RETRY_S = 1.0
-"""Delay before the next try if the peer said nothing, or turned this node away."""
+"""Delay before the next try if the peer sent nothing, or rejected this node."""
 TURNED_AWAY_S = 30.0
-"""How long to try again after a coordinator turned this node away: it may belong to an earlier run
-of the job, with another token, which is about to end.
+"""How long to keep retrying after a rejection. The coordinator may belong to an earlier run of the
+job, with another token, that is about to end.
 """
 _SHOW_TIMES = 5
 _SHOW_AFTER_S = 0.2
@@ -55,22 +54,22 @@ _SHOW_AFTER_S = 0.2
 BURST_S = 0.05
 """Seconds between heartbeats while the last one has no echo."""
 REDIAL_S = 1.5
-"""A connection without an echo for this long is replaced. There may be a new coordinator."""
+"""A connection without an echo for this long is replaced, as there may be a new coordinator."""
 REDIAL_LIMIT_S = 2.0
-"""Time limit of a second connection before the next one: the peer may be far away, or busy."""
+"""Time limit of a second connection before the next one. The peer may be far away or busy."""
 STALL_S = 0.5
 """If a timer of this process is later than this, an apparent silence may be its own fault."""
 LATE_INTERVALS = 1.6
 """In heartbeat intervals. If an echo takes longer, packets may be lost, and TCP would delay later
-heartbeats: they are then sent as datagrams, too. A firewall may drop those, so the connection
-carries as many as before.
+heartbeats, so they are also sent as datagrams. A firewall may drop those, so the connection carries
+as many heartbeats as usual.
 """
 FIRST_DATAGRAMS = 3
-"""How many datagrams are sent in a row when an echo is late. Where an echo takes 0.4 s, later ones
-come back after the shortest lease (1 s) is over; fewer might all be lost.
+"""Number of datagrams in a row when an echo is late. With an echo time of 0.4 s, further ones would
+come back after the end of the shortest lease (1 s); fewer might all be lost.
 """
 FIRST_DATAGRAMS_S = 0.01
-"""Seconds between these."""
+"""Seconds between these datagrams."""
 
 
 class LinkState(Enum):
@@ -87,8 +86,9 @@ class LinkSettings(NamedTuple):
     """The settings of the job that concern the link. Times in seconds.
 
     `where` is the endpoint, as shown to users. `interval_s` is the time between heartbeats. A
-    coordinator that is silent for `lost_after_s` is lost. The agent gives up if it finds no
-    first coordinator within `seek_s`, or no new one within `join_timeout_s` of losing the last one.
+    coordinator counts as lost after a silence of `lost_after_s`. The agent gives up if it does not
+    find a first coordinator within `seek_s`, or a new one within `join_timeout_s` of losing the
+    last one.
     """
 
     where: str
@@ -112,15 +112,15 @@ class Heard(NamedTuple):
 
 
 class Echoed(NamedTuple):
-    """Event: the echo of a heartbeat has come, over the connection or as a datagram."""
+    """Event: the echo of a heartbeat arrived, over the connection or as a datagram."""
 
     number: int
     over_connection: bool = True
 
 
 class Broken(NamedTuple):
-    """Event: the connection has ended, or could not be made. `turned_away`: the coordinator refuses
-    this node. `stepped_down`: it said itself that it coordinates no longer.
+    """Event: the connection ended, or could not be made. `turned_away`: the coordinator rejected
+    this node. `stepped_down`: the coordinator announced that it no longer coordinates.
     """
 
     reason: str
@@ -130,38 +130,38 @@ class Broken(NamedTuple):
 
 
 class SecondFailed(NamedTuple):
-    """Event: a second connection, beside one that is silent, did not lead to a coordinator: it was
-    refused, or who answers there knows of none.
+    """Event: a second connection, next to a silent one, did not lead to a coordinator. It was
+    refused, or the peer does not know of a coordinator.
     """
 
     refusal: Refusal
 
 
 class NothingFound(NamedTuple):
-    """Event: the finder has found no coordinator; ask again after `again_s`."""
+    """Event: the finder did not find a coordinator; ask it again after `again_s`."""
 
     reason: str
     again_s: float = RETRY_S
 
 
 class Dialing(NamedTuple):
-    """Event: the finder has named an address, and a connection to it is being made."""
+    """Event: the finder returned an address, and a connection to it is being made."""
 
 
 class Hosting(NamedTuple):
-    """Event: the coordinator is in this process, for certain until then; repeated when extended."""
+    """Event: the coordinator is in this process, at least until `until`. Repeated when extended."""
 
     until: float
 
 
 class SteppedDown(NamedTuple):
-    """Event: the coordinator is in this process no longer; seek again after `again_s`."""
+    """Event: the coordinator is no longer in this process; seek again after `again_s`."""
 
     again_s: float = 0.0
 
 
 class JobOver(NamedTuple):
-    """Event: the coordinator said that the job has ended, for all nodes."""
+    """Event: the coordinator reported the end of the job for all nodes."""
 
 
 class Left(NamedTuple):
@@ -185,8 +185,8 @@ Event = (
 
 
 class Seek(NamedTuple):
-    """Effect: ask the finder. `beside`: there is a connection; keep it until a coordinator answers
-    over another one, for which it has `REDIAL_LIMIT_S`.
+    """Effect: ask the finder. `beside`: keep the existing connection until a coordinator answers
+    over another one, within `REDIAL_LIMIT_S`.
     """
 
     beside: bool = False
@@ -201,11 +201,11 @@ class SendHeartbeat(NamedTuple):
 
 
 class Disconnect(NamedTuple):
-    """Effect: close the connection, if there is one, without a message."""
+    """Effect: close any connection, without a message."""
 
 
 class LetWorkersRun(NamedTuple):
-    """Effect: the workers may run until then."""
+    """Effect: the workers may run until `until`."""
 
     until: float
 
@@ -237,11 +237,11 @@ class _Session:
         self.peer = peer
         self.opened_at = now
         self.heard = False
-        """Whether a coordinator has sent a message, over this connection or the one before."""
+        """Whether a coordinator has sent a message over this connection or the previous one."""
         self.late = 0
-        """How many heartbeats in a row were sent while the echo was late."""
+        """The number of heartbeats sent in a row while the echo was late."""
         self.over_connection_at = now
-        """When the last echo came over the connection."""
+        """The time of the last echo over the connection."""
         self.redial_at = now + REDIAL_S
         self.datagrams_arrive = False
         self._shown = 0
@@ -249,8 +249,8 @@ class _Session:
         self._number = 0
 
     def shows_address(self, now: float) -> bool:
-        """Return whether to send a datagram only to show the other end where they come from, and
-        to find out whether they arrive.
+        """Return whether to send a datagram only to show the other end its source address, and to
+        find out whether datagrams arrive.
         """
         if (
             self.datagrams_arrive
@@ -262,13 +262,15 @@ class _Session:
         return True
 
     def send(self, now: float) -> int:
-        """Note a new heartbeat; return its number."""
+        """Record a new heartbeat; return its number."""
         self._number += 1
         self._sent_at[self._number] = now
         return self._number
 
     def echo(self, number: int) -> float | None:
-        """Note an echo; return when the heartbeat was sent, or None if a later one was echoed."""
+        """Record an echo; return when its heartbeat was sent, or None if a later one was already
+        echoed.
+        """
         sent_at = self._sent_at.get(number)
         if sent_at is not None:
             self._sent_at = {n: at for n, at in self._sent_at.items() if at > sent_at}
@@ -276,7 +278,7 @@ class _Session:
 
 
 class _Search:
-    """The search for a coordinator, from the loss of the last one until one is heard."""
+    """The search for a coordinator, from the loss of the last one until the next one is heard."""
 
     def __init__(self, now: float) -> None:
         self.since = now
@@ -286,13 +288,13 @@ class _Search:
         self._said: set[str] = set()
 
     def turn_away(self, reason: str, now: float) -> None:
-        """Note that a coordinator turned this node away."""
+        """Record that a coordinator rejected this node."""
         if not self.turned_away:
             self.turned_away, self.turned_away_since = reason, now
 
     def is_news(self, reason: str, now: float) -> bool:
-        """Return whether to print why the search goes on: each reason once, none in the first
-        second.
+        """Return whether to print this reason for the ongoing search: each one once, and nothing in
+        the first second.
         """
         if reason in self._said or now - self.since < 1:
             return False
@@ -314,7 +316,7 @@ class Link:
         self.echoed_at = float("-inf")
         """Send time of the last heartbeat that has an echo."""
         self._awake_at = float("-inf")
-        """Until when this process itself has slept."""
+        """The end of this process's last sleep."""
         self._job_over = False
         self._lease = Lease(settings.lease_s)
         self._session: _Session | None = None
@@ -377,7 +379,7 @@ class Link:
                 elif self.state is LinkState.SEEKING:
                     self._due = None  # until the finder answers, or the connection opens or fails
                     self._effects.append(Seek())
-        if self._lease.until != leased_until:  # before `Seek`, which may call `step` again
+        if self._lease.until != leased_until:  # before `Seek`, which may reenter `step`
             self._effects.insert(0, LetWorkersRun(self._lease.until))
         return self._effects
 
@@ -386,7 +388,7 @@ class Link:
         return self._due
 
     def explain(self, now: float) -> str:
-        """Return the state of the link in words."""
+        """Describe the state of the link."""
         where = self.settings.where
         match self.state:
             case LinkState.SEEKING:
@@ -446,7 +448,7 @@ class Link:
     def _open(self, peer: str, now: float) -> None:
         self.state = LinkState.JOINING
         before, session = self._session, _Session(peer, now)
-        # One beside another goes on with that: if it breaks at once, a coordinator was lost.
+        # A replacement inherits that: if it breaks right away, a coordinator was lost.
         session.heard = before is not None and before.heard
         self._session = session
         self.echoed_at = now
@@ -487,7 +489,7 @@ class Link:
     def _send_heartbeat(self, session: _Session, now: float) -> None:
         settings = self.settings
         if self._due is not None and now > self._due + STALL_S:
-            # Whether it was silent is not known. It has twice the patience in all.
+            # It is unknown whether it was silent. It gets at most twice the time in total.
             self._awake_at = min(now, self.echoed_at + settings.lost_after_s)
         silent_s = now - self.echoed_at
         if now - max(self.echoed_at, self._awake_at) > settings.lost_after_s:

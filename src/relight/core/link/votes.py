@@ -1,10 +1,10 @@
-"""Votes with a time limit: the one that a host gives, and those that it receives.
+"""Votes with a time limit: the one that a host casts, and the ones that it receives.
 
-A host votes for one candidate at a time; its vote binds it for `vote_s` from when it received the
-request. The candidate counts on the vote for a tenth less, and from when it *sent* the request. So
-for the candidate the vote expires first. That needs no common clock, only clocks of about the same
-speed. A restarted host does not know its earlier votes, so it votes for nobody during its first
-`vote_s`. Therefore no two hosts hold unexpired votes of a majority at once.
+A host votes for one candidate at a time; its vote binds it for `vote_s` from its receipt of the
+request. The candidate counts on the vote for a tenth less, and from the time when it *sent* the
+request. So for the candidate the vote expires first. That needs no common clock, only clocks of
+about the same speed. A restarted host does not know its earlier votes, so it does not vote during
+its first `vote_s`. Therefore two hosts never hold unexpired votes of a majority at the same time.
 """
 
 from collections.abc import Collection
@@ -40,8 +40,8 @@ class VoteReply(NamedTuple):
     """The answer; `candidate`, `incarnation`, `sent` and `stage` are copied from the request.
 
     If `leads`, `holder` is a coordinator that the voter itself heard `age_s` seconds ago. Otherwise
-    it is the candidate that has its vote, -1 for none. `knows_another`: the voter has heard another
-    process than the candidate coordinate.
+    it is the candidate that has its vote, or -1. `knows_another`: the voter has heard a
+    coordinating process other than the candidate.
     """
 
     voter: int
@@ -68,10 +68,10 @@ Ballot = VoteRequest | VoteReply | VoteRelease
 
 
 class Voter:
-    """The vote that this host gives. This host needs its own vote, too, to become coordinator.
+    """The vote that this host casts. To become coordinator, it also needs its own vote.
 
     Args:
-        votes_from: it votes for nobody before that time.
+        votes_from: the time before which it does not vote.
         vote_s: how long a vote counts.
     """
 
@@ -83,10 +83,10 @@ class Voter:
         self._until = float("-inf")
         """Until when, in this host's clock."""
         self._latest: dict[int, tuple[str, float]] = {}
-        """The last request of each candidate: its incarnation and when it was sent."""
+        """The last request of each candidate: its incarnation and send time."""
 
     def is_news(self, request: VoteRequest) -> bool:
-        """Note a request; return False for an outdated or repeated one."""
+        """Record a request; return False for an outdated or repeated one."""
         candidate, incarnation, sent, _ = request
         last = self._latest.get(candidate)
         if last is not None and last[0] == incarnation and sent <= last[1]:
@@ -103,7 +103,7 @@ class Voter:
         return self._given is not None and self._given.candidate == candidate
 
     def candidate(self, now: float) -> int:
-        """Return the candidate that has the vote, -1 for none."""
+        """Return the candidate that has the vote, or -1."""
         return self._given.candidate if self._given is not None and now < self._until else -1
 
     def give(self, request: VoteRequest, now: float) -> None:
@@ -126,11 +126,11 @@ class Voter:
 
 
 class Campaign:
-    """The promises of votes for this host, the votes, and how long it has asked for them.
+    """The promises of votes for this host, the votes, and how long it has been asking for them.
 
     Args:
         me: the index of this host.
-        hosts: how many hosts vote.
+        hosts: the number of voting hosts.
         vote_s: how long a vote counts.
     """
 
@@ -139,23 +139,23 @@ class Campaign:
         self._hosts = hosts
         self._vote_s = vote_s
         self._promised_at: dict[int, float] = {}
-        """Who would vote for this host, and when it was asked."""
+        """The hosts that would vote for this one, and when each was asked."""
         self._ready_since: float | None = None
-        """When a majority had promised its votes."""
+        """The time by which a majority had promised its votes."""
         self._asking_since: float | None = None
         self._until: dict[int, float] = {}
-        """Who votes for this host, and until when that counts."""
+        """The hosts that vote for this one, and until when each vote counts."""
         self._void_until = float("-inf")
-        """Answers to requests sent up to then are ignored: their votes were given back."""
+        """Answers to requests sent up to this time are ignored, as their votes were given back."""
 
     @property
     def is_asking(self) -> bool:
-        """Whether it asks for votes, and is not elected yet."""
+        """Whether this host asks for votes and is not elected yet."""
         return self._asking_since is not None
 
     @property
     def has_votes(self) -> bool:
-        """Whether this host has votes, its own or others."""
+        """Whether this host has votes, its own or those from others."""
         return bool(self._until)
 
     @property
@@ -165,7 +165,7 @@ class Campaign:
 
     @property
     def elected_until(self) -> float:
-        """Until when the votes of a majority count; minus infinity if they are too few."""
+        """Until when the votes of a majority count; minus infinity without a majority."""
         voters: set[int] = set()
         for until, voter in sorted(((u, v) for v, u in self._until.items()), reverse=True):
             voters.add(voter)
@@ -174,8 +174,8 @@ class Campaign:
         return float("-inf")
 
     def is_ready(self, now: float, *, own_vote_is_free: bool) -> bool:
-        """Return whether to ask for votes: a majority has promised them, and each lower-numbered
-        host had its chance.
+        """Return whether to ask for votes. That takes promises from a majority, and each
+        lower-numbered host must have had its chance.
         """
         fresh = {v for v, at in self._promised_at.items() if now - at < ROUND * self._vote_s}
         if not (own_vote_is_free and is_majority({*fresh, self._me}, self._hosts)):
@@ -217,7 +217,7 @@ class Campaign:
         return True
 
     def win(self) -> None:
-        """Note that this host is elected."""
+        """Record that this host is elected."""
         self._asking_since = None
 
     def end(self, now: float) -> bool:
@@ -239,6 +239,6 @@ class Campaign:
 
 
 def is_majority(voters: Collection[int], hosts: int) -> bool:
-    """Return whether votes of these hosts are a majority: two majorities always share a host."""
+    """Return whether votes of these hosts are a majority. Two majorities always share a host."""
     twice = 2 * len(voters)
     return twice > hosts or (twice == hosts and 0 in voters)

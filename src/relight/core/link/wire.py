@@ -1,12 +1,12 @@
 """Encodes and decodes messages between agents and their coordinator.
 
 Each side first sends the line `relight 3`: the name and the version of the protocol. A peer with
-another version is refused, and told why. A version of relight may add fields with defaults, and
-messages that are only sent to peers whose hello says that they know them (`relays`, `answers`);
-anything else raises `PROTOCOL`. Frames follow:
-a length of 4 bytes (big-endian) and that many bytes of JSON, one object whose key `type` names the
-message. Nothing else is ever decoded: no pickle, no classes, no references. Frames above the limit,
-invalid JSON and other values are `Malformed`, and end the connection.
+another version is refused with a reason. A release of relight may add fields with defaults, and
+messages that are only sent to peers whose hello announces support (`relays`, `answers`); anything
+else requires a higher `PROTOCOL`. Frames follow: a length of 4 bytes (big-endian) and that many
+bytes of JSON, one object whose key `type` names the message. Nothing else is ever decoded: no
+pickle, no classes, no references. Oversized frames, invalid JSON and other values are `Malformed`
+and end the connection.
 
 The first byte of a stream shows the client: 0 is a client of torch's TCPStore, 0x16 is TLS.
 """
@@ -69,7 +69,7 @@ class Decoder:
 
     Attributes:
         unseal: turns the payload of a frame into JSON, or raises `Malformed`. If set between two
-            messages, it applies to those that follow.
+            messages, it applies to the later ones.
         body: the JSON of the last message.
     """
 
@@ -127,7 +127,7 @@ def _cut_greeting(buffer: bytearray) -> bool:
 
 
 def _version_in(data: bytes | bytearray) -> str:
-    """Return the version of relight in a hello, as far as one has come; empty if it has none."""
+    """Return the version of relight in a possibly incomplete hello; empty without one."""
     try:
         (length,) = _length.unpack_from(data)
         name = parse(bytes(data[4 : 4 + min(length, MAX_HELLO)])).get("version")

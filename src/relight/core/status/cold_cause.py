@@ -1,4 +1,6 @@
-"""Why workers import what a warm process was to have: for a start or a restart that took long."""
+"""Explains a slow start or restart: why workers imported modules that a warm process should have
+had.
+"""
 
 from relight.base.text import format_duration
 from relight.events.event_types import Event, PreloadWithout, WarmProcessUnfit, WorkersWarm
@@ -7,10 +9,10 @@ _LONG_S = 1.0
 
 
 class ColdCause:
-    """What the events of the latest generation say.
+    """Findings from the events of the latest generation.
 
     Attributes:
-        is_surprise: there was a warm process, which could not be used.
+        is_surprise: whether a warm process existed but could not be used.
     """
 
     def __init__(self) -> None:
@@ -20,7 +22,7 @@ class ColdCause:
         self._left_out: dict[str, PreloadWithout] = {}
 
     def step(self, event: Event) -> None:
-        """Take in an event."""
+        """Process an event."""
         match event:
             case WarmProcessUnfit():
                 self._unfit = f"the warm process {event.pid} does not fit: {event.reason}"

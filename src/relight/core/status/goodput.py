@@ -8,14 +8,14 @@ events of one agent.
     init        until all workers of the job have
     first_step  until a worker first calls relight.worker.progress
     productive  until a failure, the order to stop, or the end of the last worker
-    lost        the part of that after the last checkpoint (--checkpoints), if the generation ended
-                before its workers were done
+    lost        the productive time after the last checkpoint (--checkpoints), if the generation
+                ended before its workers were done
     detect      from a failure until it is noticed
     teardown    until all workers have exited
 
-A phase is None where nothing tells when it ended, and its time is in `unknown` then: imports and
-init without init_process_group, or where the store is on another node; first_step and productive
-without progress(). `lost` needs --checkpoints. `detect` is known for failures of this node.
+A phase whose end is unknown is None, and its time counts as `unknown`: imports and init without
+init_process_group, or where the store is on another node; first_step and productive without
+progress(). `lost` needs --checkpoints. `detect` is known for failures of this node.
 """
 
 from typing import Any, NamedTuple
@@ -38,7 +38,7 @@ from relight.events.event_types import (
 )
 
 _SHORT_S = 60.0
-"""Nobody asks where the time of a shorter job goes, if its steps are not known."""
+"""The account of a shorter job is of no interest if its steps are unknown."""
 _MOST_SHOWN = 20
 """Generations and nodes in an account."""
 _MOST_HOSTS = 1000
@@ -74,7 +74,7 @@ class GenerationPhases(NamedTuple):
 
 
 class NodeFailures(NamedTuple):
-    """How often the job failed because of a node, and the time that workers ran for each time."""
+    """Number of failures caused by a node, and the workers' running time per failure."""
 
     host: str
     failures: int
@@ -82,13 +82,13 @@ class NodeFailures(NamedTuple):
 
 
 class Account(NamedTuple):
-    """Where the time has gone so far, as one agent knows it.
+    """The use of time so far, as seen by one agent.
 
     Times are in seconds. `goodput` is the productive share of the wall time, or None if no worker
-    has called progress(); `is_most`: it is that at most, as what was lost with failures is not
-    known. `mttr_s` is the mean time from a failure until `repaired_by` of the next generation:
-    first_step, init or spawn, what the events tell. `mtbf_s` is the time that workers ran, for each
-    failure. `nodes` are those with the most failures, 20 at most; `latest` are the last 20
+    called progress(); `is_most` marks it as an upper bound because the time lost to failures is
+    unknown. `mttr_s` is the mean time from a failure until `repaired_by` of the next generation:
+    first_step, init or spawn, whichever the events contain. `mtbf_s` is the time that workers ran
+    per failure. `nodes` are those with the most failures, 20 at most; `latest` are the last 20
     generations.
     """
 
@@ -106,13 +106,13 @@ class Account(NamedTuple):
 
 
 class _Generation:
-    """What is known of one generation; times are None until then.
+    """The times of one generation, each None until it is known.
 
     Args:
-        formed: its event.
-        at: when that was.
-        since: when the workers before it had ended, or the job began.
-        failed_before: when the one before it failed; None if it did not.
+        formed: the event of its formation.
+        at: the time of that event.
+        since: when the previous workers had ended, or the job began.
+        failed_before: when the previous generation failed; None if it did not.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class _Generation:
         return None if self.running else self.exited
 
     def take(self, event: Event, t: float, time: float) -> None:
-        """Take an event of it."""
+        """Process an event of this generation."""
         match event:
             case WorkerStarted():
                 self.started, self.running = t, self.running + 1
@@ -164,7 +164,7 @@ class _Generation:
                 self._notice(t)
 
     def _notice(self, t: float) -> None:
-        """Note a failure or an order to stop; workers that have ended are not concerned."""
+        """Record a failure or an order to stop; ended workers are unaffected."""
         if self.noticed is None and self.ended is None:
             self.noticed = t
 
@@ -178,8 +178,8 @@ class _Generation:
         return 0.0 if self.started is None else max(0.0, self.worked_until(now) - self.started)
 
     def repair(self) -> tuple[float, str] | None:
-        """Return how long it took from the failure before it until its workers went on with the
-        work, and by which phase that is known.
+        """Return the time from the previous failure until this generation's workers resumed the
+        work, and the phase that shows it.
         """
         if self.failed_before is not None:
             marks = ((self.first, "first_step"), (self.met, "init"), (self.started, "spawn"))
@@ -202,7 +202,7 @@ class _Generation:
             if is_told:
                 found[phase] = mark - at
             else:
-                unknown += mark - at  # this phase and those before it can't be told apart
+                unknown += mark - at  # this phase can't be separated from the ones before
             at, is_told = mark, True
         if self.first is None:
             unknown += until - at
@@ -227,7 +227,7 @@ class Ledger:
 
     Args:
         began: when the agent began, on the clock of the events.
-        knows_checkpoints: whether the events tell of checkpoints (--checkpoints).
+        knows_checkpoints: whether the events include checkpoints (--checkpoints).
     """
 
     def __init__(self, began: float, *, knows_checkpoints: bool) -> None:
@@ -246,7 +246,7 @@ class Ledger:
         self._repaired_by = ""
 
     def step(self, event: Event, t: float, time: float) -> None:
-        """Take an event; none counts after the end of the job.
+        """Process an event; ignore it after the end of the job.
 
         Args:
             event: the event.
@@ -350,7 +350,7 @@ class Ledger:
 
 
 def _sum(one: Phases, other: Phases) -> Phases:
-    """Return the sums of the phases; one that is not known adds nothing."""
+    """Return the sums of the phases; an unknown one adds nothing."""
 
     def add(first: float | None, second: float | None) -> float | None:
         return first if second is None else second if first is None else first + second

@@ -12,20 +12,20 @@ _WINDOW_S = 15.0
 
 
 class Pace(NamedTuple):
-    """CPUs that a rank uses, and its steps a second; None until two looks tell."""
+    """CPUs that a rank uses, and its steps per second; None until there are two samples."""
 
     cpu: float | None = None
     steps: float | None = None
 
 
 class Uses:
-    """What one rank has used in the last 15 seconds."""
+    """Usage of one rank in the last 15 seconds."""
 
     def __init__(self) -> None:
         self._seen: deque[RankUse] = deque()
 
     def take(self, latest: RankUse) -> Pace:
-        """Take what a look tells, and return the pace since the first one that is kept."""
+        """Add a sample, and return the pace since the oldest kept sample."""
         seen = self._seen
         if seen and (latest.cpu_s < seen[-1].cpu_s or (latest.step or 0) < (seen[-1].step or 0)):
             seen.clear()  # it has been started again
@@ -56,7 +56,7 @@ class Rates:
         self._paces: dict[tuple[str, int], Pace] = {}
 
     def take(self, nodes: Iterable[NodeSnapshot]) -> None:
-        """Take a look at all nodes; workers that are not in it are forgotten."""
+        """Add a sample of all nodes, and forget workers that are missing from it."""
         found = {
             (node.host, rank.pid): rank.use
             for node in nodes

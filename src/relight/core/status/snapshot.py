@@ -1,7 +1,7 @@
-"""What an agent says of its job at one moment, to `relight status`, `list`, `logs` and others.
+"""An agent's view of its job at one moment, for `relight status`, `list`, `logs` and others.
 
-It travels as JSON over a Unix socket (agent/status/job_socket), and stays in a small file for a
-while when the job has ended (processes/running_jobs). base/fields checks it.
+It travels as JSON over a Unix socket (agent/status/job_socket), and is kept in a small file for a
+while after the job has ended (processes/running_jobs). base/fields validates it.
 """
 
 from typing import NamedTuple
@@ -9,16 +9,15 @@ from typing import NamedTuple
 from relight.core.status.goodput import Account
 
 WAITING, RUNNING, STOPPING, DONE, ENDED = "waiting", "running", "stopping", "done", "ended"
-"""States of a node: it has no workers; they run; they are being stopped; all have succeeded, and it
-waits for other nodes; the job is over here."""
+"""States of a node, in this order: without workers; workers run; workers are being stopped; all
+succeeded, and it waits for other nodes; the job is over here."""
 
 
 class RankUse(NamedTuple):
-    """What a worker and all that it has started have used until `seen_at`: seconds of CPU time, and
-    the bytes of memory that they have now, shared pages counted for each process. `step` is the
-    last one that it has reported (`relight.worker.progress`), `step_age_s` seconds before
-    `seen_at`; None if it reports none. `reported` are the numbers of `relight.worker.report`, as
-    `loss=0.31`.
+    """Usage of a worker and its descendants until `seen_at`: seconds of CPU time, and their present
+    memory in bytes, with shared pages counted for each process. `step` is the last reported step
+    (`relight.worker.progress`), from `step_age_s` seconds before `seen_at`, or None. `reported` are
+    the numbers of `relight.worker.report`, as `loss=0.31`.
     """
 
     seen_at: float
@@ -32,9 +31,9 @@ class RankUse(NamedTuple):
 class RankSnapshot(NamedTuple):
     """One worker. `exitcode` is None while it runs; `stop_signal` is the signal that asked it to
     stop before it ended, 0 for none. `stdout` and `stderr` are the paths of its log files, empty
-    without them; `last_line` is the last that it printed, as far as the agent saw it. `use` of one
-    that has ended is what the agent saw last, or None if nobody had asked before. `ended` is when
-    it did, 0 while it runs.
+    without them; `last_line` is its last line of output, as far as the agent saw it. `use` is,
+    after its end, the last sample of the agent, or None if nobody asked before. `ended` is the time
+    of its end, 0 while it runs.
     """
 
     rank: int
@@ -53,12 +52,12 @@ class NodeSnapshot(NamedTuple):
     """One agent and its workers. Times are seconds since 1970.
 
     `id` is `NAME-PID`. `command` is the script and its arguments, without secrets; `directory` is
-    where they were given. `generation` is -1 before the first one. `cause` is why the generation
-    was formed. `exit_code` is None until the job has ended here, and `reason` says why it has;
-    `blamed` are the ranks that caused a failure, as far as is known, also on other nodes.
-    `run_directory` has the logs and the event log, if they are kept. `account` says where the time
-    has gone. `version` is the agent's version of relight. `scheduler` and `scheduler_job` are empty
-    where no scheduler runs the job.
+    the working directory of the command. `generation` is -1 before the first one. `cause` is the
+    reason for forming the generation. `exit_code` is None until the job has ended here, and
+    `reason` explains the end; `blamed` are the known ranks that caused a failure, on any node.
+    `run_directory` has the logs and the event log, if they are kept. `account` is the use of time.
+    `version` is the agent's version of relight. `scheduler` and `scheduler_job` are empty for a job
+    without a scheduler.
     """
 
     id: str
@@ -92,8 +91,8 @@ class NodeSnapshot(NamedTuple):
 
 
 class Output(NamedTuple):
-    """A question to an agent: the end of what a worker has printed, where no file has it. `stream`
-    is stdout, stderr or combined. An agent whose node does not have the rank answers nothing.
+    """A question to an agent: the end of a worker's output that is not in a file. `stream` is
+    stdout, stderr or combined. An agent whose node does not have the rank answers nothing.
     """
 
     local_rank: int
@@ -115,7 +114,7 @@ class Stacks(NamedTuple):
 
 
 class ClusterQuery(NamedTuple):
-    """A question to the agents of all nodes of the job, as it is put to each of them."""
+    """A question to the agents of all nodes of the job, in the form that each receives."""
 
     question: str
 
@@ -124,14 +123,14 @@ Question = Output | EventsAfter | Stacks | ClusterQuery
 
 
 class NodeAnswer(NamedTuple):
-    """What the agent on a host has answered; None if it did not, or not in time."""
+    """The answer of the agent on a host; None if it did not answer in time."""
 
     host: str
     answer: str | None
 
 
 class NodeAnswers(NamedTuple):
-    """The answer to `ClusterQuery`. It is empty while the agent has no coordinator."""
+    """The answer to `ClusterQuery`, empty while the agent lacks a coordinator."""
 
     nodes: tuple[NodeAnswer, ...]
 
@@ -162,8 +161,8 @@ def early_exits(job: WholeJob) -> str:
 
 
 def ranks_of(job: WholeJob) -> list[tuple[NodeSnapshot, RankSnapshot]]:
-    """Return the ranks of all nodes, each with its node, in the order of the ranks: of two with one
-    number, the one of the later generation. A node that waits still tells how its last ones ended.
+    """Return the ranks of all nodes, each with its node, sorted by rank. If two share a number, the
+    later generation wins. A waiting node still reports how its last workers ended.
     """
     found = {
         each.rank: (node, each)

@@ -30,8 +30,8 @@ FAILURE, ARRIVAL, DEPARTURE, CHECKPOINT, END = (
 WAITING, SPAWN, RUNNING, TEARDOWN, FROZEN = "waiting", "spawn", "running", "teardown", "frozen"
 IMPORTS, INIT, FIRST_STEP = "imports", "init", "first_step"
 PRODUCTIVE, LOST = "productive", "lost"
-"""Phases, some of which only the node of the store knows, or workers that report their steps tell.
-Until then, and where nothing tells more, workers are `running`.
+"""Phases. Some are known only to the node of the store, or from workers that report their steps.
+Until then, and without that knowledge, workers are `running`.
 """
 _AT_WORK = (RUNNING, IMPORTS, INIT, PRODUCTIVE)
 
@@ -47,7 +47,7 @@ class TimedEvent(NamedTuple):
 
 
 class Bar(NamedTuple):
-    """A phase of a generation on a node. `ended` is None while it lasts."""
+    """A phase of a generation on a node; `ended` is None while it lasts."""
 
     generation: int
     phase: str
@@ -56,7 +56,7 @@ class Bar(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """What happened at one moment."""
+    """An event at one moment."""
 
     at: float
     kind: str
@@ -64,15 +64,15 @@ class Mark(NamedTuple):
 
 
 class Lane(NamedTuple):
-    """What one node did."""
+    """The phases and marks of one node."""
 
     bars: tuple[Bar, ...]
     marks: tuple[Mark, ...]
 
 
 class GenerationRow(NamedTuple):
-    """A generation as its nodes have begun it, after so many restarts for failures. `ended` is None
-    for the one that lasts.
+    """A generation as its nodes began it, after `restart` restarts for failures. `ended` is None
+    while it lasts.
     """
 
     number: int
@@ -92,7 +92,7 @@ class Happened(NamedTuple):
 
 
 class History(NamedTuple):
-    """What has happened in a job: the lane of each node by its name, generations, failures."""
+    """The history of a job: the lane of each node by its name, generations, failures."""
 
     lanes: dict[str, Lane]
     generations: Sequence[GenerationRow]
@@ -138,7 +138,9 @@ def generations(records: Iterable[TimedEvent]) -> list[GenerationRow]:
 
 
 def failures(nodes: Iterable[Sequence[TimedEvent]]) -> list[Happened]:
-    """Return why the job was restarted or ended by a failure, each once although all nodes tell."""
+    """Return why the job was restarted or ended by a failure, each once although all nodes report
+    it.
+    """
     found: dict[str, Happened] = {}
     for records in nodes:
         for at, event, _ in records:
@@ -166,7 +168,7 @@ class _Drawing:
         self._begin(WAITING, began)
 
     def take(self, event: Event, at: float, offset: float) -> None:
-        """Take the next event; `offset` is what makes a monotonic time one since 1970."""
+        """Process the next event; `offset` converts a monotonic time to one since 1970."""
         match event:
             case Formed():
                 self._form(event, at)
@@ -230,7 +232,7 @@ class _Drawing:
             self.bars[-1] = self.bars[-1]._replace(ended=max(at, self.bars[-1].began))
 
     def _split(self, at: float, phase: str) -> None:
-        """Let a phase begin within one in which workers of this generation were at work."""
+        """Begin a phase within one in which workers of this generation were at work."""
         met = any(bar.phase == INIT for bar in self._of_generation())
         for bar in self._of_generation():
             if bar.phase in _AT_WORK and bar.ended is not None and bar.began <= at < bar.ended:

@@ -36,7 +36,7 @@ def are_wanted(get: Callable[[str], str]) -> bool:
 
 
 def coloured(text: str) -> str:
-    """Return a text whose tracebacks have colours: places, exceptions, and what is underlined."""
+    """Return a text with coloured tracebacks: places, exceptions and underlined code."""
     lines = text.split("\n")
     result: list[str] = []
     inside = False

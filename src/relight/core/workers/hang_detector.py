@@ -1,22 +1,22 @@
-"""Whether the workers of a node still do anything (--hang-timeout): pure rules, no clock.
+"""Decides whether the workers of a node still make progress (--hang-timeout). Pure; has no clock.
 
 A worker is
 
-    working     it, or a process that it has started, reads or writes, or maps memory
-    computing   it uses CPU time, and nothing else is seen of it: it may train on a GPU, or spin
-    idle        none of these
+    working     it or one of its descendants reads, writes or maps memory
+    computing   it only uses CPU time; it may be training on a GPU, or spinning
+    idle        neither
 
-A *sign* is what workers show on purpose: a byte of output, or a step of `relight.worker.progress`.
+A *sign* is deliberate: a byte of output, or a step of `relight.worker.progress`.
 
 The workers of a node are quiet
 
-- once all of them have been idle, without a sign, for `idle_s`; or
-- once no sign has come and none of them was working for `silent_s`, if signs had come regularly
-  before. Without this, a rank in an endless loop would look busy for ever.
+- after `idle_s` in which all of them were idle, without a sign; or
+- after `silent_s` without a sign and without a working one, if signs came regularly before.
+  Without this rule, a rank in an endless loop would look busy for ever.
 
-Both times grow with what the job has shown, to ten times the longest pause after which it went on,
-the first one only if the user has not set it. The job hangs if the workers of all nodes are quiet;
-that is decided by core/group/membership.
+Both times adapt to the job: they grow to ten times the longest pause that it recovered from, the
+first one only if the user did not set it. The job hangs if the workers of all nodes are quiet;
+core/group/membership decides that.
 """
 
 from collections.abc import Mapping
@@ -25,23 +25,23 @@ from typing import NamedTuple
 from relight.base.values import HangTimeout
 
 _BUSY_CPU = 0.05
-"""Share of a CPU below which a worker is idle: the threads of torch that wait use less."""
+"""Share of a CPU below which a worker is idle. Waiting torch threads use less."""
 _BUSY_BYTES = 1024.0
 """Bytes a second: the heartbeats of NCCL's monitor on the store are fewer."""
 _BUSY_FAULTS = 100.0
-"""Page faults a second: a loop that only waits has none."""
+"""Page faults per second. A loop that only waits causes none."""
 _LEAST_CPU_S = 0.05
-"""The system counts CPU time in steps of 0.01 s: one step is no evidence."""
+"""The system counts CPU time in steps of 0.01 s; a single step proves nothing."""
 _WINDOW_S = 1.0
 """Use is measured over so long, or over the time between two observations if that is longer."""
 _TIMES = 10
-"""A pause is no hang until it is so many times as long as the longest one before."""
+"""A pause counts as a hang from this multiple of the longest earlier pause on."""
 _REGULAR = 5
-"""Signs come regularly after so many."""
+"""Number of signs after which they count as regular."""
 
 
 class Usage(NamedTuple):
-    """What a worker and all its descendants have used so far: seconds of CPU time, bytes passed to
+    """Cumulative usage of a worker and all its descendants: seconds of CPU time, bytes passed to
     read(2) and write(2), and page faults.
     """
 
@@ -51,10 +51,10 @@ class Usage(NamedTuple):
 
 
 class Observation(NamedTuple):
-    """What is seen of a node's workers at one time.
+    """One observation of a node's workers.
 
-    `workers`: by local rank, without those that have ended. `signs`: bytes of output and the
-    highest step; any change is a sign.
+    `workers`: usage by local rank, running workers only. `signs`: bytes of output and the highest
+    step; any change is a sign.
     """
 
     workers: Mapping[int, Usage]
@@ -72,7 +72,7 @@ class Activity:
     """The activity of one node's workers in one generation.
 
     Args:
-        limits: what the user allows.
+        limits: the limits set by the user.
         every_s: the time between two observations.
     """
 
@@ -88,10 +88,10 @@ class Activity:
         self._longest_silence_s = 0.0  # without a sign
 
     def observe(self, seen: Observation | None, now: float) -> Quiet | None:
-        """Return for how long the workers have been quiet if that is too long, else None.
+        """Return how long the workers have been quiet, or None while that is within the limits.
 
         Args:
-            seen: what is seen; None while they can't run, because they are frozen.
+            seen: the observation; None while they can't run because they are frozen.
             now: the time.
         """
         recent = self._recent

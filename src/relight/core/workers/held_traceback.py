@@ -1,13 +1,13 @@
-"""Decides which output of a worker is held back on a terminal: the traceback with which it ends.
+"""Holds back the fatal traceback of a worker on a terminal.
 
 The failure report shows that traceback, and often several workers end with the same one. So it is
-held back until the workers have ended, and then shown once (core/workers/traceback_groups).
-Everything else that a worker prints, tracebacks that it has caught included, is shown at once.
+held back until the workers have ended, and then shown once (core/workers/traceback_groups). All
+other output, including tracebacks of caught exceptions, is shown immediately.
 
-What tells them apart is the worker itself: while it prints an exception that it has caught, its
-main thread is in the middle of its program; while Python prints the exception that ends it, and
-shuts down after that, which takes torch seconds, the program is no longer on the stack. The agent
-looks at the stack from outside (host/stacks).
+The stack of the worker tells the two apart. While it prints a caught exception, its main thread is
+in the middle of its program. While Python prints the fatal exception and then shuts down, which
+takes torch seconds, the program is no longer on the stack. The agent looks at the stack from
+outside (host/stacks).
 
     state     meaning                          events
     PASSING   nothing is held                  a traceback begins: HELD, and look at the worker
@@ -17,15 +17,15 @@ looks at the stack from outside (host/stacks).
                                                held too long, or too much: show all, PASSING
     ENDED     the worker has ended             output follows what is held; if nothing is, it passes
 
-Invariants: what was shown and what is held, one after the other, is what the worker has printed.
-Until the worker has ended, something is held for five seconds at most, and it is looked at.
+Invariants: the shown bytes followed by the held bytes are the worker's output. While the worker
+runs, bytes are held for five seconds at most, during which the agent looks at its stack.
 
-A chunk of output that has no traceback costs some searches in its bytes. The worker is looked at
-four times a second at most, however many tracebacks it prints.
+A chunk of output without a traceback costs some searches in its bytes. The agent looks at the stack
+at most four times a second, however many tracebacks the worker prints.
 """
 
 _LONGEST_S = 5.0
-"""How long a traceback is held back while its worker has not ended."""
+"""How long a traceback is held back while its worker runs."""
 _PAUSE_S = 0.25
 """The time between two looks at the worker."""
 _MOST = 64 * 1024
@@ -45,12 +45,12 @@ class HeldTraceback:
         self._looked_at = float("-inf")
         self._due: float | None = None
         self._seen: list[bool | None] = []
-        """What the looks at the worker have told since then."""
+        """Results of looking at the worker since then."""
         self._has_ended = False
 
     @property
     def held(self) -> bytes:
-        """What is held back."""
+        """The output held back."""
         return bytes(self._held)
 
     @property
@@ -63,7 +63,7 @@ class HeldTraceback:
         return self._due is not None and now >= self._began + _LONGEST_S
 
     def output(self, data: bytes, now: float) -> bytes:
-        """Take output of the worker; return what to show now."""
+        """Process output of the worker; return the output to show now."""
         if self._held and self._is_certain:
             self._held += data
             return self.release() if len(self._held) > _MOST else b""
@@ -88,10 +88,10 @@ class HeldTraceback:
         return self._due
 
     def looked(self, ends: bool | None, now: float) -> bytes:
-        """Take what was seen of the worker; return what to show now.
+        """Process a look at the worker; return the output to show now.
 
         Args:
-            ends: whether its main thread no longer runs its program; None if that can't be seen.
+            ends: whether its main thread has left its program; None if that can't be seen.
             now: the time.
         """
         self._looked_at = now
@@ -104,7 +104,7 @@ class HeldTraceback:
         return b""
 
     def worker_ended(self) -> None:
-        """Note that the worker has failed: nothing has to be decided about it any more."""
+        """Record that the worker failed, which settles every pending decision."""
         self._has_ended = True
         self._due = None
 
@@ -138,7 +138,7 @@ def _beginning(data: bytes) -> tuple[int, bool]:
 
 def _place_of_syntax_error(data: bytes, *, is_cut: bool) -> tuple[int, bool]:
     """Return where a SyntaxError in the script itself begins, and whether its first line is whole.
-    It has no header: first comes a place that has no function.
+    It lacks a header and begins with a place without a function.
     """
     at = data.find(_FILE)
     while at >= 0:

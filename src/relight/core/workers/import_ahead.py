@@ -1,10 +1,10 @@
-"""When workers' imports are done ahead, done again, and waited for (--preload=auto, --keep-warm).
+"""When to import ahead, repeat or await workers' imports (--preload=auto, --keep-warm).
 
-learned     what the first worker imports is complete at its first optimizer step. Where no step
-            can be seen (no torch, a compiled step), it is when nothing new came for a while
+learned     the imports of the first worker are complete at its first optimizer step or, where no
+            step can be seen (no torch, a compiled step), after a while without a new one
 replaced    a process that lacks modules is replaced by a complete one, each time later and for
             more modules, so that a worker that imports for ever does not cost more and more
-awaited     a job waits for another job's imports as long as that ends before its own would
+awaited     a job waits for another job's imports while they will finish before its own would
 """
 
 from typing import NamedTuple
@@ -21,21 +21,21 @@ may not train at all, or with a compiled step, which runs no hooks.
 SHARE = 0.01
 """Of the modules that a process has: if it lacks fewer, to import all of them again costs more."""
 UNKNOWN_S = 20.0
-"""How long a job waits for imports that may take any time. A cold start takes ten seconds."""
+"""How long a job waits for imports of unknown duration. A cold start takes ten seconds."""
 SLOW_START_S = 2.0
-"""After this, the progress of an import tells how long it takes."""
+"""After this, the progress of an import predicts its duration."""
 
 
 class WorkerImports(NamedTuple):
-    """What is known of the first worker's imports.
+    """Import state of the first worker.
 
     Attributes:
-        modules: how many it has imported.
-        age_s: how long ago its generation began.
-        quiet_s: how long ago it imported a new one.
-        has_optimizer: it has imported torch's optimizers.
-        has_stepped: one of them has done a step.
-        is_restarted: an earlier generation has failed.
+        modules: number of imported modules.
+        age_s: time since its generation began.
+        quiet_s: time since its last new import.
+        has_optimizer: whether torch's optimizers are imported.
+        has_stepped: whether an optimizer has done a step.
+        is_restarted: whether an earlier generation failed.
     """
 
     modules: int
@@ -63,7 +63,7 @@ class ImportProgress(NamedTuple):
 
 
 def are_complete(seen: WorkerImports) -> bool:
-    """Return whether it is time to import ahead what the first worker has imported."""
+    """Return whether it is time to import the first worker's modules ahead."""
     if not seen.modules:
         return False
     if seen.has_stepped or seen.is_restarted:
@@ -74,13 +74,13 @@ def are_complete(seen: WorkerImports) -> bool:
 
 
 def pays_to_replace(lacking: int, modules: int, quiet_s: float, replaced: int) -> bool:
-    """Return whether to replace a process with the modules by a complete one.
+    """Return whether to replace a process that has imported the modules by a complete one.
 
     Args:
-        lacking: modules that workers import and it has not.
-        modules: those that it has.
-        quiet_s: how long ago a worker has imported a new one.
-        replaced: how many processes were replaced so far.
+        lacking: number of workers' modules that the process lacks.
+        modules: number of modules in the process.
+        quiet_s: time since a worker's last new import.
+        replaced: number of processes replaced so far.
     """
     times = float(1 << min(replaced, 30))
     return lacking > modules * SHARE * times and quiet_s >= QUIET_S * times
@@ -90,9 +90,9 @@ def pays_to_wait(made: ImportProgress, waited_s: float, cold_s: float | None) ->
     """Return whether to wait for a process that imports the modules, instead of a cold start.
 
     Args:
-        made: that process.
-        waited_s: how long this job has waited by now.
-        cold_s: how long the imports of a cold start take; None if that is unknown.
+        made: the progress of that process.
+        waited_s: time that this job has waited so far.
+        cold_s: duration of a cold start's imports; None if unknown.
     """
     left_s = _left_s(made)
     if left_s is None or cold_s is None:

@@ -1,7 +1,7 @@
-"""Decides whether the other ranks of a node keep their process when one has failed.
+"""Decides whether the surviving ranks of a node keep their processes after a failure.
 
-Survivors leave the group of the failed rank and join the next one (worker/recovery). What does not
-fit ends in an ordinary restart, which starts all ranks anew.
+Survivors leave the group of the failed rank and join the next one (worker/recovery). All other
+cases end in an ordinary restart, with new processes for all ranks.
 """
 
 from collections.abc import Collection
@@ -11,11 +11,11 @@ from relight.base.text import format_duration, format_ranks
 
 
 class Survivors(NamedTuple):
-    """What is known when a rank has failed.
+    """State of the other ranks at a failure.
 
-    `alive` are the local ranks of the others, `inside` those that run a recoverable function.
-    `step` is the highest that any rank has reported, None for none; `began_at` what it was when the
-    generation began, if that was a recovery, -1 for none then.
+    `alive` are their local ranks, `inside` those that run a recoverable function. `step` is the
+    highest reported step, or None. `began_at` is `step` at the beginning of a generation that began
+    with a recovery; -1 means that no step was reported by then.
     """
 
     alive: Collection[int]
@@ -44,9 +44,9 @@ def why_stopped(finished: Collection[int], late: Collection[int], limit_s: float
     """Return why the ranks that were leaving their group restart.
 
     Args:
-        finished: the local ranks that have exited with 0 meanwhile.
-        late: those that have not left it.
-        limit_s: how long they had for it, in seconds.
+        finished: the local ranks that exited with 0 while leaving.
+        late: the local ranks still in the group.
+        limit_s: time limit for leaving it, in seconds.
     """
     if finished:
         return f"local {format_ranks(sorted(finished))} finished before leaving the group"

@@ -52,7 +52,7 @@ class RepeatedLines:
         """The same lines, each in order; a rank that has printed one has printed all before."""
         self._size = 0
         self._place = 0
-        """How many lines and other pieces of output were shown."""
+        """Number of lines and other pieces of output shown."""
         self._ranks: set[int] = set()
         self._due: float | None = None
 
@@ -79,7 +79,7 @@ class RepeatedLines:
         return b"\n".join(shown)
 
     def said(self) -> None:
-        """Note that something else is shown."""
+        """Record that other output is shown."""
         self._place += 1
 
     def deadline(self) -> float | None:

@@ -2,11 +2,11 @@
 the machine.
 
 The worker makes it, at a path beside its error file (shared_page), when it first calls a function
-of `relight.worker`; the agent makes it if it has something to say before. Each word has one writer,
-which never reads it back to decide something. A bug of the script can write anything anywhere, so
-readers take words through the functions below: a word out of bounds is no report.
-A change of what words mean changes `SUFFIX`: workers that start after an upgrade may import another
-version than that of their agent, and the two then share nothing.
+of `relight.worker`; the agent makes it if it has something to say earlier. Each word has one
+writer, which never bases a decision on reading it back. A bug in the script can write anything
+anywhere, so readers take words through the functions below, which ignore a word out of bounds.
+Change `SUFFIX` whenever the meaning of a word changes: workers that start after an upgrade may
+import another version than their agent, and must then share nothing with it.
 """
 
 import struct
@@ -15,7 +15,7 @@ from collections.abc import Callable
 SIZE = 4096
 """Bytes of the file."""
 SUFFIX = ".shared"
-"""What the file's name has after the name of the error file."""
+"""Suffix that the name of the error file gets for this file."""
 
 LIMIT = 0
 """By the agent: no worker may return from this call of `should_checkpoint` before AGREED is set, or
@@ -29,7 +29,8 @@ LEAVE = 3
 JOIN = 4
 """By the agent: how many of them it has replaced by a new one, whose variables are in a file."""
 MOST_LEFT_S = 2e6
-"""The latest deadline from now, in seconds: that of the command line (`values.MOST_SECONDS`)."""
+"""The latest deadline from now, in seconds; the same as on the command line
+(`values.MOST_SECONDS`)."""
 
 CALLS = 8
 """By the worker: how often it has called `should_checkpoint`."""
@@ -46,11 +47,11 @@ LEFT = 13
 JOINED = 14
 """By the worker: the value of JOIN that it has obeyed."""
 VARIABLES_SUFFIX = ".group.json"
-"""What the name of the file with the variables of a new group has after that of the error file."""
+"""Suffix that the name of the error file gets for the file with the variables of a new group."""
 WRITES = 15
-"""By the worker: how often it has begun or ended to write VALUES; odd while it writes."""
+"""By the worker: incremented before and after each write of VALUES; odd during a write."""
 VALUES = 16
-"""By the worker: what it has reported last: a name of NAME_WORDS words, and a float, each."""
+"""By the worker: its last reported values, each a name of NAME_WORDS words and a float."""
 MOST_VALUES = 8
 NAME_WORDS = 3
 MOST_NAME_BYTES = 8 * NAME_WORDS
@@ -79,7 +80,7 @@ def progress(page: memoryview, began: float, now: Callable[[], float]) -> tuple[
 
 
 def values(page: memoryview) -> tuple[str, ...]:
-    """Return what the worker has reported last, as `loss=0.31`; empty while it writes."""
+    """Return the last reported values, as `loss=0.31`; empty while the worker writes."""
     writes, width = page[WRITES], NAME_WORDS + 1
     data = page[VALUES : VALUES + MOST_VALUES * width].tobytes()
     if writes % 2 or page[WRITES] != writes:

@@ -1,4 +1,4 @@
-"""What the status line of a terminal says while the agent waits, and when it changes."""
+"""The text of a terminal's status line while the agent waits, and when it changes."""
 
 import re
 
@@ -13,9 +13,9 @@ def line(what: str, waited_s: float, columns: int) -> str:
     """Return the line, in one row of the terminal.
 
     Args:
-        what: what the agent waits for.
-        waited_s: for how long it has.
-        columns: the width of the terminal; 0 if that is not known.
+        what: the event that the agent waits for.
+        waited_s: time spent waiting so far.
+        columns: the width of the terminal; 0 if unknown.
     """
     text = f"relight: {format_duration(waited_s)}: {what}"
     text = "".join(each if each.isprintable() else "?" for each in text)

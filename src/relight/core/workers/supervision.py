@@ -6,9 +6,9 @@ States and transitions:
       | one exits other than with 0, the agent gets a signal, or
       | the coordinator stops the generation                   -> STOPPING
       | the first or the last, while workers run that got the
-      | notice of a preemption: they may be saving             -> SAVING
+      | notice of a preemption and may be saving               -> SAVING
       | one fails, and the others can stay                     -> LEAVING
-      | they are told to save a checkpoint and leave           -> SAVING
+      | the order comes to save a checkpoint and leave         -> SAVING
       | the last one exits with 0                              -> ENDED
     LEAVING   survivors of a failed worker leave its group and keep their process; others may fail
       | all of them have left it                               -> LEFT
@@ -57,9 +57,9 @@ from relight.events.event_types import (
 )
 
 FOR_EVER = float("inf")
-"""The end of a lease that has none, as in a job of one node."""
+"""The end of a lease that never expires, as in a job of one node."""
 UNKILLABLE_AFTER_S = 60.0
-"""How long a process may take to exit after SIGKILL; then the agent waits for it no longer."""
+"""How long the agent waits for a process to exit after SIGKILL."""
 
 
 NOTICE_S = 120.0
@@ -70,15 +70,15 @@ _LONGEST_S, _SHORTEST_S, _SHORTEST_REFUSED_S = 30.0, 10.0, 1.0
 
 
 def patience_s(grace_s: float, *, refused: bool) -> float:
-    """Return how long to wait, from SIGKILL on, for processes that workers have left: as long as
-    the grace time, within limits.
+    """Return how long to wait for the workers' leftover processes after SIGKILL: the grace time,
+    within limits.
 
-    The kernel may need seconds to free the memory of a large process, during which a next worker
-    would find none. Nothing is gained by waiting for those that can't be killed at all.
+    The kernel may need seconds to free the memory of a large process, memory that the next worker
+    needs. Waiting for processes that can't be killed at all gains nothing.
 
     Args:
         grace_s: the grace time (--shutdown-timeout).
-        refused: the system has refused to signal any of them, as they are another user's.
+        refused: whether the system refused to signal any of them because another user owns it.
     """
     shortest = _SHORTEST_REFUSED_S if refused else _SHORTEST_S
     return min(max(grace_s, shortest), _LONGEST_S)
@@ -108,11 +108,11 @@ _STAYING = SupervisionState.LEAVING, SupervisionState.LEFT
 
 
 class SaveAndLeave(NamedTuple):
-    """Event: the workers are told to save a checkpoint and leave."""
+    """Event: the order to save a checkpoint and leave."""
 
 
 class Noticed(NamedTuple):
-    """Event: these workers got a signal that announces a preemption, and have a handler for it."""
+    """Event: these workers got a signal that announces a preemption, and can handle it."""
 
     local_ranks: Sequence[int]
 
@@ -183,7 +183,7 @@ class Supervision:
         )
 
     def step(self, event: Event | SaveAndLeave | Noticed | Recovering, now: float) -> list[Effect]:
-        """Take one event and return the effects.
+        """Process one event and return the effects.
 
         Events that change nothing: anything after ENDED, a second exit of a worker, a Tick too
         early.
@@ -246,7 +246,7 @@ class Supervision:
         return self._deadline
 
     def explain(self, now: float) -> str:
-        """Return in words what the agent is waiting for."""
+        """Describe the event that the agent is waiting for."""
         from relight.base.text import format_ranks
 
         alive = f"local {format_ranks(self.alive)}"

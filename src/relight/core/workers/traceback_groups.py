@@ -20,7 +20,7 @@ _LONG = 25
 
 def split(held: bytes) -> tuple[tuple[str, ...], bytes]:
     """Return the lines of the traceback at the beginning of a worker's last output, and the output
-    that follows it. If the traceback is not complete, there are no lines, and all is output.
+    that follows it. An incomplete traceback yields no lines; everything counts as output.
     """
     raw = held.split(b"\n")
     lines, end = last_raised([line.decode(errors="replace") for line in raw])
@@ -31,11 +31,11 @@ def split(held: bytes) -> tuple[tuple[str, ...], bytes]:
 
 
 def grouped(tracebacks: Mapping[int, Sequence[str]], report: str) -> list[str]:
-    """Return a text for each distinct traceback that is not in a report.
+    """Return a text for each distinct traceback that is missing from a report.
 
     Args:
-        tracebacks: the lines of each, by rank.
-        report: what is shown anyway; may be empty.
+        tracebacks: the lines of each traceback, by rank.
+        report: the report, which is shown anyway; may be empty.
     """
     shown = {_key(line) for line in report.split("\n")}
     groups: dict[tuple[str, ...], list[int]] = {}

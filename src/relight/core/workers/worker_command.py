@@ -32,21 +32,21 @@ OF_ONE_WORKER = (
 )
 """Variables that differ between workers or generations."""
 FLAGS = "-uXfaulthandler"
-"""What workers' interpreters get: unbuffered output, and the Python stack of a crash, which an
-environment variable would give the worker's own programs as well. One word, like torchrun's `-u`:
-scripts and wrappers count on the script's place in the command line.
+"""Options of workers' interpreters: unbuffered output, and the Python stack of a crash. An
+environment variable would also affect the programs that the worker starts. One word, like
+torchrun's `-u`, because scripts and wrappers count on the script's place in the command line.
 """
 LAUNCH_PASSES = "launch passes --local-rank: add that name, or use --use-env and LOCAL_RANK"
-"""What to do about a script that knows only the flag of the old torch.distributed.launch."""
+"""Remedy for a script that knows only the flag of the old torch.distributed.launch."""
 RECOVERY = "RELIGHT_RECOVERY"
 """A variable of workers whose agent lets survivors of a failure stay (worker/recovery)."""
 _MACRO = "${local_rank}"
 _OF_AGENTS = ("RELIGHT_TOKEN", STATUS_TOKEN)
-"""Variables hidden from the workers: agents and users prove with them what they may do."""
+"""Variables hidden from the workers, because they are credentials of agents and users."""
 
 
 class Command(NamedTuple):
-    """What all workers of this node have in common.
+    """Parameters common to all workers of this node.
 
     `run_path` is what Python runs for `--run-path`: -c and a program;
     `local_rank_argument` is set for `relight launch` without `--use-env`; `agent_store` tells
@@ -96,8 +96,8 @@ def argv(command: Command, local_rank: int) -> tuple[str, ...]:
 
 
 def with_local_rank(argument: str, local_rank: int) -> str:
-    """Return an argument with `${local_rank}` replaced; `$${local_rank}` stands for the literal
-    text, as in torchrun.
+    """Return an argument with `${local_rank}` replaced; `$${local_rank}` escapes it, as in
+    torchrun.
     """
     if _MACRO not in argument:
         return argument
@@ -153,7 +153,8 @@ def variables(
     """Return the worker's whole environment.
 
     Raises:
-        UsageError: if CUDA_VISIBLE_DEVICES has no device for this worker of `--virtual-local-rank`.
+        UsageError: if CUDA_VISIBLE_DEVICES lacks a device for this worker of
+            `--virtual-local-rank`.
     """
     spec, env = command.spec, command.env
     result = common_variables(command)

@@ -2,13 +2,13 @@
 
 The page listens on TCP, so other users can connect, and a browser connects on behalf of any site
 that its user visits. So
-- what shows the job needs the page's token, unless the page is public. It comes in the header
-  `Authorization` alone: an address gets into logs and histories. The page has it from the part of
-  its address that browsers do not send (`#token=`);
-- a request must name this server by an address, or by a name that is its own: a name of another
+- a request that shows the job needs the page's token, unless the page is public. It is only
+  accepted in the header `Authorization`, as addresses get into logs and histories. The page gets
+  it from the part of its address that browsers do not send (`#token=`);
+- a request must name this server by an address, or by its own name; a name of another
   site that resolves to this address (DNS rebinding) is refused;
-- what another site has made a browser ask for is refused, except for opening the page itself;
-- what acts on the job needs the page's token, and comes from the page itself.
+- a request that another site caused is refused, except for opening the page itself;
+- a request that acts on the job needs the page's token, and must come from the page itself.
 """
 
 import hmac
@@ -28,7 +28,8 @@ HEADERS = {
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
     "Cache-Control": "no-store",
 }
-"""Of every answer. No script of another origin, none inside the page, no frame around it."""
+"""Headers of every response. No script of another origin, none inside the page, no frame around it.
+"""
 _LOCAL = frozenset({"localhost", "localhost.localdomain"})
 _BEARER = "Bearer "
 

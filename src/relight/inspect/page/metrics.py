@@ -44,7 +44,7 @@ COUNTERS = frozenset({
     "relight_job_restarts", "relight_job_failures", "relight_host_failures",
     "relight_rank_cpu_seconds",
 })  # fmt: skip
-"""Those that only rise; for Prometheus, their names end with `_total`."""
+"""Metrics that only rise; for Prometheus, their names end with `_total`."""
 Samples = list[tuple[dict[str, str], float]]
 """Labels and values."""
 _STATES = ("waiting", "running", "stopping", "done", "succeeded", "failed", "cancelled", "lost")
@@ -103,12 +103,12 @@ def labels_of(reading: Reading) -> dict[str, str]:
 
 
 def unique_id(job: NodeSnapshot) -> str:
-    """Return the id of a job that no other host of a fleet has: pids are those of one host."""
+    """Return a job id that is unique in a fleet, as pids are unique only on one host."""
     return f"{job.id}@{job.host}"
 
 
 def families(reading: Reading) -> Iterator[tuple[str, Samples]]:
-    """Yield the metrics that are known, each with its samples."""
+    """Yield the metrics with known values, each with its samples."""
     job, state = reading.job.nodes[0], shown_state(reading)
     counted = Counter(state_of(rank, node).split(" ")[0] for node, rank in ranks_of(reading.job))
     info = {"run_id": job.run_id, "host": job.host, "role": job.role, "user": job.user}

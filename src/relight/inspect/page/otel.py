@@ -1,5 +1,5 @@
-"""Traces and metrics of a job by OpenTelemetry (OTLP over HTTP), as its standard variables say
-(https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/).
+"""Traces and metrics of a job by OpenTelemetry (OTLP over HTTP), configured by its standard
+variables (https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/).
 
 A job is a trace: a span for it, one below it for each generation, and one below that for each phase
 on each node. A span is sent when it has ended. The metrics have the names of `metrics`.
@@ -22,7 +22,7 @@ _PROTOCOL = "http/protobuf"
 
 
 def wanted(variables: Mapping[str, str]) -> tuple[str, ...]:
-    """Return which of TRACES and METRICS the environment asks for."""
+    """Return those of TRACES and METRICS that the environment enables."""
     if variables.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return ()
     common = bool(variables.get("OTEL_EXPORTER_OTLP_ENDPOINT"))
@@ -71,7 +71,7 @@ class _Sender:
         logger.propagate = False
         logger.addHandler(_FirstError(say))
         job = read().job.nodes[0]
-        # What OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES say comes before that.
+        # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES take precedence.
         own = {"service.name": "relight", "service.instance.id": metrics.unique_id(job),
                "service.version": job.version, "host.name": job.host, "user.name": job.user,
                "relight.scheduler": job.scheduler,
@@ -129,7 +129,7 @@ class _Trace:
             self._take_generation(row, after)
         for node, (bars, _) in reading.history.lanes.items():
             is_over = own.state == ENDED or reading.gone
-            # What workers did in a generation is known when it has ended.
+            # The phases of workers in a generation are known after its end.
             latest = max(bar.generation for bar in bars) + is_over
             self._take_phases(node, [bar for bar in bars if bar.generation < latest])
         if own.state == ENDED and own.exit_code:
@@ -204,7 +204,7 @@ def _meters(read: Callable[[], Reading], resource: Any) -> Any:
 
 
 class _FirstError(logging.Handler):
-    """Tells the first error of OpenTelemetry, such as a collector that does not answer."""
+    """Reports the first error of OpenTelemetry, such as a collector that does not answer."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         super().__init__(logging.WARNING)

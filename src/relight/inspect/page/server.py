@@ -9,7 +9,7 @@
     POST /cancel     stops the job like ctrl-C
 
 All but the first require the token; on a public page, only POST does. The job is read only on
-request. `access` decides who gets an answer.
+request. `access` decides which requests are answered.
 """
 
 import contextlib
@@ -74,7 +74,7 @@ class PageServer(ThreadingHTTPServer):
 
     Args:
         host: the address to listen on.
-        port: 0 is any free one.
+        port: the port; 0 means any free one.
         token: required to read and to act; empty on a public page without actions.
         served: the job.
         is_public: whether anyone may read.
@@ -142,8 +142,8 @@ class _Request(BaseHTTPRequestHandler):
     server_version, sys_version = "relight", ""
 
     def handle_one_request(self) -> None:
-        """Handle a request if its head arrives in time: a client that sends it byte by byte would
-        block its slot forever.
+        """Handle a request if its head arrives in time, as a client that sends it byte by byte
+        would block its slot forever.
         """
         self._head_limit = threading.Timer(_LIMIT_S, self._give_up)
         self._head_limit.daemon = True
@@ -250,7 +250,7 @@ class _Request(BaseHTTPRequestHandler):
         return self.server_version
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Log nothing: the terminal belongs to the job."""
+        """Log nothing, as the terminal belongs to the job."""
 
     def _headers(self) -> dict[str, str]:
         return {name.lower(): value for name, value in self.headers.items()}
@@ -261,7 +261,7 @@ class _Request(BaseHTTPRequestHandler):
         except RelightError as error:
             hint = f"\nhint: {error.hint}" if error.hint else ""
             self._answer(503, _TEXT, f"{error.message}{hint}\n".encode())
-        except Exception as error:  # such as an import, after an upgrade: only this needs it
+        except Exception as error:  # such as an import that fails after an upgrade
             self._answer(500, _TEXT, f"internal error in relight: {describe_bug(error)}\n".encode())
 
     def _output(self, query: Mapping[str, list[str]]) -> None:
@@ -335,6 +335,6 @@ def _resolved(host: str, port: int) -> tuple[socket.AddressFamily, Any]:
 
 
 def _names(host: str) -> frozenset[str]:
-    """Return the names by which this server may be called, beside addresses."""
+    """Return the names by which this server may be addressed, in addition to IP addresses."""
     own = socket.gethostname()
     return frozenset(name.lower() for name in (host, own, socket.getfqdn(own)) if name)

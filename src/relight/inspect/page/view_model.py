@@ -34,7 +34,7 @@ _MOST_TEXT = 2000
 
 
 class Reading(NamedTuple):
-    """A reading of a job. `answers`: its agent answers, or it has ended; `gone`: it was killed."""
+    """A reading of a job. `answers` if its agent answers or it ended; `gone` if it was killed."""
 
     job: WholeJob
     rates: Rates
@@ -44,7 +44,7 @@ class Reading(NamedTuple):
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more follows."""
+        """Whether the job is over."""
         return self.gone or self.job.nodes[0].state == ENDED
 
 
@@ -104,7 +104,7 @@ class Events:
         )  # fmt: skip
 
     def shown(self) -> list[dict[str, Any]]:
-        """Return them."""
+        """Return the kept events."""
         return list(self._kept)
 
 
@@ -185,7 +185,7 @@ def _progress(reading: Reading) -> dict[str, Any]:
 
 def _row(node: NodeSnapshot, rank: RankSnapshot, reading: Reading) -> list[Any]:
     """Return a row of the table, in the order of COLUMNS in page.js. For a rank that has ended,
-    resource usage is the last known, at the time at the end of the row.
+    resource usage is the last known, from the time at the end of the row.
     """
     use, pace = rank.use, reading.rates.of(node, rank)
     is_over = rank.exitcode is not None or reading.is_over or not reading.answers
@@ -205,7 +205,7 @@ def _line(rank: RankSnapshot) -> str:
 
 
 def state_of(rank: RankSnapshot, node: NodeSnapshot) -> str:
-    """Return the state of a rank in a word; how it ended may follow."""
+    """Return the state of a rank in a word, sometimes followed by the cause of its end."""
     if rank.exitcode is None:
         return "running" if node.exit_code is None else "unknown"
     if rank.stop_signal and rank.rank not in node.blamed:
@@ -214,7 +214,7 @@ def state_of(rank: RankSnapshot, node: NodeSnapshot) -> str:
         return "hung"
     if rank.exitcode < 0:
         return f"killed ({signal_name(-rank.exitcode)})"
-    failed = rank.exitcode or rank.rank in node.blamed  # that one has left too early
+    failed = rank.exitcode or rank.rank in node.blamed  # a blamed rank left too early
     return f"failed ({rank.exitcode})" if failed else "succeeded"
 
 

@@ -1,5 +1,5 @@
-"""Reads a job for its page: from the sockets of its agents, at most once a second however many
-ask.
+"""Reads a job for its page: from the sockets of its agents, at most once a second, however many
+browsers ask.
 """
 
 import threading
@@ -21,7 +21,7 @@ from relight.processes.running_jobs import JobDirectory
 
 _EVERY_S = 0.9
 _SHARE = 4.0
-"""Inverse of the share of time spent on readings: one of 1,000 ranks takes 0.3 s."""
+"""Inverse of the share of time spent on readings; reading 1,000 ranks takes 0.3 s."""
 _MOST_RECORDS = 2000
 """Events of a node kept for its lane: a generation of eight workers has twenty."""
 
@@ -35,7 +35,7 @@ class WatchedJob:
         actions: the page's actions.
 
     Raises:
-        UsageError: if unknown job.
+        UsageError: if the job is unknown.
     """
 
     def __init__(self, jobs: JobDirectory, job: str, actions: Iterable[str]) -> None:
@@ -68,7 +68,7 @@ class WatchedJob:
             return self._reading
 
     def output(self, rank: int, stream: str) -> str:
-        """Return the end of a rank's output, as far as its agent has it."""
+        """Return the end of a rank's output that its agent still holds."""
         for number, node in enumerate(self.reading().job.nodes):
             for each in node.ranks:
                 if each.rank == rank:
@@ -90,7 +90,7 @@ class WatchedJob:
         own = before.job.nodes[0]
         if self._look and (own.state == ENDED or before.gone):
             return
-        is_new = self._ask_events()  # first: when no agent answers, the last snapshot is there
+        is_new = self._ask_events()  # first, as the last snapshot exists once no agent answers
         found = self._jobs.find_whole(self.job)
         gone = found is None and not agent_processes.lives(own.pid)
         job = found or before.job
@@ -126,10 +126,10 @@ class _NodeSeen:
     def __init__(self) -> None:
         self.records: list[TimedEvent] = []
         self.number = 0
-        """Of the latest."""
+        """The number of the latest event."""
 
     def take(self, lines: Iterable[str]) -> Iterator[event_lines.Line]:
-        """Keep those lines that are new, and yield them."""
+        """Keep new lines, and yield them."""
         for text in lines:
             line = event_lines.read(text)
             number = fields.decode(text).get("n") if line is not None else None
@@ -144,8 +144,8 @@ class _NodeSeen:
 
 
 def _with_last_of_others(own: NodeSnapshot, before: WholeJob) -> WholeJob:
-    """Return a job that has ended here, with the last that was seen of its other nodes, which are
-    no longer asked. If it has succeeded, all ranks have; else it is not known how those ended.
+    """Return a job that has ended here, with the last snapshots of its other nodes, which are no
+    longer asked. If the job succeeded, so did all ranks; otherwise their outcome is unknown.
     """
     ended = EXIT_OK if own.exit_code == EXIT_OK else None
     others = [

@@ -8,16 +8,16 @@ from typing import Any
 from relight.job import launcher_file
 
 IMAGE = "ghcr.io/pytorch/torchx:2026.10.26"
-"""What a component's `image` is if nothing is said: TorchX's own image."""
+"""Default `image` of components: TorchX's own image."""
 
 AUTO, TORCHRUN = "auto", "torchrun"
 LAUNCHERS = (AUTO, launcher_file.INSTALLED, launcher_file.TRAVELS, TORCHRUN)
-"""What `relight submit --launcher` can be (`job/launcher_file.py`); all but torchrun mean
-`relight run`.
+"""Values of `relight submit --launcher` (`job/launcher_file.py`); all but torchrun mean `relight
+run`.
 """
 launcher: ContextVar[str] = ContextVar("launcher", default=AUTO)
-"""What built-in components start workers with: one of LAUNCHERS. `relight submit --launcher` sets
-it while it calls a component.
+"""The launcher of built-in components, one of LAUNCHERS. `relight submit --launcher` sets it while
+it calls a component.
 """
 
 BUILT_IN = {
@@ -32,7 +32,7 @@ def names() -> list[str]:
 
 
 def load(name: str) -> Callable[..., Any] | None:
-    """Return a built-in component, or None if there is none of this name."""
+    """Return the built-in component of a name, or None."""
     module, _, function = name.partition(".")
     if function not in BUILT_IN.get(module, ()):
         return None

@@ -1,8 +1,8 @@
 """A component's signature and docstring -> its command line.
 
-Each parameter is a flag `--name`, with underscores or dashes, and `-x` too if it is one letter;
-`Annotated[str, "-cn"]` gives it another name. `*args` is what stands after the flags, or after
-`--`, byte for byte.
+Each parameter is a flag `--name`, with underscores or dashes; one-letter names also get `-x`.
+`Annotated[str, "-cn"]` adds another name. `*args` receives the words after the flags, or after
+`--`, unchanged.
 """
 
 import inspect
@@ -25,8 +25,8 @@ _SUPPORTED = "str, int, float, bool, list[…], dict[…, …], tuple[…, …],
 
 
 class Parameter(NamedTuple):
-    """One flag. `names` are all its spellings, with their dashes; there are none for a type that no
-    text can stand for: such a parameter keeps its default.
+    """One flag. `names` are all its spellings, with their dashes, or empty for a type without a
+    textual form; such a parameter keeps its default.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Signature(NamedTuple):
 
 
 class ParsedArguments(NamedTuple):
-    """The values of the flags that were given, and what stands after them."""
+    """The values of the given flags, and the words after them."""
 
     values: Mapping[str, Any]
     rest: tuple[str, ...]
@@ -60,7 +60,7 @@ class ParsedArguments(NamedTuple):
 
 
 def signature_of(name: str, function: Callable[..., Any]) -> Signature:
-    """Return what a component can be given.
+    """Return the parameters of a component.
 
     Raises:
         UsageError: if a parameter has no type, or one without a command-line form; the message
@@ -157,7 +157,7 @@ def bind(
     """Return the arguments to call a component with.
 
     Args:
-        signature: of the component.
+        signature: the signature of the component.
         parsed: its command line, which takes precedence.
         settings: texts from a settings file.
         given: values from JSON or from Python, which take precedence over the settings.
@@ -185,7 +185,7 @@ def bind(
                 f"{signature.name} needs --{parameter.name}",
                 hint=parameter.help or f"relight submit {signature.name} --help",
             )
-    # What stands before `*args` can't be given by name once there are some.
+    # Parameters before `*args` can't be passed by name if there are any.
     first = [
         values.pop(parameter.name, parameter.default)
         for parameter in signature.parameters[: signature.before]

@@ -13,7 +13,7 @@ _PLAIN: dict[type, str] = {str: "text", int: "a whole number", float: "a number"
 class ParameterKind(NamedTuple):
     """A type: `base` is str, int, float, bool, list, dict or tuple; `items` are the types of a
     list's items, of a dict's keys and values or of a tuple's items, one by one; a tuple of any
-    length has `...` for its second. With `optional`, no text at all is None.
+    length has `...` for its second. With `optional`, an empty list, dict or tuple is None.
     """
 
     base: type
@@ -28,10 +28,10 @@ class ParameterKind(NamedTuple):
 
 
 def decode(text: str, kind: ParameterKind) -> Any:
-    """Return the value that a text on the command line stands for.
+    """Convert a command-line text to a value.
 
     Raises:
-        ValueError: if it does not fit; the message says what is expected.
+        ValueError: if the text does not fit; the message describes the expected form.
     """
     if kind.base is list:
         if not text:
@@ -76,8 +76,8 @@ def from_value(value: Any, kind: ParameterKind) -> Any:
 def pairs(text: str, outer: str = ",;") -> dict[str, str]:
     """Return `k=v,k2="a,b";k3=c,d` as a dict.
 
-    A value ends at the last separator before the next `=`, so that it may contain separators;
-    quotes around a value protect what is in it.
+    A value ends at the last separator before the next `=`, so it may contain separators;
+    quotes protect the content of a value.
 
     Raises:
         ValueError: if a key or a `=` is missing, or a quote is not closed.
@@ -114,7 +114,7 @@ def pairs(text: str, outer: str = ",;") -> dict[str, str]:
 
 
 def boolean(text: str) -> bool:
-    """Return what `true` or `false`, in any case, says."""
+    """Convert `true` or `false`, in upper or lower case."""
     if text.lower() not in ("true", "false"):
         raise ValueError("expected true or false")
     return text.lower() == "true"

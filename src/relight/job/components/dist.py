@@ -1,7 +1,7 @@
 """Components for training on several processes and nodes: one role, one replica per node.
 
-The command of a replica is `relight run` with torchrun's flags. With several nodes they meet at the
-host of replica 0, whose name the scheduler puts into the variable that `rank0_env` stands for.
+The command of a replica is `relight run` with torchrun's flags. Multiple nodes meet at the host of
+replica 0; the scheduler puts its name into the variable named by `rank0_env`.
 """
 
 import re
@@ -28,7 +28,7 @@ _DEBUG = {
     "TORCH_DISTRIBUTED_DEBUG": "DETAIL",
     "TORCH_SHOW_CPP_STACKTRACES": "1",
 }
-# The shell's way to say: this variable's value, or localhost where the scheduler set none.
+# Shell syntax for the variable's value, or localhost if the scheduler did not set it.
 _RANK0_HOST = f"$${{{macros.rank0_env}:=localhost}}"
 
 

@@ -28,7 +28,7 @@ def find(address: str) -> Component:
     """Return the function, or the class with a method `build`, at an address.
 
     Raises:
-        UsageError: if there is no such component, or its file does not load.
+        UsageError: if the component does not exist, or its file does not load.
     """
     found = components.load(address)
     if found is not None:
@@ -63,8 +63,8 @@ def registered(asked: str = "") -> dict[str, Component]:
     of the name.
 
     Args:
-        asked: the name of the wanted component. A package for TorchX that does not load, as where
-            there is no torchx, is an error only if it is of that package.
+        asked: the name of the wanted component. A TorchX package that does not load, such as
+            without torchx, is only an error if the component belongs to that package.
 
     Raises:
         UsageError: if one of these packages does not load.

@@ -31,11 +31,11 @@ class JobSize(NamedTuple):
 def parse_name(
     name: str, script: str | None, m: str | None, script_args: Sequence[str] = ()
 ) -> Name:
-    """Return experiment and run of `EXPERIMENT/RUN`, `EXPERIMENT/`, `/RUN` or `RUN`; what is not
-    there comes from the script or module.
+    """Return experiment and run of `EXPERIMENT/RUN`, `EXPERIMENT/`, `/RUN` or `RUN`; missing
+    parts come from the script or module.
 
     Raises:
-        UsageError: if there is not exactly one of script and module.
+        UsageError: if unless exactly one of script and module is given.
     """
     if not (script or m):
         refuse_script(script_args)
@@ -47,10 +47,10 @@ def parse_name(
 
 
 def refuse_script(args: Sequence[str]) -> None:
-    """Refuse a script that is given as the first of its own arguments.
+    """Reject a script passed as the first of its own arguments.
 
     Raises:
-        UsageError: if it looks like one; the hint says how it is given.
+        UsageError: if the argument looks like a script; the hint shows the right form.
     """
     first, *rest = args or [""]
     if first.endswith(".py"):
@@ -62,7 +62,7 @@ def role_name(script: str | None, m: str | None) -> str:
     """Return the name of the role that runs a script or a module.
 
     Raises:
-        UsageError: if there is not exactly one of them.
+        UsageError: if unless exactly one is given.
     """
     if (not script) == (not m):
         both = "both are there" if script else "none is there"
@@ -76,10 +76,10 @@ def role_name(script: str | None, m: str | None) -> str:
 
 
 def parse_size(j: str) -> JobSize:
-    """Return what `MIN:MAXxWORKERS`, `NODESxWORKERS` or `WORKERS` says.
+    """Parse `MIN:MAXxWORKERS`, `NODESxWORKERS` or `WORKERS`.
 
     Raises:
-        UsageError: if it has another form, or there can be no such job.
+        UsageError: if the form is wrong or the size is impossible.
     """
     match = re.fullmatch("(?:([0-9]{1,18}(?::[0-9]{1,18})?)x)?([0-9]{1,18})", j)
     if match is None:
@@ -88,10 +88,10 @@ def parse_size(j: str) -> JobSize:
 
 
 def parse_size_of(h: str, j: str) -> JobSize:
-    """Return what `NODES` or `NODESxWORKERS` says; without WORKERS, as many as `h` has GPUs.
+    """Parse `NODES` or `NODESxWORKERS`; WORKERS defaults to the number of GPUs of `h`.
 
     Raises:
-        UsageError: if it has another form, there can be no such job, or the resource has no GPU.
+        UsageError: if the form is wrong, the size is impossible, or the resource lacks GPUs.
     """
     gpus = named_resources[h].gpu
     match = re.fullmatch("([0-9]{1,18})(?:x([0-9]{1,18}))?", j)

@@ -1,4 +1,4 @@
-"""Where in a file something of a component stands, for messages."""
+"""The source location of a part of a component, for messages."""
 
 import ast
 import inspect
@@ -25,7 +25,7 @@ def line_of(function: Callable[..., Any], parameter: str = "") -> str:
 
 
 def file_of(function: Callable[..., Any]) -> str:
-    """Return the file that a function, a class or what wraps one comes from."""
+    """Return the file of a function, a class or a wrapper of either."""
     inner = inspect.unwrap(getattr(function, "func", function))
     module = sys.modules.get(getattr(inner, "__module__", ""))
     code = getattr(inner, "__code__", None)

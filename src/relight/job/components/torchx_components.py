@@ -17,7 +17,7 @@ from relight.job.app import (
 
 
 def to_app(found: Any, component: str) -> AppDef:
-    """Return what a component returned as an AppDef.
+    """Convert the result of a component to an AppDef.
 
     Raises:
         UsageError: if it is neither relight's AppDef nor TorchX's.

@@ -17,7 +17,7 @@ _CREDENTIALS = ("ExpiredToken", "ExpiredTokenException", "InvalidClientTokenId",
                 "SignatureDoesNotMatch")  # fmt: skip
 _DENIED = ("AccessDenied", "AccessDeniedException", "403")
 _LOGIN = ("SSOError", "TokenRetrievalError", "CredentialRetrievalError", "LoginError")
-"""Exceptions of botocore, whose versions do not have all of them: a login is missing or expired."""
+"""Botocore exceptions for a missing or expired login; not every version defines all of them."""
 _ACTIONS = {"ListObjectsV2": "ListBucket"}
 """Actions of a policy that have another name than the operation."""
 
@@ -30,11 +30,11 @@ class Aws:
 
     @contextmanager
     def client(self, service: str, *, once: bool = False) -> Iterator[Any]:
-        """Yield a client of a service; its errors become RelightErrors.
+        """Yield a client of a service, and convert its errors to RelightErrors.
 
         Args:
             service: its name, such as `batch`.
-            once: whether a request is sent once, whatever comes of it.
+            once: whether to send each request only once, without retries.
 
         Raises:
             UsageError: if boto3, credentials or region are missing, or AWS refuses the request.
@@ -92,19 +92,19 @@ def _made(boto3: Any, service: str, once: bool) -> Any:
     from botocore.exceptions import InvalidRegionError
 
     said: dict[str, Any] = {"retries": {"total_max_attempts": 1}} if once else {}
-    if service == "s3":  # without it, addresses for some regions are signed as S3 no longer accepts
+    if service == "s3":  # the default signature for some regions is no longer accepted by S3
         said["signature_version"] = "s3v4"
     try:
         return _session(boto3).client(service, config=Config(**said))
     except InvalidRegionError:
         raise
-    except ValueError as error:  # AWS_ENDPOINT_URL is no URL
+    except ValueError as error:  # AWS_ENDPOINT_URL is not a URL
         raise UsageError(f"AWS: {_line(error)}", hint="AWS_ENDPOINT_URL=https://HOST") from None
 
 
 def _session(boto3: Any) -> Any:
-    """Return a session in the region of AWS_REGION, which the command `aws` reads, and boto3 does
-    not.
+    """Return a session in the region of AWS_REGION, which the `aws` command reads but boto3
+    ignores.
     """
     return boto3.session.Session(region_name=env.read().get("AWS_REGION") or None)
 
@@ -118,7 +118,7 @@ def _region_hint(boto3: Any) -> str:
 
 
 def explained(error: Any, service: str) -> RelightError:
-    """Return an error of a service of AWS in one line."""
+    """Format an AWS service error in one line."""
     said = error.response.get("Error") or {}
     code = str(said.get("Code") or "")
     message = " ".join(str(said.get("Message") or error).split())

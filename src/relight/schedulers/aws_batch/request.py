@@ -1,7 +1,7 @@
-"""The requests of an app to AWS Batch: a job definition, and a job of it.
+"""The requests of an app to AWS Batch: a job definition and a job based on it.
 
-An app of one replica is a job of one container; any other one is a multi-node parallel job, whose
-nodes are the replicas of all roles, in their order. Source: the API reference of AWS Batch
+An app with one replica is a single-container job. Any other app is a multi-node parallel job whose
+nodes are the replicas of all roles, in order. Source: the API reference of AWS Batch
 (RegisterJobDefinition, SubmitJob), and "Environment variables of jobs" in its user guide.
 """
 
@@ -36,7 +36,7 @@ _MOST_ROLES = 5
 _MOST_ATTEMPTS = 10
 _MOST_PRIORITY = 9999
 _MOST_BYTES = 24 * 1024
-"""How long a job definition may be (service quotas of AWS Batch)."""
+"""Maximum length of a job definition (service quotas of AWS Batch)."""
 _CAPABILITY = "node.kubernetes.io/instance-type"
 _REPLICA, _REPLICA_ENV, _RANK0_ENV = "\0replica\0", "RELIGHT_REPLICA_ID", "RELIGHT_RANK0_HOST"
 _DEVICES = {
@@ -55,7 +55,9 @@ try:
 except OSError:
     print(socket.gethostbyname(socket.gethostname()))
 """
-"""Sends nothing: it asks the system which of its addresses it would use, or which one it has."""
+"""Prints the address of this host without sending anything: the source address that the system
+would use, or else the address of the host name.
+"""
 _FETCH = (
     "import os, socket, urllib.request; socket.setdefaulttimeout(60); "
     f'urllib.request.urlretrieve(os.environ["{LAUNCHER_URL}"], "{_FOLDER}/relight")'
@@ -68,8 +70,8 @@ def definition(app: AppDef, cfg: Mapping[str, Any], name: str, token: str) -> di
     Args:
         app: the app with its macros.
         cfg: the options of the scheduler.
-        name: of the job, and of the definition.
-        token: of the agents.
+        name: the name of the job and of the definition.
+        token: the token of the agents.
 
     Raises:
         UsageError: if a part of the app or an option can't be expressed for AWS Batch.
@@ -134,10 +136,10 @@ def with_variable(made: Mapping[str, Any], name: str, value: str) -> dict[str, A
 
 
 def check_size(made: Mapping[str, Any]) -> None:
-    """Refuse a job definition that is longer than Batch takes.
+    """Reject a job definition that is too long for Batch.
 
     Raises:
-        UsageError: if it is.
+        UsageError: if it is too long.
     """
     size = len(json.dumps(made))
     if size > _MOST_BYTES:
@@ -154,7 +156,7 @@ def tags(app: AppDef, cfg: Mapping[str, Any]) -> dict[str, str]:
 
 
 def job_name(app_id: str) -> str:
-    """Return an app's id as a name that AWS Batch takes: letters, digits, hyphens, underscores."""
+    """Convert an app's id to a valid AWS Batch name: letters, digits, hyphens, underscores."""
     return re.sub(r"[^A-Za-z0-9_-]+", "-", app_id).lstrip("-_")[-_LONGEST:]
 
 
@@ -168,8 +170,8 @@ def _tag(text: str) -> str:
 
 
 def _retries(app: AppDef) -> dict[str, Any]:
-    """Return when Batch starts the job again: if its host was lost or is about to be, and after
-    another failure as often as a role says. Whatever it is, there are at most 10 attempts.
+    """Return the retry strategy: after the loss, or announced loss, of a host, and after other
+    failures as often as a role allows. Batch makes at most 10 attempts.
     """
     wanted = max(role.max_retries for role in app.roles)
     if wanted >= _MOST_ATTEMPTS:
@@ -187,7 +189,7 @@ def _retries(app: AppDef) -> dict[str, Any]:
 
 
 def _check_numbers(cfg: Mapping[str, Any]) -> None:
-    """Refuse numbers that Batch would."""
+    """Reject numbers that Batch would refuse."""
     if cfg.get("timeout") is not None and cfg["timeout"] < 1:
         raise UsageError(f"-cfg timeout={cfg['timeout']}: at least one minute")
     if not 0 <= (cfg.get("priority") or 0) <= _MOST_PRIORITY:
@@ -263,8 +265,8 @@ def _container(
 
 
 def _script(app: AppDef, own: Role, cfg: Mapping[str, Any], first: int) -> str:
-    """Return what the shell of a container runs: only there are the number of the node and the
-    address of the first one known, which Batch does not tell the first node itself.
+    """Return the shell script of a container. The node's number and the address of the first node
+    are only known there, and Batch does not set that address on the first node itself.
     """
     lines = [f"export {_REPLICA_ENV}=$((${{AWS_BATCH_JOB_NODE_INDEX:-0}} - {first}))"]
     if cfg.get("timeout"):
@@ -290,7 +292,7 @@ def _script(app: AppDef, own: Role, cfg: Mapping[str, Any], first: int) -> str:
 
 
 def _word(text: str) -> str:
-    """Return a word for the shell, with the number of the replica where it stands for it."""
+    """Quote a word for the shell and replace the placeholder with the replica number."""
     parts = [shlex.quote(part) if part else "" for part in text.split(_REPLICA)]
     return f'"${_REPLICA_ENV}"'.join(parts) or "''"
 

@@ -1,11 +1,11 @@
-"""Jobs on AWS Batch: a job definition and a job of it.
+"""Jobs on AWS Batch: a job definition and a job based on it.
 
     render   the requests (`request`), as JSON; neither credentials nor network are needed
-    submit   registers the definition, and submits the job; if that fails, neither stays
+    submit   registers the definition and submits the job; if that fails, removes both
     status   DescribeJobs, for multi-node jobs also of each node (`states`)
     logs     CloudWatch
     cancel   terminates the job
-    delete   terminates it if it runs, and deregisters its definition; Batch forgets the job itself
+    delete   terminates a running job and deregisters its definition; Batch forgets the job itself
              after a week
 
 The id of a job is QUEUE:NAME, as in TorchX.
@@ -44,7 +44,7 @@ from relight.schedulers.uninterruptible import finished
 
 _POLL_S = 2.0
 _PAGE = 100
-"""How many jobs DescribeJobs describes at once."""
+"""Maximum number of jobs in one DescribeJobs request."""
 _URL_S = 7 * 24 * 3600
 """For how long the launcher can be fetched: the longest that S3 allows."""
 _ALL = ("SUBMITTED", "PENDING", "RUNNABLE", "STARTING", "RUNNING", "SUCCEEDED", "FAILED")
@@ -78,7 +78,7 @@ class AwsBatch(Scheduler):
         self._aws = Aws()
 
     def affinity(self) -> int:
-        """Return how well AWS Batch suits this machine: it needs a queue that the user names."""
+        """Return how well AWS Batch suits this machine. It needs a queue named by the user."""
         return 1 if find_spec("boto3") is not None and env.read().get("AWS_PROFILE") else 0
 
     def render(self, app: AppDef, cfg: Mapping[str, Any], app_id: str) -> Request:
@@ -109,7 +109,7 @@ class AwsBatch(Scheduler):
             request.check_size(definition)
         arn = ""
         try:
-            # What is sent again after a lost answer is there twice.
+            # A retry after a lost answer would create a duplicate.
             with self._aws.client("batch", once=True) as batch:
                 arn = finished(batch.register_job_definition, **definition)["jobDefinitionArn"]
                 finished(batch.submit_job, **body["job"], jobDefinition=arn)
@@ -117,7 +117,7 @@ class AwsBatch(Scheduler):
             try:
                 if arn:
                     self._undo(body["job"], arn)
-                elif not isinstance(error, UsageError):  # it may be there, without a known number
+                elif not isinstance(error, UsageError):  # it may exist, without a known number
                     self._deregister_unknown(request_.app_id)
             except RelightError as second:
                 first = error.message if isinstance(error, RelightError) else "interrupted"
@@ -139,7 +139,7 @@ class AwsBatch(Scheduler):
         return found
 
     def logs(self, app_id: str, query: LogQuery) -> Iterator[str]:
-        """Return the lines that a replica has written, in all attempts; both streams are one."""
+        """Return the output lines of a replica in all attempts; both streams are one."""
         with self._aws.client("batch") as batch:
             job = _find(batch, app_id)
         if job is None:
@@ -218,7 +218,7 @@ class AwsBatch(Scheduler):
             return str(s3.generate_presigned_url("get_object", Params=where, ExpiresIn=_URL_S))
 
     def _undo(self, job: Mapping[str, Any], arn: str) -> None:
-        """Remove a definition, and the job that was made of it if only the answer was lost."""
+        """Remove a definition, and the job created from it if only the answer was lost."""
         try:
             with self._aws.client("batch") as batch:
                 for each in _named(batch, job["jobQueue"], job["jobName"]):
@@ -263,8 +263,8 @@ class AwsBatch(Scheduler):
     def _new_lines(
         self, group: str, stream: str, query: LogQuery, read: dict[str, str]
     ) -> Iterator[str]:
-        """Yield the lines of a stream from where `read` says, page after page; there are none left
-        when a page ends where it began, and a page may be empty before (API reference,
+        """Yield the lines of a stream, page after page, from the position in `read`. The stream
+        ends with a page whose end is its beginning; earlier pages may be empty (API reference,
         GetLogEvents).
         """
         arguments = {"logGroupName": group, "logStreamName": stream, "startFromHead": True}
@@ -273,7 +273,7 @@ class AwsBatch(Scheduler):
             with self._aws.client("logs") as logs:
                 try:
                     page = logs.get_log_events(**arguments, **_times(query), **token)
-                except logs.exceptions.ResourceNotFoundException:  # it has written nothing yet
+                except logs.exceptions.ResourceNotFoundException:  # no output yet
                     return
             for event in page["events"]:
                 yield from event["message"].removesuffix("\n").split("\n")
@@ -297,7 +297,7 @@ def _check_launcher(app: AppDef, cfg: Mapping[str, Any]) -> None:
 
 
 def _check_queue(batch: Any, queue: str) -> None:
-    """Refuse a queue that does not exist, before anything is made."""
+    """Reject a queue that does not exist, before anything is created."""
     if batch.describe_job_queues(jobQueues=[queue])["jobQueues"]:
         return
     known = list(_queues(batch))
@@ -363,7 +363,7 @@ def _deregister(batch: Any, app_id: str) -> None:
 
 
 def _is_of_relight(job: Mapping[str, Any]) -> bool:
-    """Return whether a job may be one of relight's: its definition has the same name."""
+    """Return whether a job may be relight's, whose definitions have the name of the job."""
     arn = str(job.get("jobDefinition") or "")
     return not arn or arn.rpartition("/")[2].rpartition(":")[0] == job["jobName"]
 

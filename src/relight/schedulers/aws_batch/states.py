@@ -1,4 +1,4 @@
-"""The status of a job, from what DescribeJobs says of it and of its nodes."""
+"""The status of a job, from the output of DescribeJobs for the job and its nodes."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -34,7 +34,7 @@ def roles(job: Mapping[str, Any]) -> list[tuple[str, int]]:
 
 
 def node_of(job: Mapping[str, Any], role: str, replica: int) -> int | None:
-    """Return the number of a replica's node in the job; None if there is none."""
+    """Return the number of a replica's node in the job, or None."""
     first = 0
     for name, size in roles(job):
         if name == role:
@@ -44,8 +44,8 @@ def node_of(job: Mapping[str, Any], role: str, replica: int) -> int | None:
 
 
 def state(job: Mapping[str, Any]) -> AppState:
-    """Return the state of a job, or of a node of it. Whoever cancels it, by whatever tool, has it
-    cancelled; a timeout, with which Batch terminates it, is a failure.
+    """Return the state of a job or of one of its nodes. Terminated with any tool, it is CANCELLED;
+    terminated by Batch's own timeout, it is FAILED.
     """
     if job.get("status") == "FAILED":
         reason = str(job.get("statusReason") or "")
@@ -83,12 +83,12 @@ def status(job: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> AppSta
 
 
 def submitted(job: Mapping[str, Any]) -> str:
-    """Return when a job was submitted, in local time; empty if unknown."""
+    """Return a job's submission time, in local time; empty if unknown."""
     return local_time(job.get("createdAt"))
 
 
 def streams(job: Mapping[str, Any]) -> list[str]:
-    """Return the log streams of a container, one for each attempt that has begun, in order."""
+    """Return the log streams of a container, one per started attempt, in order."""
     containers = [each.get("container") or {} for each in job.get("attempts") or ()]
     containers.append(job.get("container") or {})
     names = (str(each.get("logStreamName") or "") for each in containers)
@@ -107,15 +107,15 @@ def _role_name(container: Mapping[str, Any]) -> str:
 
 
 def _restarts(job: Mapping[str, Any], whole: AppState) -> int:
-    """Return how often a job was started again. Its list of attempts may or may not have the one
-    that runs.
+    """Return the number of restarts of a job. Its list of attempts may or may not include the
+    running one.
     """
     ended = sum(1 for each in job.get("attempts") or () if each.get("stoppedAt"))
     return max(0, ended - 1) if whole.is_over else ended
 
 
 def _not_started(whole: AppState) -> AppState:
-    """Return the state of a node of which Batch says nothing."""
+    """Return the state of a node that Batch does not describe."""
     if whole is AppState.CANCELLED:
         return whole
     return AppState.UNKNOWN if whole.is_over else AppState.SUBMITTED

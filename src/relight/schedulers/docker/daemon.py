@@ -61,7 +61,7 @@ class Daemon:
             urllib3.exceptions.HTTPError,  # while an answer is read
             ConnectionError,
         ) as error:
-            if isinstance(error.__cause__, NameError):  # so the client misses a part of its own
+            if isinstance(error.__cause__, NameError):  # so a dependency of the client is missing
                 raise UsageError(
                     f"DOCKER_HOST={where} needs the package paramiko", hint="pip install paramiko"
                 ) from None
@@ -82,8 +82,8 @@ def address() -> str:
 
 
 def refusal(where: str) -> int:
-    """Return the errno with which a local socket refuses a connection; 0 if it accepts, or is not
-    on this machine.
+    """Return the errno with which a local socket refuses a connection; 0 if it accepts or is on
+    another machine.
     """
     if not where.startswith(("unix://", "/")):
         return 0

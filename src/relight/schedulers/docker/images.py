@@ -110,7 +110,7 @@ class Progress:
         """Read the answers to a request to their end.
 
         Raises:
-            MachineError: if one of them is an error.
+            MachineError: if an answer is an error.
         """
         self._say(what)
         layers: dict[str, tuple[int, int]] = {}

@@ -1,4 +1,4 @@
-"""Reads the lines that a container has written, including those before its restarts."""
+"""Reads the output lines of a container, including those before its restarts."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -15,7 +15,7 @@ Piece = tuple[str, bytes]
 
 def lines(container_id: str, query: LogQuery) -> Iterator[str]:
     """Yield the lines of a container; with `follow`, until it will not be restarted."""
-    daemon = Daemon()  # logs may be read by several threads, which can't share a connection
+    daemon = Daemon()  # several threads may read logs, and can't share a connection
     try:
         with daemon.client() as client:
             yield from _follow(client, container_id, query)
@@ -24,7 +24,7 @@ def lines(container_id: str, query: LogQuery) -> Iterator[str]:
 
 
 def seconds(text: str) -> float:
-    """Return the seconds since 1970 of Docker's timestamp, which has nanoseconds."""
+    """Convert Docker's timestamp, with nanoseconds, to seconds since 1970."""
     whole, _, fraction = text.removesuffix("Z").partition(".")
     since_1970 = datetime.fromisoformat(whole).replace(tzinfo=UTC).timestamp()
     return since_1970 + float(f"0.{fraction or 0}")
@@ -68,7 +68,7 @@ def _follow(client: Any, container_id: str, query: LogQuery) -> Iterator[str]:
 
 
 class _Pieces:
-    """Yields what a container wrote after `last`, and advances `last`."""
+    """Yields the output of a container after `last`, and advances `last`."""
 
     def __init__(self, frames: Iterator[bytes], last: str) -> None:
         self._frames = frames
@@ -79,7 +79,7 @@ class _Pieces:
         for frame in self._frames:
             head, _, data = frame.partition(b" ")
             written_at = head.decode()
-            if written_at > before:  # their texts are all of one length
+            if written_at > before:  # all timestamps have the same length
                 self.last = max(self.last, written_at)
                 yield written_at, data
 

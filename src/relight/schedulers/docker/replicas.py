@@ -86,7 +86,7 @@ def jobs(client: Any, app_ids: Sequence[str] | None, *labels: str) -> dict[str, 
 
 
 def status(found: Sequence[Container]) -> AppStatus:
-    """Return the status of a job from its containers. It is over when all of them are."""
+    """Return the status of a job from its containers. It is over when all containers are."""
     statuses = [
         ReplicaStatus(r.role, r.number, r.state, r.name.split(".")[0], r.exitcode, r.error)
         for r in found
@@ -98,8 +98,8 @@ def status(found: Sequence[Container]) -> AppStatus:
 
 
 def verdict(found: Sequence[Container]) -> tuple[AppState, str]:
-    """Return the state that a job has or will have, and the reason: it has failed as soon as a role
-    can't have the replicas that it needs.
+    """Return the present or expected state of a job, and the reason. It has failed as soon as a
+    role can't reach its minimum of replicas.
     """
     states = [replica.state for replica in found]
     if any(replica.mark == CANCELLED for replica in found):
@@ -143,7 +143,7 @@ def stop(client: Any, found: Sequence[Container], mark: str, *, kill: bool = Fal
             else:
                 client.kill(replica.id, "SIGTERM")
         except docker.errors.APIError as error:
-            if error.status_code not in (404, 409):  # it has ended, or is gone
+            if error.status_code not in (404, 409):  # already ended or removed
                 raise
 
 

@@ -3,8 +3,8 @@
 The request has one container per replica.
 
 A container's `config` is the body of `POST /containers/create` of Docker's own API, so a dry run
-shows exactly what is sent. GPUs, devices and published ports, which replicas on one host can't
-share, are distributed among them.
+shows the exact request. GPUs, devices and published ports can't be shared by replicas on one host
+and are distributed among them.
 """
 
 import fnmatch
@@ -132,7 +132,7 @@ def container_names(app: AppDef, app_id: str) -> list[list[str]]:
 
 
 def notes_on(app: AppDef, cfg: Mapping[str, Any]) -> Iterator[str]:
-    """Yield notes on parts of an app that have no effect, and resources that may be too little."""
+    """Yield notes on ignored parts of an app and on resources that may be insufficient."""
     yield from resource_checks.too_little(app)
     if cfg.get("image_repo"):
         yield "image_repo has no effect: the daemon that runs the job has the image, none is pushed"

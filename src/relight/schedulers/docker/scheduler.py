@@ -1,15 +1,15 @@
-"""Jobs on a Docker daemon: one container per replica, and no state outside of the daemon.
+"""Jobs on a Docker daemon: one container per replica, and no state outside the daemon.
 
     render   builds the request, without a daemon                             (`request`)
-    submit   pulls and builds images, makes all containers, then starts all; a failure undoes
+    submit   pulls and builds images, creates all containers, then starts them; a failure undoes
              everything                                                       (`images`)
     status   from the daemon, by label, so that any machine that reaches it sees the same
                                                                               (`replicas`)
     logs     from the daemon                                                  (`logs`)
 
-A daemon knows no jobs, so `status`, and commands that wait for a job with it, end a job as a whole:
-when a replica has failed for good, they stop the remaining ones. No other process watches the job,
-but the agents of a training job end together by themselves.
+A daemon does not know jobs, so `status`, and commands that use it to wait for a job, end a job as a
+whole: when a replica has failed for good, they stop the remaining ones. No other process watches
+the job, but the agents of a training job end together on their own.
 """
 
 import io
@@ -85,7 +85,7 @@ class Docker(Scheduler):
         self._failed_at: dict[str, float] = {}
 
     def affinity(self) -> int:
-        """Return how well Docker suits this machine: a daemon is configured, or answers here."""
+        """Return how well Docker suits this machine, which needs a configured or running daemon."""
         return 0 if find_spec("docker") is None or refusal(address()) else 10
 
     def render(self, app: AppDef, cfg: Mapping[str, Any], app_id: str) -> Request:
@@ -126,7 +126,7 @@ class Docker(Scheduler):
         return {app_id: replicas.status(found) for app_id, found in jobs.items()}
 
     def logs(self, app_id: str, query: LogQuery) -> Iterator[str]:
-        """Return the lines that a replica has written."""
+        """Return the output lines of a replica."""
         from relight.schedulers.docker.logs import lines
 
         with self._daemon.client() as client:
@@ -186,8 +186,8 @@ def _cancel(client: Any, app_id: str, found: Sequence[Container]) -> None:
 
 
 def _with_token(body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the containers with a token of their own job, so that no other process on their
-    network, which is shared with other jobs, can join it.
+    """Yield the containers with a token for their job, which keeps other processes on the network
+    (shared with other jobs) from joining it.
     """
     token = f"RELIGHT_TOKEN={os.urandom(16).hex()}"
     for container in body["containers"]:
@@ -217,7 +217,7 @@ def _packed(launcher: bytes) -> bytes:
 
 
 def _remove(client: Any, app_id: str) -> None:
-    """Remove everything that was made for a job, by any process."""
+    """Remove everything created for a job, by any process."""
     import docker
 
     from relight.schedulers.docker.images import Images
@@ -232,8 +232,8 @@ def _remove(client: Any, app_id: str) -> None:
 
 
 def _in_network(client: Any, name: str, ask: Callable[[], Any]) -> Any:
-    """Make a request that needs a network. At the same time other commands may remove the network,
-    or make it too: then two have one name, which Docker refuses.
+    """Send a request that needs a network. Concurrent commands may remove the network, or create it
+    a second time under the same name, which Docker rejects.
     """
     import docker
 
@@ -250,7 +250,7 @@ def _in_network(client: Any, name: str, ask: Callable[[], Any]) -> Any:
 
 
 def _make_network(client: Any, name: str) -> None:
-    """Make a network if it does not exist, and remove others of the same name."""
+    """Create a network if it does not exist, and remove others of the same name."""
     import docker
 
     found = _networks(client, name)
@@ -285,14 +285,14 @@ def _remove_network(client: Any, network_id: str) -> bool:
 
 
 def _remove_networks(client: Any) -> None:
-    """Remove the networks that were made for jobs and have no container."""
+    """Remove the job networks without containers."""
     for network in client.networks(filters={"label": [Label.USER]}):
         if not client.containers(all=True, filters={"network": network["Id"]}):
             _remove_network(client, network["Id"])
 
 
 def _check_gpus(client: Any, body: Mapping[str, Any]) -> None:
-    """Refuse GPUs that a running job uses."""
+    """Reject GPUs that a running job uses."""
     configs = [container["config"] for container in body["containers"]]
     wanted = {g for c in configs for g in c["Labels"].get(Label.GPUS, "").split(",") if g}
     if not wanted:

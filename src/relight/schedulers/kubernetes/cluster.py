@@ -47,7 +47,7 @@ def current_namespace(context: str) -> str:
 
 
 def is_configured() -> bool:
-    """Return whether there is a configuration of a cluster."""
+    """Return whether a cluster is configured."""
     return os.path.exists(_IN_CLUSTER) or any(map(os.path.exists, _paths()))
 
 
@@ -55,7 +55,7 @@ class Cluster:
     """The cluster that a kubeconfig names, or that this process runs in; contacted when needed.
 
     Args:
-        context: of the kubeconfig, or empty for the current one.
+        context: a context of the kubeconfig; empty for the current one.
     """
 
     def __init__(self, context: str = "") -> None:
@@ -128,11 +128,11 @@ def explained(error: Any) -> RelightError:
 
 
 def _configured(kubernetes: Any, context: str) -> Any:
-    """Return the client of the configured cluster. The package raises whatever comes of a broken
-    file, and only logs that a program of the user's for credentials has failed.
+    """Return the client of the configured cluster. The package raises arbitrary exceptions for a
+    broken file, and only logs the failure of a user's credential program.
 
     Raises:
-        UsageError: if there is no configuration, or it can't be used.
+        UsageError: if the configuration is missing or unusable.
     """
     try:
         with _logged() as errors:
@@ -173,7 +173,7 @@ def _read_certificates(configuration: Any) -> None:
 
 @contextmanager
 def _logged() -> Iterator[list[str]]:
-    """Yield the errors that are logged meanwhile; they are shown nowhere else."""
+    """Collect the errors logged inside the block; they appear nowhere else."""
     found: list[str] = []
     handler = logging.Handler(logging.ERROR)
     handler.emit = lambda record: found.append(record.getMessage())  # type: ignore[method-assign]
@@ -201,7 +201,7 @@ def _client(kubernetes: Any, context: str) -> Any:
     usual = client.select_header_content_type
 
     def content_type(offered: Sequence[str], *rest: Any) -> Any:
-        """Say that patches are JSON patches: versions of the package differ in what they say."""
+        """Declare patches as JSON patches; the package's default differs between versions."""
         is_patch = any("patch" in each for each in offered)
         return _JSON_PATCH if is_patch else usual(offered, *rest)
 
@@ -210,9 +210,9 @@ def _client(kubernetes: Any, context: str) -> Any:
 
 
 def _retries() -> Any:
-    """Return when a request is repeated: after a lost connection if it changes nothing, always when
-    a server that has too much to do says when (429, Retry-After), and a change that has collided
-    with another one (409): it says what shall be, whatever was before.
+    """Return the retry policy of requests. Read requests are repeated after a lost connection, all
+    requests when an overloaded server says when (429, Retry-After), and changes after a conflict
+    with another one (409), because they declare the wanted state whatever was before.
     """
     from urllib3.util import Retry
 

@@ -1,11 +1,11 @@
-"""Indexed Jobs, one for each role: nothing has to be installed in the cluster.
+"""Indexed Jobs, one per role. Nothing has to be installed in the cluster.
 
-A pod is made again, and counts as no failure, if it is preempted, if its node is lost, or if its
-agent exits with 75. An error of the user's program fails the Job at once, or after `max_retries`
-for each replica. A role that may shrink succeeds when so many replicas have succeeded as it needs,
-and fails when more have failed for good than it can do without.
+A pod is recreated without counting as a failure if it is preempted, if its node is lost, or if its
+agent exits with 75. An error of the user's program fails the Job immediately, or after
+`max_retries` per replica. An elastic role succeeds when its minimum of replicas have succeeded, and
+fails when too many have failed for good to reach it.
 
-The limit of failures is one for each index: only then do pods know how often their index was tried
+Failures are limited per index, because only then do pods know how often their index was tried
 (Kubernetes 1.29, KEP 3850).
 """
 
@@ -32,8 +32,8 @@ from relight.schedulers.kubernetes.pods import MeetingPlace
 from relight.schedulers.kubernetes.store import Object, ObjectKind
 
 _TRANSIENT = [EXIT_GROUP, EXIT_MACHINE, 129, 130, 137, 143]
-"""Exit codes that are no error of the user's program: nodes did not meet, a machine refused
-something, or a signal has ended the agent. Such pods are made again a few times.
+"""Exit codes without an error of the user's program: nodes did not meet, a machine refused
+something, or a signal ended the agent. Such pods are recreated a few times.
 """
 _TRIES = 3
 
@@ -75,7 +75,7 @@ class IndexedJob:
         return {role: each["spec"].get("completions") or 0}
 
     def verdict(self, each: Object) -> Verdict:
-        """Return what the conditions of a Job say."""
+        """Derive a verdict from the conditions of a Job."""
         return by_conditions(
             each, ("Complete", "SuccessCriteriaMet"), ("Failed", "FailureTarget"), "Suspended"
         )
@@ -104,7 +104,7 @@ def spec(app: AppDef, role: Role, cfg: Mapping[str, Any], place: MeetingPlace) -
 
 
 def _rules(role: Role) -> list[dict[str, Any]]:
-    """Return what a failed pod means."""
+    """Return the meaning of a failed pod."""
     lost = {"type": "DisruptionTarget", "status": "True"}
     preempted = {"containerName": "main", "operator": "In", "values": [EXIT_PREEMPTED]}
     rules: list[dict[str, Any]] = [

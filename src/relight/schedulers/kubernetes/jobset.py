@@ -43,7 +43,7 @@ class JobSet:
         """Accept every app."""
 
     def specs(self, app: AppDef, cfg: Mapping[str, Any], place: MeetingPlace) -> Iterator[Maker]:
-        """Yield one JobSet. Its Jobs retry by themselves; it fails as soon as one has failed."""
+        """Yield one JobSet. Its Jobs retry on their own; it fails as soon as one Job fails."""
         jobs = [
             {
                 "name": label_name(role.name),
@@ -72,7 +72,7 @@ class JobSet:
         }
 
     def verdict(self, each: Object) -> Verdict:
-        """Return what the conditions of a JobSet say."""
+        """Derive a verdict from the conditions of a JobSet."""
         return by_conditions(each, ("Completed",), ("Failed",), "Suspended")
 
 

@@ -1,4 +1,4 @@
-"""What the scheduler needs to know of a kind of object that makes pods, such as a Job."""
+"""The interface of a kind of object that creates pods, such as a Job."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
@@ -16,7 +16,7 @@ NEVER = -1
 
 
 class Maker(NamedTuple):
-    """What makes pods: the name, additional metadata and specification of an object."""
+    """An object that creates pods: its name, additional metadata and specification."""
 
     name: str
     labels: Mapping[str, str]
@@ -25,17 +25,17 @@ class Maker(NamedTuple):
 
 
 class Kind(Protocol):
-    """A kind of object, of which an app has one, or one for each role.
+    """A kind of object. An app has one, or one per role.
 
     Attributes:
         name: its name for `-cfg kind=NAME`.
         resource: its name in the API.
-        index: the field of a pod that has the number of its replica.
-        label: the label of a pod that has it, too.
-        starts: variables and the fields of a pod that count how often its replica was started
-            before.
-        container: the name of the container in which the command runs.
-        has_service: whether relight makes the Service by which pods find each other.
+        index: the pod field with the replica number.
+        label: the pod label with the replica number.
+        starts: environment variables, with the pod fields that count the earlier starts of its
+            replica.
+        container: the name of the container that runs the command.
+        has_service: whether relight creates the Service through which pods find each other.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Kind(Protocol):
     has_service: bool
 
     def stem(self, name: str, role: Role, is_only: bool, /) -> str:
-        """Return what precedes the number in the host names of a role's pods."""
+        """Return the part before the number in the host names of a role's pods."""
 
     def check(self, app: AppDef, cfg: Mapping[str, Any]) -> None:
         """Raise a UsageError for what objects of this kind can't express."""
@@ -59,7 +59,7 @@ class Kind(Protocol):
         """Return the number of replicas of each role of an object."""
 
     def verdict(self, each: Object) -> Verdict:
-        """Return what the status of an object says."""
+        """Derive a verdict from the status of an object."""
 
     def cancelling(self, each: Object) -> tuple[str, list[dict[str, Any]]]:
         """Return a subresource, or an empty string, and a JSON patch of it that ends the pods."""
@@ -71,7 +71,7 @@ def role_label(role: Role) -> dict[str, str]:
 
 
 def queue_label(cfg: Mapping[str, Any]) -> dict[str, str]:
-    """Return the label by which Kueue takes an object into a queue."""
+    """Return the label that puts an object into a Kueue queue."""
     return {QUEUE: cfg["queue"]} if cfg.get("queue") else {}
 
 
@@ -86,7 +86,7 @@ def time_to_live(cfg: Mapping[str, Any]) -> dict[str, int]:
 
 
 def gang_annotation(cfg: Mapping[str, Any], role: Role) -> dict[str, str]:
-    """Return the annotation of a Job from which Volcano makes the PodGroup of its pods.
+    """Return the annotation of a Job from which Volcano creates the PodGroup of its pods.
 
     Source: getMinMemberFromUpperRes in Volcano's pkg/controllers/podgroup.
     """
@@ -118,9 +118,9 @@ def by_conditions(
 
     Args:
         each: the object.
-        succeeded: conditions, each of which means success.
-        failed: conditions, each of which means failure.
-        suspended: the condition that it waits for its queue.
+        succeeded: conditions that mean success, each on its own.
+        failed: conditions that mean failure, each on its own.
+        suspended: the condition of an object that waits for its queue.
     """
     for _ in conditions(each, *succeeded):
         return AppState.SUCCEEDED, ""

@@ -10,7 +10,7 @@ from relight.job.app import AppDef, Role
 
 LONGEST = 63
 _SUFFIX = len("-00000")
-"""What the Job controller appends to the name of a pod: five random characters."""
+"""Appended to a pod's name by the Job controller: five random characters."""
 _LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 _VALUE = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 _SUBDOMAIN = rf"{_LABEL}(\.{_LABEL})*"
@@ -27,12 +27,12 @@ _FORMS = {
     "shm_size": (_QUANTITY, "a size such as 8Gi"),
     "user": (r"\d+", "the number of a user, from 0"),
 }
-"""What a server takes as the values of options; their forms in words."""
+"""The option values that a server accepts: a pattern, and its description."""
 
 
 class JobId(NamedTuple):
-    """The id of a job: [CONTEXT@]NAMESPACE:NAME, the context quoted as in a URL: that of a cluster
-    of EKS has a slash, which in a handle begins a role.
+    """The id of a job: [CONTEXT@]NAMESPACE:NAME, with the context quoted as in a URL. The context
+    of an EKS cluster contains a slash, which would begin a role in a handle.
     """
 
     context: str
@@ -47,7 +47,7 @@ class JobId(NamedTuple):
 
 def read_id(app_id: str) -> JobId:
     """Return the parts of the id of a job."""
-    context, _, rest = app_id.rpartition("@")  # a namespace and a name have none
+    context, _, rest = app_id.rpartition("@")  # neither namespace nor name contains one
     namespace, colon, name = rest.partition(":")
     if not colon or not name:
         raise UsageError(
@@ -95,10 +95,10 @@ def app_name(app: AppDef, app_id: str, stem: Callable[[str, Role], str]) -> str:
 
 
 def check_options(cfg: Mapping[str, Any]) -> None:
-    """Refuse values of options that no server takes, without asking one.
+    """Reject option values that every server would refuse, without asking one.
 
     Raises:
-        UsageError: if there is one.
+        UsageError: if a value is invalid.
     """
     for name, (pattern, form) in _FORMS.items():
         value = cfg.get(name)

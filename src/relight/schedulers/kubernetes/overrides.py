@@ -22,16 +22,16 @@ from relight.job.app import AppDef, Role
 from relight.schedulers.kubernetes import cluster
 
 _KEYS = {"volumeMounts": "mountPath", "ports": "containerPort", "hostAliases": "ip"}
-"""By what the entries of a list are told apart, where that is not their name."""
+"""The keys that identify the entries of a list; all others use the name."""
 _PARTS = ("metadata", "spec", "apiVersion", "kind")
 _NAMESPACE, _POD = "kubernetes", "V1Pod"
 
 
 def read(path: str) -> dict[str, Any]:
-    """Return the content of a file of overrides.
+    """Read a file of overrides.
 
     Raises:
-        UsageError: if it can't be read, or is no part of a pod.
+        UsageError: if it can't be read or is not part of a pod.
     """
     what = f"-cfg pods={path}"
     return _checked(_loaded(path, what), what)
@@ -99,8 +99,8 @@ def merged(base: Any, override: Any, name: str = "") -> Any:
 
     Args:
         base: the part as relight makes it.
-        override: what the user says of it.
-        name: its name.
+        override: the user's version.
+        name: the name of the part.
     """
     if isinstance(base, Mapping) and isinstance(override, Mapping):
         whole = {**base}

@@ -1,4 +1,4 @@
-"""The pods of a role: a template for the object that makes them."""
+"""The pods of a role: a template for the object that creates them."""
 
 import re
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ LAUNCHER = "/opt/relight"
 """The directory of the launcher that travels with the job, in the container."""
 GPU = "nvidia.com/gpu"
 RESERVED = {"reserved_millicpu": 100, "reserved_memmb": 1024}
-"""What TorchX leaves of a node for others, unless told otherwise."""
+"""TorchX's default reservations on a node for other pods."""
 JOB = "RELIGHT_JOB_ID"
 TOKEN = "RELIGHT_TOKEN"  # noqa: S105  # a name
 SECRETS = "-env"
@@ -30,7 +30,7 @@ EFA = "vpc.amazonaws.com/efa"
 _RANK0_ENV = "RELIGHT_RANK0_HOST"
 _REPLICA_ENV = "RELIGHT_REPLICA_ID"
 _START = "/etc/relight"
-"""The directory of a file as old as the pod: the kubelet makes it before it pulls the image."""
+"""The directory of a file as old as the pod: the kubelet creates it before it pulls the image."""
 _TELL_END = (
     'case "${{RELIGHT_PREEMPTIONS:-0}}${{RELIGHT_REQUEUES:-0}}" in 00) '
     f"export RELIGHT_END_TIME=$(($(stat -c %Y {_START}/pod 2>/dev/null || date +%s) + {{0}}));; "
@@ -40,7 +40,7 @@ _TELL_END = (
 the job started.
 """
 _REPLICA = "\0replica\0"
-"""Stands for the number of a replica until all else is escaped."""
+"""Placeholder for the replica number until everything else is escaped."""
 _FIELD = "[FIELD_PATH]"
 _POD_GROUP = "scheduling.x-k8s.io/pod-group"
 _TOLERATION_S = 300
@@ -51,16 +51,16 @@ _LOST = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 _PERMITTED = "NET_BIND_SERVICE"
 """The only capability that the *restricted* standard permits to add."""
 _COORDINATORS = 3
-"""How many replicas the endpoint lists, so that the loss of replica 0 does not end the job."""
+"""Number of replicas in the endpoint, so that the loss of replica 0 does not end the job."""
 
 
 class MeetingPlace(NamedTuple):
-    """Where the pods of an app find each other.
+    """The meeting place of the pods of an app.
 
-    `name` is that of its objects and of its headless Service, `stem` precedes the number in the
-    host names of the first role's pods, and `number` is the field of a pod that has its number.
-    `job` is the id of the job, with its namespace. `starts` are variables and the fields of a pod
-    that count how often its replica was started before.
+    `name` is the name of its objects and its headless Service, `stem` precedes the number in the
+    host names of the first role's pods, and `number` is the pod field with the number. `job` is
+    the id of the job, with its namespace. `starts` maps variables to the pod fields that count the
+    earlier starts of its replica.
     """
 
     job: str
@@ -147,7 +147,7 @@ def template(
 
 
 def labels(app: AppDef, name: str, role: Role | None = None) -> dict[str, str]:
-    """Return the labels of an object of an app, or of a role of it."""
+    """Return the labels of an object of an app or of one of its roles."""
     found = {
         "app.kubernetes.io/name": label_value(app.name),
         "app.kubernetes.io/managed-by": "relight",
@@ -270,8 +270,8 @@ def _variables(app: AppDef, own: Role, role: Role, place: MeetingPlace) -> list[
 
 
 def _resources(role: Role, cfg: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the limits and requests of the container. As in TorchX, requests leave a rest of the
-    node for what the cluster runs there.
+    """Return the limits and requests of the container. As in TorchX, requests leave some of the
+    node to the cluster's own pods.
     """
     has = role.resource
     limits, requests = dict[str, str](), dict[str, str]()
@@ -340,7 +340,7 @@ def _is_privileged(role: Role, cfg: Mapping[str, Any]) -> bool:
 
 
 def _check_restricted(role: Role, cfg: Mapping[str, Any]) -> None:
-    """Refuse violations of the *restricted* Pod Security Standard.
+    """Reject violations of the *restricted* Pod Security Standard.
 
     Source: https://kubernetes.io/docs/concepts/security/pod-security-standards/
     """

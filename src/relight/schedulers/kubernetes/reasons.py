@@ -1,10 +1,11 @@
-"""Why a job waits, where neither its pods nor what makes them says it.
+"""Why a job waits, where neither its pods nor their owners say so.
 
     events      warnings: a pod that is refused (no such service account or priority class, a quota,
                 a Pod Security Standard), or whose volumes can't be mounted
-    workloads   what Kueue says of a job in a queue: a queue that does not exist, no quota
+    workloads   Kueue's reasons for a queued job: a missing queue, no quota
 
-A server accepts such a job, and it waits. Both are optional: who may not list them is told less.
+A server accepts such a job, which then waits. Both sources are optional; without permission to list
+them, the reasons are less specific.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,12 +26,12 @@ _NOT_TOLD = (403, 404)
 
 
 def told(client: Any, job: JobId, objects: Iterable[Object]) -> dict[str, str]:
-    """Return why objects of a job do not go on, by their names.
+    """Return why objects of a job make no progress, by their names.
 
     Args:
-        client: of the cluster.
+        client: the client of the cluster.
         job: the job.
-        objects: what makes its pods.
+        objects: the objects that create its pods.
     """
     found = _warnings(client, job)
     for each in objects:
@@ -57,7 +58,7 @@ def _time(event: Object) -> str:
 
 
 def _of_queue(client: Any, job: JobId, each: Object) -> dict[str, str]:
-    """Return what Kueue says of an object, by its name."""
+    """Return Kueue's reasons, by the names of the objects."""
     selector = f"{_OWNER}={each['metadata']['uid']}"
     for resource in _WORKLOADS:
         for workload in _or_nothing(client, resource, job, selector=selector):
@@ -68,7 +69,7 @@ def _of_queue(client: Any, job: JobId, each: Object) -> dict[str, str]:
 
 
 def _or_nothing(client: Any, resource: ObjectKind, job: JobId, **wanted: str) -> Sequence[Object]:
-    """Return a list; nothing if this user may not see it, or the cluster has no such kind."""
+    """Return a list; empty if this user may not see it or the cluster lacks the kind."""
     import kubernetes
 
     try:

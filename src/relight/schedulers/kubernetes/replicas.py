@@ -1,4 +1,4 @@
-"""The status of a job, from the objects that make its pods, and from the pods."""
+"""The status of a job, from the objects that create its pods and from the pods."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -22,7 +22,7 @@ _BAD_WAITING = (
     "ErrImagePull", "ImagePullBackOff", "InvalidImageName", "CreateContainerConfigError",
     "CreateContainerError", "RunContainerError", "ErrImageNeverPull",
 )  # fmt: skip
-"""Reasons of a container that waits for something that may never come."""
+"""Waiting reasons of a container that may never be resolved."""
 
 
 def of_replica(
@@ -59,9 +59,9 @@ def status(
 
     Args:
         kind: the kind of its objects.
-        objects: what makes its pods.
+        objects: the objects that create its pods.
         found: its pods.
-        told: why objects do not go on, by their names (`reasons`).
+        told: why objects make no progress, by their names (`reasons`).
     """
     replicas = of_replica(found)
     of_pods = {pod["metadata"]["name"] for its in replicas.values() for pod in its}
@@ -83,7 +83,7 @@ def status(
 
 
 def is_unexplained(status: AppStatus) -> bool:
-    """Return whether a replica waits, and its pod does not say for what."""
+    """Return whether a replica waits without a reason in its pod."""
     waits = (AppState.SUBMITTED, AppState.PENDING)
     return not status.state.is_over and any(
         each.state in waits and not each.error for each in status.replicas
@@ -91,7 +91,7 @@ def is_unexplained(status: AppStatus) -> bool:
 
 
 def _why_no_pods(told: Mapping[str, str], maker: str) -> str:
-    """Return what is said of an object that makes pods, or of a Job that it makes."""
+    """Return why an object that creates pods, or a Job that it creates, makes no progress."""
     its = [name for name in told if name == maker or name.startswith(f"{maker}-")]
     return told[min(its, key=len)] if its else ""
 
@@ -106,7 +106,7 @@ def _whole(states: Sequence[AppState]) -> AppState:
 def _verdict(
     kind: Kind, each: Object, replicas: Sequence[ReplicaStatus], no_pods: str
 ) -> tuple[AppState, str]:
-    """Return the state of an object's replicas and the reason; `no_pods` says why it makes none."""
+    """Return the state of an object's replicas and the reason; `no_pods` explains missing pods."""
     why = next((f"{x.role}/{x.replica}: {x.error}" for x in by_cause(replicas) if x.error), "")
     if (each["metadata"].get("annotations") or {}).get(CANCELLED):
         return AppState.CANCELLED, "it was cancelled"
@@ -142,7 +142,7 @@ def _replica(
 
 
 def _end(known: Mapping[str, Any]) -> tuple[int | None, str]:
-    """Return the exit code of the container, and why it has failed."""
+    """Return the exit code of the container and the reason of its failure."""
     reason, said = (" ".join(str(known.get(name) or "").split()) for name in ("reason", "message"))
     of_pod = ": ".join(filter(None, (reason, said)))  # it was evicted, or its time is over
     for container in known.get("containerStatuses") or ():
@@ -164,7 +164,7 @@ def _end(known: Mapping[str, Any]) -> tuple[int | None, str]:
 
 
 def _waits(known: Mapping[str, Any]) -> str:
-    """Return what a pod waits for, if that is known."""
+    """Return why a pod waits, if known."""
     for container in known.get("containerStatuses") or ():
         waiting = (container.get("state") or {}).get("waiting") or {}
         if waiting.get("reason") in _BAD_WAITING:

@@ -1,13 +1,13 @@
 """The objects of an app on Kubernetes.
 
-ConfigMap      the launcher (`job/launcher_file.py`), if it is needed; named by its content, so that
-               all jobs of a namespace share it, and no job owns it
+ConfigMap      the launcher (`job/launcher_file.py`), if needed; named after its content, so all
+               jobs of a namespace share it, and no job owns it
 Service        headless; gives each pod the host name NAME-INDEX.NAME, also before it is ready
 Secret         the token with which agents prove that they belong to the job
 Secret         variables that look like secrets
 NetworkPolicy  lets only pods of the job connect to them, with `-cfg network_policy`
 PodGroup       has the plug-in Coscheduling start pods together, with `-cfg gang`
-Job ...        what makes the pods, by `-cfg kind=` (`kinds`)
+Job ...        creates the pods, by `-cfg kind=` (`kinds`)
 """
 
 import base64
@@ -31,14 +31,14 @@ LAUNCHER = "relight/launcher"
 def objects(
     app: AppDef, cfg: Mapping[str, Any], app_id: str, namespace: str, token: str
 ) -> tuple[JobId, list[dict[str, Any]]]:
-    """Return the id of an app and its objects, in the order in which they are made.
+    """Return the id of an app and its objects, in creation order.
 
     Args:
         app: the app with its macros.
         cfg: the options of the scheduler.
         app_id: a unique name.
-        namespace: where they are made.
-        token: of the agents.
+        namespace: the namespace of the objects.
+        token: the token of the agents.
 
     Raises:
         UsageError: if a part of the app or an option can't be expressed for Kubernetes.
@@ -147,7 +147,7 @@ def _comments(
 
 def shown(part: Any) -> Any:
     """Return a part of an object for people, with the user's secrets hidden. The token of the
-    agents stays: it is made for this request alone, and `kubectl apply` needs it.
+    agents is kept: it belongs to this request alone, and `kubectl apply` needs it.
     """
     if isinstance(part, Mapping):
         if isinstance(part.get("name"), str) and isinstance(part.get("value"), str):

@@ -1,10 +1,10 @@
 """Jobs on a Kubernetes cluster: Indexed Jobs, or another kind of object (`kinds`).
 
     render   the objects (`request`), as YAML for `kubectl apply --server-side -f -`
-    submit   makes them one after the other; if one is refused, the others are removed
-    status   what makes the pods, and the pods, by their labels (`replicas`)
-    cancel   suspends what makes the pods, which ends them
-    delete   removes all
+    submit   creates them one by one; if one is rejected, removes the others
+    status   reads the pods and the objects that create them, by their labels (`replicas`)
+    cancel   suspends the objects that create the pods, which ends them
+    delete   removes all objects
 
 The id of a job is NAMESPACE:NAME, as in TorchX, or CONTEXT@NAMESPACE:NAME with `-cfg context=`.
 """
@@ -45,7 +45,7 @@ from relight.schedulers.uninterruptible import finished
 
 _POLL_S, _LONGEST_POLL_S = 0.5, 5.0
 _TRIES = 5
-"""How often a lost connection for logs is opened again without a new line."""
+"""Maximum reconnections for logs without a new line."""
 _GONE = (404, 410)
 _FORBIDDEN, _EXISTS, _BROKEN = 403, 409, 500
 _TTL_S = 7 * 24 * 3600
@@ -53,7 +53,7 @@ _PARTS = (store.SERVICES, store.CONFIG_MAPS, store.SECRETS)
 _ADDITIONS = (store.NETWORK_POLICIES, store.POD_GROUPS)
 """Optional objects: the cluster may lack the kind, and the user's Role the permission."""
 _STARTS = 400
-"""The API server's answer for logs of a container that has not started."""
+"""The API server's answer for logs of a container before its start."""
 
 
 def make() -> "Kubernetes":
@@ -109,7 +109,7 @@ class Kubernetes:
         self._clusters: dict[str, Cluster] = {}
 
     def affinity(self) -> int:
-        """Return how well Kubernetes suits this machine: a cluster is configured."""
+        """Return how well Kubernetes suits this machine, which needs a configured cluster."""
         return 5 if find_spec("kubernetes") is not None and cluster.is_configured() else 0
 
     def render(self, app: AppDef, cfg: Mapping[str, Any], app_id: str) -> Request:
@@ -123,7 +123,7 @@ class Kubernetes:
         return Request(self.name, app, cfg, body, request.as_text(made), notes, str(job))
 
     def submit(self, request: Request) -> str:
-        """Make the objects; return the id of the app."""
+        """Create the objects; return the id of the app."""
         job = names.read_id(request.app_id)
         objects = request.body["objects"]
         with self._client(job) as client:
@@ -160,7 +160,7 @@ class Kubernetes:
         return found
 
     def native(self, app_id: str) -> list[dict[str, Any]]:
-        """Return the objects that make the pods of a job.
+        """Return the objects that create the pods of a job.
 
         Raises:
             UsageError: if the job does not exist.
@@ -173,8 +173,8 @@ class Kubernetes:
         return [dict(each) for each in found]
 
     def logs(self, app_id: str, query: LogQuery) -> Iterator[str]:
-        """Return the lines that the pods of a replica have written, also of those that took its
-        place; both streams are one.
+        """Return the output lines of a replica's pods, including replacements; both streams are
+        one.
         """
         job = names.read_id(app_id)
         query = query._replace(role=names.label_value(query.role))
@@ -249,7 +249,7 @@ class Kubernetes:
         pause, seen = _POLL_S, set[str]()
         while True:
             with self._client(job) as client:
-                # In this order: a pod may start and end between the two requests.
+                # In this order, because a pod may start and end between the two requests.
                 kind, objects = _makers(client, job)
                 over = not objects or replicas.status(kind, objects, ()).state.is_over
                 # Of this replica alone: hundreds may be followed.
@@ -280,7 +280,7 @@ def _unknown(app_id: str) -> UsageError:
 
 
 def _notes(app: AppDef, cfg: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what the user may not expect."""
+    """Yield notes on behavior that users may not expect."""
     whole = cfg.get("kind") == "volcano"
     for role in app.roles:
         if role.max_retries and (role.retry_policy is RetryPolicy.REPLICA) is whole:
@@ -299,7 +299,7 @@ def _notes(app: AppDef, cfg: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _resource(each: Object) -> store.ObjectKind:
-    """Return the resource of an object that relight makes."""
+    """Return the resource of an object created by relight."""
     made = (*_PARTS, *_ADDITIONS, *(kind.resource for kind in KINDS.values()))
     return next(x for x in made if (x.version, x.kind) == (each["apiVersion"], each["kind"]))
 
@@ -335,7 +335,7 @@ def _create(client: Any, each: Object, *, dry_run: bool = False) -> Object:
 
 
 def _makers(client: Any, job: JobId) -> tuple[Kind, Sequence[Object]]:
-    """Return what makes the pods of a job, and its kind; nothing if there is no such job."""
+    """Return the kind of a job and the objects that create its pods; none if the job is unknown."""
     for kind in KINDS.values():
         if found := _of_kind(client, kind, job.namespace, _selector(job)):
             return kind, found
@@ -381,23 +381,23 @@ def _adopt(client: Any, made: Sequence[Object]) -> None:
 
 
 def _is_answer(error: Exception) -> bool:
-    """Return whether the server has refused a request, and so has made nothing of it."""
+    """Return whether the server refused a request, and so created nothing."""
     import kubernetes
 
     return isinstance(error, kubernetes.client.ApiException) and error.status < _BROKEN
 
 
 def _remove_after(client: Any, job: JobId, objects: Sequence[Object], first: BaseException) -> None:
-    """Remove what was made of a job whose submission has failed.
+    """Remove the objects of a job whose submission failed.
 
     Args:
-        client: of the cluster.
+        client: the client of the cluster.
         job: the job.
-        objects: all that it would have.
-        first: why it has failed.
+        objects: all objects of the complete job.
+        first: the error of the submission.
 
     Raises:
-        MachineError: if that is not possible either; it says what may be left.
+        MachineError: if the removal also fails; the message names the possible leftovers.
     """
     import kubernetes
     import urllib3
@@ -446,8 +446,8 @@ def _has_started(pod: Mapping[str, Any]) -> bool:
 
 
 def _all_lines_of(client: Any, pod: Object, container: str, query: LogQuery) -> Iterator[str]:
-    """Yield the lines of a pod; if the connection is lost while they are followed, go on with the
-    next one.
+    """Yield the lines of a pod; if the connection is lost while following, resume with the next
+    line.
     """
     import urllib3
 

@@ -1,7 +1,7 @@
-"""The objects of a cluster: makes, lists, changes and deletes those of any kind.
+"""Creates, lists, changes and deletes objects of any kind in a cluster.
 
-Changes are JSON patches (RFC 6902): what the package kubernetes makes of a merge patch differs
-between its versions, and custom resources refuse strategic ones.
+Changes are JSON patches (RFC 6902), because versions of the kubernetes package differ in their
+handling of merge patches, and custom resources reject strategic ones.
 """
 
 import json
@@ -35,7 +35,7 @@ _BACKGROUND = {"propagation_policy": "Background"}
 
 
 def create(client: Any, resource: ObjectKind, each: Object, *, dry_run: bool = False) -> Object:
-    """Make an object, or have the server only check it."""
+    """Create an object, or only have the server check it."""
     options: dict[str, Any] = {"field_validation": "Strict"}
     if dry_run:
         options["dry_run"] = "All"

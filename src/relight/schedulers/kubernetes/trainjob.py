@@ -1,4 +1,4 @@
-"""A TrainJob of Kubeflow Trainer, by a runtime that an administrator has installed.
+"""A TrainJob of Kubeflow Trainer, with a runtime installed by an administrator.
 
 The runtime decides what happens to failed pods. Source: the API trainer.kubeflow.org/v1alpha1 of
 Kubeflow Trainer 2.3.
@@ -30,12 +30,12 @@ RUNTIME = "torch-distributed"
 _STEP = "node"
 """The name of the replicated job of the runtime, and of its container."""
 _OF_RUNTIME = ("priority_class", "image_pull_policy", "pods", "timeout", "scheduler", "gang")
-"""Options that it can't say."""
+"""Options that a TrainJob can't express."""
 _FORWARDED = (
     "serviceAccountName", "nodeSelector", "affinity", "tolerations", "imagePullSecrets",
     "securityContext", "terminationGracePeriodSeconds", "volumes",
 )  # fmt: skip
-"""What a TrainJob may say of its pods."""
+"""The pod fields that a TrainJob may set."""
 
 
 class TrainJob:
@@ -52,11 +52,11 @@ class TrainJob:
     cancelling = staticmethod(suspending)
 
     def stem(self, name: str, _role: Role, _is_only: bool, /) -> str:
-        """Return the name of the Job that Kubeflow Trainer makes."""
+        """Return the name of the Job created by Kubeflow Trainer."""
         return f"{name}-{_STEP}-0"
 
     def check(self, app: AppDef, cfg: Mapping[str, Any]) -> None:
-        """Refuse what the runtime decides."""
+        """Reject settings that the runtime decides."""
         role = only_role(self, app)
         if least(role) < role.num_replicas:
             raise UsageError(
@@ -128,5 +128,5 @@ class TrainJob:
         return {role: each["spec"]["trainer"].get("numNodes") or 1}
 
     def verdict(self, each: Object) -> Verdict:
-        """Return what the conditions of a TrainJob say."""
+        """Derive a verdict from the conditions of a TrainJob."""
         return by_conditions(each, ("Complete",), ("Failed",), "Suspended")

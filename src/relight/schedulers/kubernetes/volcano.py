@@ -1,6 +1,6 @@
-"""A Job of Volcano, as TorchX makes it: its pods are scheduled together, in a queue of Volcano.
+"""A Volcano Job, as in TorchX: its pods are scheduled together, in a Volcano queue.
 
-Unlike that of TorchX it has one task for each role, not for each replica: the object stays small.
+Unlike TorchX's, it has one task per role instead of one per replica, which keeps the object small.
 Source: the API batch.volcano.sh/v1alpha1 of Volcano 1.16, and its controller,
 pkg/controllers/job, for its behaviour.
 """
@@ -91,7 +91,7 @@ class Volcano:
         }
 
     def verdict(self, each: Object) -> Verdict:
-        """Return what the phase of a Job says."""
+        """Derive a verdict from the phase of a Job."""
         state = (each.get("status") or {}).get("state") or {}
         return _PHASES.get(state.get("phase") or ""), str(state.get("message") or "")
 
@@ -122,7 +122,7 @@ def _policies(app: AppDef, retries: int) -> list[dict[str, Any]]:
 
 def _task(app: AppDef, role: Role, cfg: Mapping[str, Any], place: MeetingPlace) -> dict[str, Any]:
     template = pods.template(app, role, cfg, place)
-    if seconds := pods.limit_s(cfg):  # of each pod: a Job of Volcano has no time limit
+    if seconds := pods.limit_s(cfg):  # per pod, because a Volcano Job lacks a time limit
         template["spec"].setdefault("activeDeadlineSeconds", seconds)
     return {
         "name": label_name(role.name),

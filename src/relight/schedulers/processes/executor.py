@@ -1,12 +1,12 @@
-"""The process that runs one job of this machine: it starts the replicas and ends them together.
+"""The process that runs one local job: starts the replicas and ends them together.
 
     submit --exec--> executor --> spawner --> replicas (agents) --> their workers
 
-It works like an agent without a group: the same state machine (core/workers/supervision) and the
-same spawner, with replicas as workers, so no process of a job outlives its executor. It reads its
+It works like an agent without a group, with the same state machine (core/workers/supervision), the
+same spawner, and replicas as workers, so no process of a job outlives its executor. It reads its
 order, one line of JSON, from stdin, and writes `started` or an error to stdout. A detached executor
-runs in the background; any other stops the job at the end of stdin: the submitting process has
-ended.
+runs in the background; any other stops the job at the end of stdin, which means that the submitting
+process ended.
 """
 
 import errno
@@ -35,7 +35,7 @@ from relight.schedulers.processes.record import LocalRecord
 
 _LINE_LIMIT = 65536
 _LOADED = "relight.core.diagnosis.failure_text", "relight.output.error_files"
-"""What a failed replica needs. By then, an upgrade may have removed or replaced the files."""
+"""Preloaded for failed replicas, as an upgrade may remove or replace the files later."""
 
 
 class LogCopy:
@@ -65,7 +65,7 @@ class LogCopy:
         return True
 
     def end_line(self) -> None:
-        """Copy a last line without a newline to the combined file as well."""
+        """Copy a last line without a newline to the combined file."""
         self._write(self._combined, self._line)
         self._line = b""
 
@@ -138,7 +138,7 @@ class Executor:
         self._write(state, "; ".join(filter(None, (why, lost))))
 
     def _write_success(self, state: str) -> None:
-        """Write the file by which TorchX (nightly 2026.10.26) says that logs are complete."""
+        """Write TorchX's marker file for complete logs (nightly 2026.10.26)."""
         roles: dict[str, list[dict[str, Any]]] = {}
         for replica, now in zip(self._replicas, self._states, strict=True):
             roles.setdefault(replica.role, []).append(
@@ -164,7 +164,7 @@ class Executor:
             sys.stderr.write(f"{time.strftime('%F %T')} SUCCESS was not written: {error}\n")
 
     def _run_attempt(self) -> bool:
-        """Run all replicas; return whether the job has failed."""
+        """Run all replicas; return whether the job failed."""
         streams: list[LogCopy] = []
         combined: list[int] = []
         plans = []
@@ -235,8 +235,8 @@ class Executor:
         state.update(state=name, exitcode=exitcode)
         for stream in self._streams[number]:  # readers stop once the replica is over
             if stream.reader in self._loop and stream.is_ready():
-                self._copy(stream)  # a pipe holds no more than is read at once
-            stream.end_line()  # even if a process that it started may continue the line
+                self._copy(stream)  # one read empties a pipe
+            stream.end_line()  # even if its child may continue the line
         if name == "FAILED":
             self._first_failed = number if self._first_failed is None else self._first_failed
             replica, known = self._replicas[number], supervisor.workers.evidence.get(number)
@@ -314,7 +314,7 @@ def _tell(line: str) -> None:
 
 
 def main() -> NoReturn:
-    """Run the job whose order comes on stdin."""
+    """Run the job ordered on stdin."""
     said = b""
     while not said.endswith(b"\n") and (data := os.read(0, 65536)):
         said += data

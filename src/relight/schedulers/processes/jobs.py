@@ -72,7 +72,7 @@ def streams(folder: str) -> dict[str, str]:
 
 
 class ProcessScheduler(Scheduler):
-    """Starts, lists and stops these jobs; a back end says what their processes are."""
+    """Starts, lists and stops these jobs; a back end supplies their processes."""
 
     def __init__(self) -> None:
         self._attached: dict[str, subprocess.Popen[bytes]] = {}
@@ -85,7 +85,7 @@ class ProcessScheduler(Scheduler):
             replicas: the processes to run, with streams in the folders that `layout` named.
 
         Raises:
-            UsageError: if the job exists already, or its logs can't be written.
+            UsageError: if the job already exists, or its logs can't be written.
             MachineError: if the processes can't be started.
         """
         body, app_id = request.body, str(request.body["app_id"])
@@ -134,7 +134,7 @@ class ProcessScheduler(Scheduler):
         return found
 
     def logs(self, app_id: str, query: LogQuery) -> Iterator[str]:
-        """Return the lines that a replica has written."""
+        """Return the output lines of a replica."""
         state = _read(app_id)
         if state is None:
             raise self._unknown(app_id)
@@ -199,7 +199,7 @@ class ProcessScheduler(Scheduler):
         for process in self._attached.values():
             try:
                 process.wait(_CLOSE_S)
-            except KeyboardInterrupt:  # ctrl-C once more: the executor kills what is left
+            except KeyboardInterrupt:  # second ctrl-C: the executor kills the rest
                 process.terminate()
                 process.wait(_CLOSE_S)
         self._attached.clear()
@@ -235,7 +235,7 @@ class ProcessScheduler(Scheduler):
             raise MachineError(message or _last_line(record.executor_log), hint=hint)
 
     def native(self, app_id: str) -> dict[str, Any]:
-        """Return the state of a job as its executor has written it.
+        """Return the state of a job as written by its executor.
 
         Raises:
             UsageError: if the job does not exist.
@@ -252,7 +252,7 @@ class ProcessScheduler(Scheduler):
 def _read(app_id: str) -> dict[str, Any] | None:
     try:
         return LocalRecord(records.path(app_id)).read()
-    except UsageError:  # no id of a job at all
+    except UsageError:  # not a job id
         return None
 
 

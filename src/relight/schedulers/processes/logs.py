@@ -1,4 +1,4 @@
-"""Reads the lines that a replica of these jobs has written, and follows new ones."""
+"""Reads the output lines of a replica of these jobs and follows new ones."""
 
 import os
 import select
@@ -12,7 +12,7 @@ from relight.schedulers.processes.record import LocalRecord
 
 _POLL_S = 0.25
 _CHECK_S = 3.0
-"""How often to check even with inotify, which does not report that the executor was killed."""
+"""Polling interval used even with inotify, which does not report a killed executor."""
 
 
 def lines(record: LocalRecord, path: str, query: LogQuery) -> Iterator[str]:
@@ -58,7 +58,7 @@ def _watch(path: str, directory: str) -> int:
 
 
 def _wait_for_more(watch: int) -> None:
-    """Wait until a file has changed, or the next regular check is due."""
+    """Wait until a file changes or the next regular check is due."""
     if watch < 0:
         time.sleep(_POLL_S)
         return

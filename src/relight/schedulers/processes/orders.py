@@ -1,4 +1,4 @@
-"""What the `executor` reads from its stdin: JSON, read by `base/fields`."""
+"""The orders that the `executor` reads from stdin, as JSON (`base/fields`)."""
 
 import json
 from typing import Any, NamedTuple
@@ -7,7 +7,7 @@ from relight.base import fields
 
 
 class ReplicaPlan(NamedTuple):
-    """A process of a job of this machine, and the files of its streams."""
+    """A process of a local job and the files of its streams."""
 
     role: str
     replica: int
@@ -20,7 +20,7 @@ class ReplicaPlan(NamedTuple):
 
 
 class Order(NamedTuple):
-    """A job of this machine. `detach`: whether it outlives the process that submitted it."""
+    """A local job. `detach`: whether it outlives the process that submitted it."""
 
     scheduler: str
     app_id: str

@@ -1,11 +1,11 @@
-"""The files of a job of this machine: its state, and a lock that its executor holds.
+"""The files of a local job: its state, and a lock held by its executor.
 
 In the directory of the job, below `local/`:
 
     state.json   written by the executor at each change, replaced atomically; blanks at its end
                  reserve room for later states, in case the disk is full by then
     lock         locked as long as the executor lives (flock), so a pid is never trusted alone
-    executor.log the executor's own messages, normally none
+    executor.log the executor's own messages, normally empty
 """
 
 import json
@@ -85,7 +85,7 @@ class LocalRecord:
         self._reserved = 0
 
     def make(self) -> None:
-        """Make the directory of a new job.
+        """Create the directory of a new job.
 
         Raises:
             UsageError: if the job exists already, or the directory can't be written.
@@ -99,7 +99,7 @@ class LocalRecord:
 
     def lock(self) -> int:
         """Lock the job for this process, until it ends; return the descriptor."""
-        import fcntl  # clients of other systems have none
+        import fcntl  # missing on clients of other systems
 
         fd = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -162,7 +162,7 @@ class LocalRecord:
         return state
 
     def latest(self) -> dict[str, Any] | None:
-        """Return the result of `read`, parsed once for all threads: it must not be changed."""
+        """Return the result of `read`, parsed once and shared by all threads. Do not modify it."""
         with _READING:
             held = self.is_locked()
             try:

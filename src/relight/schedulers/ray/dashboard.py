@@ -28,9 +28,9 @@ _LIMIT_S = 30.0
 _UPLOAD_S = 600.0
 _STARTS_S, _AGAIN_S = 30.0, 0.5
 _NO_AGENT = "No available agent to submit job"
-"""What a dashboard says before the first of its nodes can take jobs (Ray 2.60)."""
+"""The dashboard's error before its first node accepts jobs (Ray 2.60)."""
 _INTERVAL_S = 0.2
-"""How often a node looks for new lines of a log that is followed."""
+"""Interval at which a node checks a followed log for new lines."""
 _CHUNK = 1 << 16
 _LONGEST = 400
 _EXCEPTION = re.compile(r"^[\w.]*(?:Error|Exception): ", re.MULTILINE)
@@ -44,12 +44,12 @@ def url_of(address: str | None) -> str:
     """Return the URL of a dashboard, without a slash at the end.
 
     Args:
-        address: HOST, HOST:PORT or a URL; if None or empty, that of the variables
-            RAY_API_SERVER_ADDRESS or RAY_ADDRESS, or 127.0.0.1:8265. RAY_ADDRESS may also name
-            Ray Client or the GCS, on the host of the dashboard.
+        address: HOST, HOST:PORT or a URL; if None or empty, RAY_API_SERVER_ADDRESS or RAY_ADDRESS
+            from the environment, or 127.0.0.1:8265. RAY_ADDRESS may also name Ray Client or the GCS
+            on the dashboard's host.
 
     Raises:
-        UsageError: if it is no such address.
+        UsageError: if the address has another form.
     """
     variables = env.read()
     said, whose = address or "", "-cfg dashboard_address="
@@ -89,7 +89,7 @@ def parts_of(app_id: str) -> tuple[str, str]:
     """Return the URL of the dashboard and the name of a job.
 
     Raises:
-        UsageError: if it is no id of a job on Ray.
+        UsageError: if the text is not the id of a Ray job.
     """
     match = re.fullmatch(r"(https:)?((?:\[[0-9a-fA-F:.]+\]|[^:]+):\d+[^:]*):([^:]+)", app_id)
     if match is None:
@@ -121,10 +121,10 @@ class Dashboard:
         self.url = url
 
     def check(self) -> None:
-        """Check that this is a Ray whose version can run the driver.
+        """Check that this is Ray, in a version that can run the driver.
 
         Raises:
-            UsageError: if it is none, or too old.
+            UsageError: if it is something else, or too old.
             MachineError: if it does not answer.
         """
         version = str(self._json("GET", "/api/version").get("ray_version", ""))
@@ -142,7 +142,7 @@ class Dashboard:
             self._bytes("PUT", path, data, _UPLOAD_S)
 
     def submit(self, request: Mapping[str, Any]) -> None:
-        """Submit a job. A cluster that has just started takes none for some seconds."""
+        """Submit a job. A cluster that just started rejects jobs for some seconds."""
         end = time.monotonic() + _STARTS_S
         while True:
             try:
@@ -167,7 +167,7 @@ class Dashboard:
         return found
 
     def stop(self, name: str) -> None:
-        """Ask for the end of a job."""
+        """Request the end of a job."""
         self._json("POST", f"/api/jobs/{quote(name)}/stop", {})
 
     def delete(self, name: str) -> None:
@@ -180,8 +180,8 @@ class Dashboard:
         return None if answer is None else self._whole(answer)
 
     def follow(self, node: str, name: str) -> Iterator[bytes]:
-        """Yield a file of a node's logs as it grows, until nothing comes for half a minute: the
-        connection may be dead, or its reader gone.
+        """Yield a file of a node's logs as it grows, until nothing arrives for half a minute,
+        because the connection may be dead or its reader gone.
 
         Raises:
             MachineError: if the connection is lost.
@@ -219,12 +219,12 @@ class Dashboard:
             raise self._refused(error.code, self._whole(error)) from None
 
     def _has_log(self, node: str, name: str) -> bool:
-        """Return whether a file exists: not all versions of Ray say so when it is read."""
+        """Return whether a file exists. Not all versions of Ray report a missing file on reads."""
         listed = self._json("GET", f"/api/v0/logs?{urlencode({'node_id': node, 'glob': name})}")
         return name in json.dumps(listed)
 
     def _or_none(self, method: str, path: str) -> bytes | None:
-        """Return the answer, or None if what is asked for does not exist."""
+        """Return the answer, or None if the path does not exist."""
         try:
             return self._whole(self._open(method, path, None, _LIMIT_S))
         except urllib.error.HTTPError as error:
@@ -309,10 +309,10 @@ def _reason(said: str) -> str:
 
 
 def _headers() -> dict[str, str]:
-    """Return the headers of each request: those that RAY_JOB_HEADERS says, and the token.
+    """Return the headers of each request: those in RAY_JOB_HEADERS, and the token.
 
     Raises:
-        UsageError: if RAY_JOB_HEADERS is no JSON object, or the file of the token can't be read.
+        UsageError: if RAY_JOB_HEADERS is not a JSON object, or the token file can't be read.
     """
     variables = env.read()
     try:

@@ -1,25 +1,25 @@
-"""The driver of a job: the program that Ray runs on the cluster, and that runs the job there.
+"""The driver of a job: the program that Ray runs on the cluster to run the job.
 
     Ray's job supervisor --> driver --> one actor a replica --> guard.py --> the role's command
                                └------> guard.py --> relight coordinator
 
-It travels with the job as `.relight/driver.py` in the job's working directory, needs Python 3.11,
-Ray and no relight, and reads `order.json` beside it (`request.py` writes it):
+It travels with the job as `.relight/driver.py` in the job's working directory, needs only Python
+3.11 and Ray, not relight, and reads the adjacent `order.json` (written by `request.py`):
 
     app_id, grace_s         the job, and the seconds from SIGTERM to SIGKILL
-    timeout_s               after how many seconds a replica gets SIGTERM; 0 for never
+    timeout_s               seconds until a replica gets SIGTERM; 0 for never
     strategy                STRICT_SPREAD, SPREAD or PACK
-    coordinator             the port at which agents meet; null if the job has no agents that meet
-    token                   the agents', for the coordinator
+    coordinator             the rendezvous port of the agents; null if they do not meet
+    token                   authenticates the agents to the coordinator
     roles                   name, least, most, retries, argv, env, resources (of one replica)
 
-The first `least` replicas of all roles are one placement group, so that a job has all of them or
-none. Once they are placed, each further replica is a group of its own, so that the job grows; with
-STRICT_SPREAD it is kept off the nodes of the others by their labels. Ray places a lost bundle
-again, and the driver makes a new actor for it.
+The first `least` replicas of all roles form one placement group, so a job gets all or none of them.
+Once they are placed, each further replica is a group of its own, which lets the job grow; with
+STRICT_SPREAD, node labels keep it off the nodes of the others. Ray places a lost bundle again, and
+the driver creates a new actor for it.
 
-It writes, into the directory of its own log, which Ray serves: `relight-APP-status.json` and
-`relight-APP-ROLE-N.log`, what replica N has written; all of them, with prefixes, to its stdout.
+In the directory of its own log, which Ray serves, it writes `relight-APP-status.json` and the
+output of each replica N, `relight-APP-ROLE-N.log`. All output, with prefixes, goes to its stdout.
 Sources: Ray 2.60, "Placement Groups", "Ray Jobs REST API".
 """
 
@@ -37,26 +37,26 @@ PENDING, RUNNING, SUCCEEDED, FAILED, CANCELLED = (
     "PENDING", "RUNNING", "SUCCEEDED", "FAILED", "CANCELLED",
 )  # fmt: skip
 TRANSIENT = (3, 4, 129, 130, 137, 143)
-"""Exit codes that are no error of the user's program: nodes did not meet, a machine refused
-something, or a signal has ended the agent. Such replicas are started again a few times.
+"""Exit codes without an error of the user's program: nodes did not meet, a machine refused
+something, or a signal ended the agent. Such replicas are restarted a few times.
 """
 PREEMPTED = 75
-"""The exit code of an agent that left because its node is preempted: it is always started again."""
+"""The exit code of an agent on a preempted node; such replicas are always restarted."""
 TRIES = 3
 LINGER_S = 30.0
-"""How long replicas may run on after enough others have succeeded."""
+"""Seconds that replicas may continue after enough others succeeded."""
 _STOPPED, _KILLED = 143, 137
 _AGAIN_S = 5.0
 """Ray may place a replica on a dying node until it notices; it is given time for that."""
 _LOW_MEMORY = "low on memory"
-"""What errors say if Ray's memory monitor has ended a process."""
+"""Text in errors of processes killed by Ray's memory monitor."""
 _STRICT = "STRICT_SPREAD"
 _NODE = "ray.io/node-id"
 """The label of each node with its id."""
 _READ_S = 1.0
 _WAIT_S = 0.5
 _LOOK_S = 5.0
-"""How often the reason why a replica is not placed is looked up."""
+"""Interval of the checks why a replica is not placed."""
 _KILL_S = 5.0
 _CONNECT_S = 20.0
 _CHUNK = 1 << 20
@@ -76,13 +76,13 @@ class Slot:
         self.exitcode: int | None = None
         self.error = ""
         self.starts = 0
-        """How often its command was started."""
+        """Number of starts of its command."""
         self.failures = 0
-        """How often it has ended with an error of the user's program."""
+        """Number of failures due to the user's program."""
         self.transient = 0
-        """How often it has ended otherwise, without a success or a loss."""
+        """Number of other failures, without losses."""
         self.end_at = 0.0
-        """When its time is over, if there is a limit (`time.monotonic`)."""
+        """The end of its time limit, if set (`time.monotonic`)."""
         self.timed_out = False
 
     @property
@@ -92,12 +92,12 @@ class Slot:
 
     @property
     def is_first(self) -> bool:
-        """Whether it is one of those without which the job does not begin."""
+        """Whether the job needs this replica to begin."""
         return bool(self.number < self.role["least"])
 
     @property
     def is_over(self) -> bool:
-        """Whether it will not run again."""
+        """Whether it has ended for good."""
         return self.state in (SUCCEEDED, FAILED, CANCELLED)
 
 
@@ -105,13 +105,13 @@ class JobCore:
     """Decides which replicas run, and when and how the job ends. It touches nothing.
 
     Args:
-        roles: as in the order.
+        roles: the roles of the order.
     """
 
     def __init__(self, roles: list[dict[str, Any]]) -> None:
         self.slots = [Slot(role, number) for role in roles for number in range(role["most"])]
         self.cause: Slot | None = None
-        """The replica whose failure has ended the job."""
+        """The replica whose failure ended the job."""
         self.stopping = False
         """Whether all replicas have to end."""
         self.message = ""
@@ -119,23 +119,23 @@ class JobCore:
         self._cancelled = False
 
     def placed(self, slot: Slot, host: str, node: str) -> None:
-        """Note where a replica is."""
+        """Record the place of a replica."""
         slot.host, slot.node, slot.error = host, node, ""
 
     def started(self, slot: Slot) -> None:
-        """Note that the command of a replica runs."""
+        """Record the start of a replica's command."""
         slot.state, slot.exitcode, slot.timed_out = RUNNING, None, False
         slot.starts += 1
 
     def lost(self, slot: Slot, why: str) -> None:
-        """Note that a replica was lost with its node: it is no failure, and it comes again.
+        """Record the loss of a replica with its node: not a failure, and the replica is restarted.
 
         Args:
             slot: the replica.
-            why: in one line.
+            why: the reason, in one line.
         """
         if slot.state != RUNNING:
-            slot.transient += 1  # it never ran: perhaps it never can
+            slot.transient += 1  # it never ran, and perhaps never can
         slot.error, slot.host, slot.node = f"lost: {why}", "", ""
         if self.stopping:
             slot.state = CANCELLED
@@ -145,12 +145,12 @@ class JobCore:
             slot.state = PENDING
 
     def ended(self, slot: Slot, exitcode: int, error: str = "") -> None:
-        """Note the end of a replica's command.
+        """Record the end of a replica's command.
 
         Args:
             slot: the replica.
             exitcode: 128 + n for signal n.
-            error: why it did not start, if it did not.
+            error: why it did not start, or empty.
         """
         slot.exitcode = exitcode
         slot.error = error or (f"exit code {exitcode}" if exitcode else "")
@@ -166,7 +166,7 @@ class JobCore:
             self._fail(slot)
 
     def refused(self, slot: Slot, why: str) -> None:
-        """Note that a replica can't be made at all."""
+        """Record that a replica can't be created."""
         slot.error = why
         if self.stopping:
             slot.state = CANCELLED
@@ -174,18 +174,18 @@ class JobCore:
             self._fail(slot)
 
     def cancel(self) -> None:
-        """Begin to end all replicas, because the job was cancelled."""
+        """Start to stop all replicas, because the job was cancelled."""
         if not self.stopping:
             self._cancelled, self.message = True, "it was cancelled"
             self._stop()
 
     def finish(self) -> None:
-        """Begin to end those that run on although enough others have succeeded."""
+        """Start to stop the remaining replicas after enough others succeeded."""
         self._stop()
 
     @property
     def has_succeeded(self) -> bool:
-        """Whether as many replicas of each role have succeeded as it needs."""
+        """Whether enough replicas of each role succeeded."""
         return all(self._successes(role) >= role["least"] for role in self._roles)
 
     @property
@@ -197,8 +197,8 @@ class JobCore:
         return self.stopping or self.has_succeeded or PENDING not in states
 
     def wanted(self) -> list[Slot]:
-        """Return the replicas that have to be placed. Of a role that has succeeded these are none:
-        a newcomer would meet nobody.
+        """Return the replicas to place, without those of roles that have succeeded, where a
+        newcomer would meet nobody.
         """
         if self.stopping:
             return []
@@ -214,14 +214,14 @@ class JobCore:
         return _STOPPED if self._cancelled or not self.has_succeeded else 0
 
     def close(self) -> None:
-        """Note that the job is over: what has not begun will not."""
+        """End the job, and cancel all replicas that are not over."""
         for slot in self.slots:
             if not slot.is_over:
                 slot.state = CANCELLED
                 slot.error = slot.error if self.exitcode else "not needed"
 
     def to_status(self) -> dict[str, Any]:
-        """Return what `relight status` reads."""
+        """Return the status for `relight status`."""
         return {
             "message": self.message,
             "restarts": sum(max(0, slot.starts - 1) for slot in self.slots),
@@ -289,17 +289,17 @@ class Guarded:
         self._channel.sendall(line.encode())
 
     def stop(self) -> None:
-        """Ask for the end of the command."""
+        """Ask the command to stop."""
         try:
             self._channel.shutdown(socket.SHUT_WR)
         except OSError:
             pass  # it has ended
 
     def read(self, wait_s: float) -> "tuple[bytes, tuple[int, str] | None]":
-        """Return what the command has written, and its exit code and error once it has ended.
+        """Return new output of the command, and its exit code and error once it has ended.
 
         Args:
-            wait_s: how long to wait for either.
+            wait_s: maximum seconds to wait for either.
         """
         poll = select.poll()
         poll.register(self._channel, select.POLLIN)
@@ -335,7 +335,7 @@ class Guarded:
 
 
 class ReplicaActor:
-    """The actor of a replica: it runs the command where Ray has placed it."""
+    """The actor of a replica, which runs the command on the node chosen by Ray."""
 
     def __init__(self) -> None:
         self._guarded: Guarded | None = None
@@ -379,7 +379,7 @@ class ReplicaActor:
         return data, None if len(data) >= _CHUNK else self._end
 
     def stop(self) -> None:
-        """Ask for the end of the command."""
+        """Ask the command to stop."""
         if self._guarded is not None:
             self._guarded.stop()
 
@@ -390,7 +390,7 @@ class Driver:
     Args:
         order: the job.
         ray: the package, connected.
-        directory: of the log files.
+        directory: the directory of the log files.
     """
 
     def __init__(self, order: dict[str, Any], ray: Any, directory: str) -> None:
@@ -406,10 +406,10 @@ class Driver:
         self._calls: dict[Any, tuple[Slot, str, Any]] = {}
         """Calls of actors by their references: the replica, the method, the actor."""
         self._told: set[Slot] = set()
-        """Replicas that were asked to end."""
+        """Replicas that were asked to stop."""
         self._coordinator: CoordinatorActor | None = None
         self._again_at: dict[Slot, float] = {}
-        """When a replica may be placed again, for those that did not live long enough to run."""
+        """Earliest time of the next placement, for replicas that ended too early to run."""
         self._written: dict[str, Any] = {}
         self._next_look = 0.0
         self._linger_until = 0.0
@@ -457,7 +457,7 @@ class Driver:
     # Places and actors.
 
     def _place_first(self) -> None:
-        """Ask for the places of the replicas without which the job can't run."""
+        """Request the places of the replicas that the job needs to run."""
         first = [slot for slot in self.job.slots if slot.is_first]
         group = self._ray.util.placement_group(
             [dict(slot.role["resources"]) for slot in first],
@@ -468,8 +468,8 @@ class Driver:
             self._places[slot] = group, index
 
     def _place_further(self) -> None:
-        """Ask for the places of further replicas, once the first ones have theirs: they could not
-        have them otherwise.
+        """Request places for further replicas, once the first ones have theirs; an earlier request
+        might take these places.
         """
         self._may_grow = self._may_grow or all(x.host for x in self.job.slots if x.is_first)
         for slot in self.job.wanted() if self._may_grow else ():
@@ -482,7 +482,9 @@ class Driver:
                 self._places[slot] = group, 0
 
     def _elsewhere(self) -> list[dict[str, str]] | None:
-        """Return what excludes the nodes of all replicas, if each is to have one of its own."""
+        """Return a label selector that excludes the nodes of all replicas, or None if replicas may
+        share nodes.
+        """
         used = sorted({slot.node for slot in self.job.slots if slot.node})
         if self._order["strategy"] != _STRICT or not used:
             return None
@@ -646,7 +648,7 @@ class Driver:
                 actor.stop.remote()
 
     def _end_what_took_too_long(self) -> None:
-        """Ask those replicas to end whose time is over: they may save, and come again."""
+        """Stop replicas whose time limit is over. They may save a checkpoint, and are restarted."""
         for slot, actor in self._actors.items() if self._order["timeout_s"] else ():
             is_over = slot.state == RUNNING and time.monotonic() >= slot.end_at
             if is_over and slot not in self._told:
@@ -657,10 +659,10 @@ class Driver:
     def _starts(self, slot: Slot) -> bool:
         return any(x is slot and method == "start" for x, method, _ in self._calls.values())
 
-    # What others read.
+    # Status and logs.
 
     def _look(self) -> None:
-        """Say from time to time what replicas wait for that are not placed."""
+        """Report periodically why replicas are not placed yet."""
         if time.monotonic() < self._next_look:
             return
         self._next_look = time.monotonic() + _LOOK_S
@@ -705,14 +707,14 @@ class CoordinatorActor:
         raise SystemExit(f"relight: error: no coordinator can listen on {host}")
 
     def keep_up(self) -> None:
-        """Start it again if it has ended: it learns from the agents what runs."""
+        """Restart the coordinator if it has ended; it learns the state from the agents."""
         _, end = self._process.read(0)
         if end is not None and time.monotonic() >= self._again_at:
             self._again_at = time.monotonic() + 1.0
             self._process = self._start()
 
     def stop(self) -> None:
-        """Ask for its end."""
+        """Ask it to stop."""
         self._process.stop()
 
     def _start(self) -> Guarded:
@@ -740,7 +742,7 @@ class Outputs:
     """The files that the driver writes beside its own log.
 
     Args:
-        directory: where they are.
+        directory: their directory.
         app_id: the job.
     """
 
@@ -753,7 +755,7 @@ class Outputs:
         print(f"relight: {time.strftime('%H:%M:%S')} {text}", flush=True)  # noqa: T201
 
     def add(self, slot: Slot, data: bytes) -> None:
-        """Write what a replica has written: as it is to its file, whole lines to stdout."""
+        """Write a replica's output: unchanged to its file, whole lines to stdout."""
         if not data:
             return
         self._append(slot, data)
@@ -794,12 +796,13 @@ class Outputs:
 
 
 def unplaced(needs: dict[str, float], nodes: list[dict[str, Any]], free: dict[str, float]) -> str:
-    """Return why a replica waits, in one line: what no node has, or what is taken.
+    """Return why a replica waits, in one line: the resources that all nodes lack or that are in
+    use.
 
     Args:
         needs: its resources, by Ray's names; memory in bytes.
-        nodes: those where it may be, as `ray.nodes()` describes them.
-        free: what is free in the whole cluster.
+        nodes: the nodes that it may use, as described by `ray.nodes()`.
+        free: the free resources of the whole cluster.
     """
     alive = [node["Resources"] for node in nodes if node["Alive"]]
     if not alive:
@@ -849,7 +852,7 @@ def _line(error: BaseException) -> str:
 
 
 def _set_modes(folder: str) -> None:
-    """Set what Ray's unpacking forgets: the launcher can be run, the order has secrets."""
+    """Set the modes lost in Ray's unpacking: the launcher is executable, the order has secrets."""
     for name, mode in (("relight", 0o700), ("order.json", 0o600)):
         path = os.path.join(folder, name)
         if os.path.exists(path):
@@ -857,7 +860,7 @@ def _set_modes(folder: str) -> None:
 
 
 def _log_directory() -> str:
-    """Return the directory of this process's stdout, which is the job's log."""
+    """Return the directory of this process's stdout, the job's log."""
     path = os.path.realpath("/proc/self/fd/1")
     if not os.path.isfile(path):
         raise SystemExit("relight: error: the driver's output is not a log file of a Ray job")

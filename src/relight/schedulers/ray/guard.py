@@ -1,19 +1,19 @@
-"""The process that runs one command on a node of a Ray cluster, and lets nothing of it remain.
+"""Runs one command on a node of a Ray cluster and leaves none of its processes behind.
 
     Ray's worker process (the actor), or the driver --socket--> this --> the command --> …
 
-It travels with the job, needs the standard library alone, and is started as
+It travels with the job, needs only the standard library, and is started as
 `python guard.py DESCRIPTOR`. The descriptor is a socket:
 
     to it      one line of JSON: `argv`, `env`, `cwd`, `grace_s`, `output` (the descriptor of the
-               reading end of the command's output). Then nothing; its end, however it comes, means
-               stop
+               reading end of the command's output). Then nothing; the end of the socket, for
+               whatever reason, means stop
     from it    one line of JSON at the end: `exitcode`, and `error` if the command did not start
 
-To stop is SIGTERM to the command's process group, and after `grace_s` SIGKILL to all its
+To stop, it sends SIGTERM to the command's process group, and after `grace_s` SIGKILL to all
 descendants, which this process inherits (PR_SET_CHILD_SUBREAPER, prctl(2)). It is neither a child
-nor in the process group of Ray's worker, because Ray kills those at once when the worker ends. If
-it is itself killed, so is the command (PR_SET_PDEATHSIG).
+nor in the process group of Ray's worker, because Ray kills those immediately when the worker ends.
+If it is itself killed, so is the command (PR_SET_PDEATHSIG).
 """
 
 import ctypes
@@ -38,10 +38,10 @@ _libc = ctypes.CDLL(None)
 def main(descriptor: int) -> None:
     """Run the command that the socket names, and report its end."""
     if os.fork():
-        os._exit(0)  # who has started this does not wait for it
+        os._exit(0)  # the parent does not wait for this process
     os.setsid()
     for number in _OURS:
-        signal.signal(number, signal.SIG_IGN)  # only the socket says when it is over
+        signal.signal(number, signal.SIG_IGN)  # only the socket signals the end
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # Ray blocks SIGINT in its workers
     channel = socket.socket(fileno=descriptor)
     order = _order(channel)
@@ -72,7 +72,7 @@ def main(descriptor: int) -> None:
 
 
 def _order(channel: socket.socket) -> "dict[str, Any] | None":
-    """Return what to run; None if who has started this is gone."""
+    """Return the command to run, or None if the parent is gone."""
     data = b""
     while not data.endswith(b"\n"):
         more = channel.recv(1 << 16)
@@ -84,7 +84,7 @@ def _order(channel: socket.socket) -> "dict[str, Any] | None":
 
 
 def _wake_on_exits() -> int:
-    """Return a descriptor that can be read after a child has ended."""
+    """Return a descriptor that becomes readable when a child ends."""
     woken, wakes = os.pipe()
     for end in (woken, wakes):
         os.set_blocking(end, False)
@@ -106,7 +106,7 @@ def _watch(
     output: int,
     grace_s: float,
 ) -> int:
-    """Wait until the command has ended, and stop it if asked to; return its status."""
+    """Wait for the command, and stop it on request; return its status."""
     poll = select.poll()
     poll.register(woken, select.POLLIN)
     poll.register(channel, select.POLLIN)
@@ -159,7 +159,7 @@ def _children() -> list[int]:
     try:
         with open(f"/proc/self/task/{me}/children") as file:
             return [int(pid) for pid in file.read().split()]
-    except FileNotFoundError:  # the kernel has no CONFIG_PROC_CHILDREN
+    except FileNotFoundError:  # the kernel lacks CONFIG_PROC_CHILDREN
         return [int(pid) for pid in os.listdir("/proc") if pid.isdecimal() and _parent(pid) == me]
 
 

@@ -1,8 +1,8 @@
-"""The request of an app on Ray: a job, and the package with which it travels.
+"""The request of an app on Ray: a job and its package.
 
 The package is a zip archive that Ray unpacks on each node as the working directory: the files of
 the workspace and, in `.relight`, the driver (`driver.py`), its `order.json`, `guard.py` and the
-launcher (`job/launcher_file.py`). It is not shown by Ray, so the order may hold the token and the
+launcher (`job/launcher_file.py`). Ray does not show it, so the order may hold the token and the
 variables of the job.
 """
 
@@ -27,11 +27,11 @@ GRACE_S = 40
 """From SIGTERM to SIGKILL: more than the agents give their workers."""
 TOKEN = "RELIGHT_TOKEN"  # noqa: S105  # a name
 USER, NAME, ROLES = "relight/user", "relight/name", "relight/roles"
-"""What the job's metadata say: whose it is, its name, the number of replicas of each role."""
+"""Keys of the job's metadata: the owner, the name, and the number of replicas per role."""
 FOLDER = ".relight"
 ENTRYPOINT = f'exec "$(command -v python || command -v python3)" {FOLDER}/driver.py'
 _MOST = 500 << 20
-"""The largest package that Ray takes by default."""
+"""Ray's default limit for packages."""
 _RANK0_ENV, _RANK0_PORT = "RELIGHT_RANK0_HOST", "${RELIGHT_RANK0_PORT}"
 _ENDPOINT = re.compile(re.escape(f"{{{macros.rank0_env}:=localhost}}:") + r"(\d+)")
 """How components write the place where agents meet."""
@@ -47,7 +47,7 @@ def order(app: AppDef, cfg: Mapping[str, Any], app_id: str, token: str) -> dict[
         app: the app with its macros.
         cfg: the options of the scheduler.
         app_id: a unique name.
-        token: of the agents.
+        token: the token of the agents.
 
     Raises:
         UsageError: if a part of the app or an option can't be expressed for Ray.
@@ -129,7 +129,7 @@ def package(order: Mapping[str, Any], workspace: str | None) -> tuple[str, bytes
 
 
 def _members(order: Mapping[str, Any], workspace: str | None) -> Iterator[tuple[str, int, bytes]]:
-    """Yield path, mode and content of what is in the package."""
+    """Yield path, mode and content of each file in the package."""
     here = os.path.dirname(__file__)
     for name in ("driver.py", "guard.py"):
         with open(os.path.join(here, name), "rb") as file:
@@ -173,7 +173,7 @@ def _role(
     role: Role, cfg: Mapping[str, Any], app_id: str, token: str, port: int | None
 ) -> dict[str, Any]:
     own = replace(role, args=[_at_the_coordinator(x) for x in role.args]) if port else role
-    # The driver replaces the other two: it knows the replica's number and directory.
+    # The driver replaces the other two, as it knows the replica's number and directory.
     own = macros.substitute(own, {"app_id": app_id, "rank0_env": _RANK0_ENV})
     brings = launcher_file.needed(role)
     if brings:
@@ -193,7 +193,7 @@ def _role(
 
 
 def _meeting_port(role: Role) -> int | None:
-    """Return the port at which the agents of a role meet; None if they do not, or elsewhere."""
+    """Return the rendezvous port of a role's agents, or None if they don't meet at the driver."""
     text = " ".join(role.args)
     found = _ENDPOINT.search(text)
     is_ours = launcher_file.needed(replace(role, env={}))
@@ -206,7 +206,7 @@ def _at_the_coordinator(word: str) -> str:
 
 
 def _resources(role: Role, cfg: Mapping[str, Any]) -> dict[str, float]:
-    """Return what a replica needs, by Ray's names; one CPU if that is not said, as in Ray."""
+    """Return the resources of a replica, by Ray's names; by default one CPU, as in Ray."""
     has = role.resource
     found: dict[str, float] = {"CPU": has.cpu if has.cpu >= 0 else 1}
     found |= {"GPU": has.gpu, "memory": has.memMB << 20 if has.memMB > 0 else 0}
@@ -221,7 +221,7 @@ def _resources(role: Role, cfg: Mapping[str, Any]) -> dict[str, float]:
                 f"-cfg resources: {name}:{text}: expected a number above 0", hint="NAME:1;NAME:2"
             )
     needed = {name: number for name, number in found.items() if number > 0}
-    return needed or {"CPU": 0.001}  # Ray has no bundles of nothing
+    return needed or {"CPU": 0.001}  # Ray rejects empty bundles
 
 
 def _requirements(path: str) -> list[str]:
@@ -234,7 +234,7 @@ def _requirements(path: str) -> list[str]:
 
 
 def _seconds(cfg: Mapping[str, Any]) -> int:
-    """Return how long a replica may run; 0 if there is no limit."""
+    """Return the time limit of a replica; 0 for none."""
     said = cfg.get("timeout")
     if said is not None and said < 1:
         raise UsageError(f"-cfg timeout={said}: at least one minute")
@@ -249,10 +249,10 @@ def _file(role: str) -> str:
 
 
 def text(url: str, body: Mapping[str, Any], notes: Sequence[str] = ()) -> str:
-    """Return a request for people: what is sent where, and what is in the package.
+    """Return a request for people: the recipient, the content and the package.
 
     Args:
-        url: of the dashboard.
+        url: the URL of the dashboard.
         body: `job`, `order` and `workspace`.
         notes: lines of the package that are shown as comments.
     """

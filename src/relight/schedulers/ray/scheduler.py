@@ -44,7 +44,7 @@ from relight.schedulers.uninterruptible import finished
 _JOB = "RELIGHT_JOB_ID"
 _POLL_S = 1.0
 _TRIES = 5
-"""How often a lost connection for logs is opened again without new output."""
+"""Maximum reconnections for logs without new output."""
 _STOP_S = request.GRACE_S + 30.0
 _NO_CLUSTER = "relight starts no clusters: -cfg dashboard_address=HOST:8265 names one that is there"
 _REFUSED = {
@@ -74,7 +74,7 @@ class Ray(Scheduler):
     capabilities = Capabilities(retries=True, resources=True, elastic=True)
 
     def affinity(self) -> int:
-        """Return how well Ray suits this machine: a variable names a cluster."""
+        """Return how well Ray suits this machine, which needs a variable that names a cluster."""
         return 5 if dashboard.is_named() else 0
 
     def render(self, app: AppDef, cfg: Mapping[str, Any], app_id: str) -> Request:
@@ -97,8 +97,8 @@ class Ray(Scheduler):
         return Request(self.name, app, cfg, body, shown, tuple(_notes(app)), whole)
 
     def submit(self, request_: Request) -> str:
-        """Upload the package and submit the job; return the id of the app. What was uploaded for a
-        job that Ray refuses is removed by Ray itself, after ten minutes.
+        """Upload the package and submit the job; return the id of the app. If Ray refuses the job,
+        it removes the uploaded package itself after ten minutes.
         """
         body = request_.body
         cluster = Dashboard(str(body["url"]))
@@ -111,7 +111,7 @@ class Ray(Scheduler):
             finished(cluster.submit, job)
         except UsageError:
             raise
-        except BaseException:  # a lost answer, or a signal: the job may run
+        except BaseException:  # after a lost answer or a signal, the job may run
             _stop(cluster, job["submission_id"], body["app_id"])
             raise
         return str(body["app_id"])
@@ -128,7 +128,7 @@ class Ray(Scheduler):
         return found
 
     def logs(self, app_id: str, query: LogQuery) -> Iterator[str]:
-        """Return the lines that a replica has written, on whichever node; both streams are one."""
+        """Return the output lines of a replica, on whichever node it ran; both streams are one."""
         url, name = dashboard.parts_of(app_id)
         cluster = Dashboard(url)
         sizes = _sizes(_job(cluster, app_id, name))
@@ -182,15 +182,15 @@ class Ray(Scheduler):
 
 
 def _stop(cluster: Dashboard, name: str, app_id: str) -> None:
-    """Stop a job whose submission was not answered, if there is one.
+    """Stop a job whose submission was not answered, if it exists.
 
     Raises:
-        MachineError: if nobody knows whether it runs.
+        MachineError: if it may still run.
     """
     try:
         cluster.stop(name)
     except UsageError:
-        return  # there is none
+        return  # it does not exist
     except MachineError as error:
         raise MachineError(
             f"the submission of {app_id} was not answered, and it can't be stopped; it may run: "
@@ -205,10 +205,10 @@ class _Log:
     def __init__(self, cluster: Dashboard, job: str, file: str) -> None:
         self._cluster, self._job, self._file = cluster, job, file
         self._seen = 0
-        """How many bytes were yielded."""
+        """Number of yielded bytes."""
 
     def whole(self) -> Iterator[bytes]:
-        """Yield what was not yielded yet."""
+        """Yield all content after the last yielded byte."""
         node = self._node()
         data = self._cluster.file(node, self._file) if node else None
         if data and len(data) > self._seen:
@@ -216,7 +216,7 @@ class _Log:
             self._seen = len(data)
 
     def follow(self) -> Iterator[bytes]:
-        """Yield what was and will be written, until the job is over; over lost connections too."""
+        """Yield existing and new content until the job is over, reconnecting if necessary."""
         tries = _TRIES
         while True:
             before = self._seen
@@ -232,7 +232,7 @@ class _Log:
         yield from self.whole()
 
     def _stream(self) -> Iterator[bytes]:
-        """Yield what was not yielded yet, until the job is over or nothing came for a while."""
+        """Yield content after the last yielded byte until the job ends or the stream is silent."""
         if not self._is_there():
             time.sleep(_POLL_S)
             return
@@ -256,12 +256,12 @@ class _Log:
             yield fresh
 
     def _is_there(self) -> bool:
-        """Return whether anything was written: a stream of nothing does not begin."""
+        """Return whether any output exists; an empty stream would not begin."""
         node = self._node()
         return bool(node and self._cluster.file(node, self._file))
 
     def _node(self) -> str:
-        """Return the node of the driver; empty if it has none yet."""
+        """Return the node of the driver; empty until it is placed."""
         return str((self._cluster.job(self._job) or {}).get("driver_node_id") or "")
 
     def _is_over(self) -> bool:
@@ -281,10 +281,10 @@ def _read_into(source: Iterator[bytes], pieces: "queue.Queue[bytes | MachineErro
 
 
 def _workspace(cfg: Mapping[str, Any]) -> str | None:
-    """Return the directories to copy, if any.
+    """Return the directories to copy.
 
     Raises:
-        UsageError: if one of them is not there.
+        UsageError: if a directory is missing.
     """
     if cfg.get("workspace"):
         from relight.job import workspaces

@@ -1,4 +1,4 @@
-"""The status of a job, from what Ray knows of it and what its driver has written."""
+"""The status of a job, from Ray's description and the driver's status file."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,7 +18,7 @@ _KILLED, _BROKEN = "the driver of the job was killed", "the driver of the job ha
 
 
 def state(job: Mapping[str, Any]) -> AppState:
-    """Return the state of a job, as Ray says it."""
+    """Return the state of a job according to Ray."""
     return _STATES.get(str(job.get("status")), AppState.UNKNOWN)
 
 
@@ -28,9 +28,9 @@ def status(
     """Return the status of a job.
 
     Args:
-        job: what Ray knows of it.
-        written: what its driver has written; None if that is nothing, or lost.
-        sizes: the number of replicas of each role, for a job whose driver has written nothing.
+        job: Ray's description of the job.
+        written: the status written by its driver; None if missing or lost.
+        sizes: the number of replicas of each role, used without a status from the driver.
     """
     whole = state(job)
     if written is None:
@@ -51,21 +51,21 @@ def status(
 
 
 def submitted(job: Mapping[str, Any]) -> str:
-    """Return when a job was submitted, in local time; empty if unknown."""
+    """Return a job's submission time, in local time; empty if unknown."""
     return local_time(job.get("start_time"))
 
 
 def _replica(written: list[Any], whole: AppState, end: str) -> ReplicaStatus:
     role, number, name, host, exitcode, error = written
     its = AppState[name]
-    if whole.is_over and not its.is_over:  # the driver did not live to say it
+    if whole.is_over and not its.is_over:  # the driver ended before it could report it
         its = AppState.CANCELLED if whole is AppState.CANCELLED else AppState.FAILED
         error = end if its is AppState.FAILED else error
     return ReplicaStatus(role, number, its, host, exitcode, error)
 
 
 def _end(job: Mapping[str, Any]) -> str:
-    """Return what has happened to a driver that did not say it."""
+    """Return the fate of a driver that did not report it."""
     code = job.get("driver_exit_code")
     lines = [line for line in str(job.get("message") or "").splitlines() if line.strip()]
     if code is None or code < 0 or not lines:

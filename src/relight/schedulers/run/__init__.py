@@ -1,1 +1,1 @@
-"""Jobs that `relight run` has started on this machine."""
+"""Jobs started by `relight run` on this machine."""

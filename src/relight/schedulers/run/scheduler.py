@@ -1,6 +1,6 @@
-"""Jobs that `relight run` has started on this machine, for the commands on jobs: each agent is a
-job, and each worker a replica, numbered by its rank: also those of the job's other nodes, of which
-the agent here asks the coordinator.
+"""Jobs started by `relight run` on this machine, for the commands on jobs. Each agent is a job, and
+each worker a replica, numbered by its rank. That includes workers of the job's other nodes, which
+the local agent learns from the coordinator.
 
 Nothing is submitted here. A job is known once it has run for a second (`processes/running_jobs`).
 """
@@ -51,7 +51,7 @@ _POLL_S = 0.2
 _LAST = 4096
 """Bytes of a file in which its last line is looked for."""
 _STOP_S = 90.0
-"""How long a job may take to stop: its workers have a grace time of 30 s by default."""
+"""Seconds for a job to stop; its workers have a grace time of 30 s by default."""
 _STOPPED = [
     *(EXIT_SIGNAL_BASE + number for number in (signal.SIGTERM, signal.SIGINT)),
     EXIT_PREEMPTED,  # the same, after a checkpoint
@@ -128,7 +128,7 @@ class Run(Scheduler):
         return iter(output(app_id, asked).splitlines())
 
     def cancel(self, app_id: str) -> None:
-        """Stop the agent, as SIGTERM does, and return when it has ended.
+        """Stop the agent, as SIGTERM does, and wait for its end.
 
         Raises:
             MachineError: if it does not end.
@@ -148,14 +148,14 @@ class Run(Scheduler):
             )
 
     def delete(self, app_id: str) -> None:
-        """Stop a job and forget it. Its log files stay: the user has said where they are."""
+        """Stop a job and forget it. Its log files stay, as the user chose their place."""
         self.cancel(app_id)
         self._jobs.forget(app_id)
 
     def list(self, _cfg: Mapping[str, Any] = NOTHING, /) -> Sequence[JobSummary]:
-        """Return the jobs that run, and the last that have ended, the newest first."""
+        """Return the running jobs and the last ended ones, newest first."""
         running = self._jobs.running()
-        ids = {job.id for job in running}  # one that is about to end is in both
+        ids = {job.id for job in running}  # a job that is about to end is in both
         silent = self._jobs.silent(ids)
         every = [*running, *(job for job in self._jobs.ended() if job.id not in ids)]
         return [
@@ -226,7 +226,7 @@ def _unseen(job: WholeJob) -> str:
 
 
 def _message(job: NodeSnapshot) -> str:
-    """Return what a person wants to know first."""
+    """Summarize a job in one line for people."""
     words = " ".join(job.command)
     if job.state == ENDED:
         return f"{words}: exit code {job.exit_code}: {job.reason}"
@@ -270,7 +270,7 @@ def _worker(job: WholeJob, query: LogQuery) -> tuple[NodeSnapshot, RankSnapshot]
 
 
 def _paths(worker: RankSnapshot, stream: str) -> list[str]:
-    """Return the log files of a worker; none if it has none."""
+    """Return the log files of a worker, possibly none."""
     names = ("stdout", "stderr") if stream == "combined" else (stream,)
     return [path for name in names if (path := getattr(worker, name))]
 

@@ -3,8 +3,8 @@
     pyxis      flags of srun: --container-image, --container-mounts, --container-workdir
     apptainer  the task's command: apptainer exec --bind … --pwd … IMAGE
 
-The container sees the job's directory, which has the launcher, and the working directory, by the
-names that they have outside. Sources: github.com/NVIDIA/pyxis, "Usage"; apptainer exec --help
+The container sees the job's directory, with the launcher, and the working directory at the same
+paths as outside. Sources: github.com/NVIDIA/pyxis, "Usage"; apptainer exec --help
 (1.3). NeMo-Run renders the same flags of pyxis.
 """
 
@@ -20,7 +20,9 @@ _JOB_DIR = '"$RELIGHT_JOB_DIR":"$RELIGHT_JOB_DIR"'
 
 
 class Container(NamedTuple):
-    """The image of a job, and what runs it: one of `FORMS`. `here` is the working directory."""
+    """The image of a job and its container runtime, one of `FORMS`. `here` is the working
+    directory.
+    """
 
     form: str
     image: str

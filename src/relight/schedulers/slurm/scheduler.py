@@ -2,8 +2,8 @@
 
     render   the script (`script`), its path and that of the logs
     submit   sbatch
-    status   one squeue for all, sacct for jobs that it no longer knows (`states`); srun's messages
-             in the directory of the job tell which replica failed
+    status   one squeue for all, sacct for jobs that it no longer knows (`states`); the failed
+             replica comes from srun's messages in the directory of the job
     logs     ROLE/REPLICA/stdout.log and stderr.log there; batch.log is the script's own
 
 All nodes must share the directory: below the user's home by default, or `job_dir`.
@@ -194,7 +194,7 @@ class Slurm:
         return app_id
 
     def status(self, app_ids: Sequence[str]) -> dict[str, AppStatus]:
-        """Return the statuses of jobs that Slurm knows, or whose script has written its result."""
+        """Return the statuses of jobs that Slurm knows or whose script wrote its result."""
         jobs = states.query(app_ids)
         found = {}
         folders = _folders([app_id for app_id in app_ids if app_id not in jobs])
@@ -207,7 +207,7 @@ class Slurm:
         return found
 
     def logs(self, app_id: str, query: LogQuery) -> Iterator[str]:
-        """Return the lines that a replica has written; stdout before stderr if both have some."""
+        """Return the output lines of a replica; stdout before stderr if both have some."""
         jobs = states.query([app_id])
         if app_id in jobs:
             folder = _folder(app_id, jobs[app_id][0].name)
@@ -261,7 +261,7 @@ class Slurm:
         return sorted(found, key=lambda each: (each.submitted, int(each.app_id)), reverse=True)
 
     def close(self) -> None:
-        """Do nothing: jobs continue."""
+        """Do nothing. Jobs continue."""
 
     def _sbatch(self, command: Sequence[str]) -> str:
         process = states.run(command)
@@ -293,7 +293,7 @@ class Slurm:
                 if over:
                     break
                 if not fresh:
-                    time.sleep(_POLL_S)  # the writers are on other hosts: there is no event
+                    time.sleep(_POLL_S)  # no events, because the writers are on other hosts
             for tail in tails:
                 yield from tail.rest()
         finally:
@@ -409,13 +409,13 @@ def _status(parts: Sequence[Part], folder: Folder | None) -> AppStatus:
         replicas += _replicas(part, role, len(part.hosts) or most, said, folder, cause)
     failed = [r for r in replicas if r.state is AppState.FAILED]
     if state is AppState.FAILED and not failed:
-        # The script failed, or Slurm ended it: the code is that of the job.
+        # The script failed, or Slurm ended it, so the job's code applies.
         first = replicas[0]
         code = parts[0].exitcode or None
         replicas[0] = first._replace(state=AppState.FAILED, exitcode=first.exitcode or code)
     message = parts[0].explain()
     if state is AppState.FAILED and failed:
-        first = min(failed, key=lambda replica: replica.exitcode is None)  # a lost node has none
+        first = min(failed, key=lambda replica: replica.exitcode is None)  # a lost node lacks one
         what = f"{first.role}/{first.replica} on {first.host} failed"
         if first.exitcode is not None:
             how = (
@@ -439,7 +439,7 @@ def _replicas(
     state = part.app_state
     code = 0 if state is AppState.SUCCEEDED else None
     if state is AppState.FAILED:
-        state = AppState.CANCELLED  # those that have not failed by themselves were stopped
+        state = AppState.CANCELLED  # stopped, as they did not fail on their own
     blank = [
         ReplicaStatus(role, k, state, part.hosts[k] if k < len(part.hosts) else "", code)
         for k in range(number)
@@ -456,7 +456,7 @@ def _replicas(
             continue
         assert cause is not None
         stopped = part.app_state is AppState.CANCELLED or failed.split(" ")[-1] not in ("", role)
-        left = part.app_state is AppState.SUCCEEDED  # the others went on without it
+        left = part.app_state is AppState.SUCCEEDED  # the others continued without it
         same = not stopped and (left or end.exitcode == cause.exitcode)
         own = AppState.FAILED if same else AppState.CANCELLED
         error = _error(folder, role, end.task, end.exitcode) if same else ""

@@ -52,7 +52,7 @@ def render(
         app_id: the name of the job.
         directory: the directory for logs.
         here: the working directory.
-        programs: the directory of `relight`, which may not be on any PATH.
+        programs: the directory of `relight`, which PATH may lack.
 
     Raises:
         UsageError: if the app or an option can't be expressed for Slurm.
@@ -119,7 +119,7 @@ def render(
 
 
 def is_ours(role: Role) -> bool:
-    """Return whether a role's command is `relight run`, by itself or in a shell."""
+    """Return whether a role's command is `relight run`, directly or in a shell."""
     if os.path.basename(role.entrypoint) == "relight":
         return role.args[:1] == ["run"]
     return len(role.args) == 2 and role.args[0] == "-c" and bool(_RELIGHT_RUN.match(role.args[1]))
@@ -131,8 +131,8 @@ def is_elastic(role: Role) -> bool:
 
 
 def minutes(text: str) -> float | None:
-    """Return the minutes of a time limit in sbatch's format (`90`, `1:30:00`, `2-12`); None if it
-    is no number.
+    """Return the minutes of a time limit in sbatch's format (`90`, `1:30:00`, `2-12`), or None for
+    other texts.
     """
     match = _TIME.fullmatch(text)
     if match is None:
@@ -379,7 +379,7 @@ def _replica_function(
 
 
 def _path(role: Role, programs: str) -> str:
-    """Return where `relight` is looked for: on the node's PATH, where this host has it, and in the
+    """Return the search path of `relight`: the node's PATH, its place on this host, and the
     directory of the job (`job/launcher_file.py`).
     """
     brought = f'"$RELIGHT_JOB_DIR/{LAUNCHER}"'

@@ -59,7 +59,7 @@ _UNAVAILABLE = (
         "scontrol ping says on which host it should run",
     ),
 )
-"""Messages of Slurm's commands that can't reach Slurm: what each means, and what to do."""
+"""Messages of Slurm's commands that can't reach Slurm, each with its meaning and a remedy."""
 _SACCT = "JobID,State,ExitCode,Submit,NodeList,JobName"
 
 
@@ -185,7 +185,7 @@ def reason_of(process: "subprocess.CompletedProcess[str]") -> str:
 
 
 def unavailable(process: "subprocess.CompletedProcess[str]") -> MachineError | None:
-    """Return the error if a Slurm command has failed because it could not reach Slurm."""
+    """Return the error if a Slurm command failed because it could not reach Slurm."""
     reason = reason_of(process)
     for said, meaning, hint in _UNAVAILABLE:
         if said in reason:
@@ -283,7 +283,7 @@ _SIGNALS = {"Hangup": 1, "Interrupt": 2, "Quit": 3, "Aborted": 6, "Bus error": 7
 
 
 def task_ends(text: str) -> list[TaskEnd]:
-    """Return how tasks ended, in the order of their failures, from srun's stderr."""
+    """Return the ends of tasks, in the order of their failures, from srun's stderr."""
     ends: list[TaskEnd] = []
     lost: set[str] = set()
     for line in text.splitlines():

@@ -3,7 +3,7 @@
 A frame is its kind (1 byte), a length (4 bytes, big-endian) and that many bytes:
 
     local to remote   ORDER, JSON, the first; ARCHIVE, a part of a tar archive, any number; GO;
-                      STOP; BEAT, every few seconds: without them the connection counts as lost
+                      STOP; BEAT, every few seconds, or else the connection counts as lost
     remote to local   OUT, ERR: output of the replica; END, JSON, the last
 
 The remote side sends GREETING first; any output before it comes from a shell's start-up files.
@@ -33,8 +33,8 @@ Frame = tuple[bytes, bytes]
 class ReplicaEnded(NamedTuple):
     """The content of END: the result of an order.
 
-    `exitcode` is that of the replica, negative for a signal, or None if it has none; `error` is the
-    system's error about it, and `error_file` the content of its error file. `message`, `hint` and
+    `exitcode` is the replica's exit code, negative for a signal, or None. `error` is the system's
+    error for the replica, and `error_file` the content of its error file. `message`, `hint` and
     the exit `code` describe an order that could not be executed.
     """
 
@@ -80,10 +80,10 @@ class FrameDecoder:
         self._left = b""
 
     def feed(self, data: bytes) -> list[Frame]:
-        """Return the frames that this data completes.
+        """Return the frames completed by this data.
 
         Raises:
-            ValueError: if the data is no frame.
+            ValueError: if the data is not a frame.
         """
         self._left += data
         if not self.greeted:
@@ -116,8 +116,8 @@ class FrameChannel:
         reader: a descriptor.
         writer: a descriptor.
         on_frame: called with each frame.
-        on_end: called once, when no more frames can come.
-        on_room: called when most of the waiting bytes have been written.
+        on_end: called once, after the last frame.
+        on_room: called when most of the waiting bytes are written.
         greeting: the first bytes of the other side, or empty.
     """
 

@@ -39,7 +39,7 @@ class SshHost(NamedTuple):
 
 
 def parse(text: str) -> SshHost:
-    """Return the host of `name`, `user@name`, `name:port`, `[address]:port`.
+    """Parse `name`, `user@name`, `name:port` or `[address]:port`.
 
     Raises:
         UsageError: if the text has none of these forms.
@@ -115,7 +115,7 @@ def of(cfg: Mapping[str, Any]) -> list[SshHost]:
 
 
 class NoRelightError(UsageError):
-    """A host has no relight, or one of another version."""
+    """A host lacks relight or has another version."""
 
 
 def command(host: SshHost, cfg: Mapping[str, Any], python: str, launcher: str = "") -> list[str]:
@@ -254,7 +254,7 @@ def _last_line(text: str) -> str:
 
 
 def problem(host: SshHost, end: ReplicaEnded) -> RelightError | None:
-    """Return the error in a host's answer, or None if there is none."""
+    """Return the error in a host's answer, or None."""
     if not end.message:
         return None
     kind = {EXIT_MACHINE: MachineError, EXIT_INTERNAL: InternalError}.get(end.code, UsageError)

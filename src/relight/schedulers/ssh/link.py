@@ -3,10 +3,10 @@
     executor --> spawner --> this --> ssh ~~> sshd --> replica --> the replica
 
 To the process that runs the job (`processes.executor`) it looks like the replica: it has the same
-output, exit code or signal, and error file. SIGTERM is passed on as STOP. ssh has its own session,
-so no signal for this process reaches it; when this process ends in any way, ssh's stdin closes, and
-then the replica ends on its host. The order comes in an environment variable, which only the
-process's owner can read.
+output, exit code or signal, and error file. SIGTERM is forwarded as STOP. ssh has its own session,
+so signals for this process never reach it. When this process ends in any way, ssh's stdin closes,
+which ends the replica on its host. The order arrives in an environment variable, readable only by
+the process's owner.
 """
 
 import json
@@ -34,14 +34,14 @@ from relight.schedulers.ssh.orders import LinkOrder
 
 VARIABLE = "RELIGHT_SSH_ORDER"
 MARGIN_S = 5.0
-"""How much longer than its grace time a stopped replica may take before the connection is cut."""
+"""Seconds after a stopped replica's grace time until the connection is cut."""
 _PASSED_ON = ("RELIGHT_TOKEN", "PYTHONUNBUFFERED")
 _BEATS_IN_SILENCE = 4
 _STDERR_LIMIT = 1 << 16
 
 
 class _Gone(Exception):  # noqa: N818  # no error: the rest need not be sent
-    """The replica has ended while its workspace is being sent."""
+    """The replica ended while its workspace was being sent."""
 
 
 class ReplicaLink:
@@ -86,7 +86,7 @@ class ReplicaLink:
             self._loop.on_signal(number, lambda _: self._stop())
 
     def run(self) -> frames.ReplicaEnded:
-        """Run the replica; return how it has ended: with an `exitcode`, or none if it was stopped.
+        """Run the replica; return its end, with `exitcode` None if it was stopped.
 
         Raises:
             RelightError: if it could not be run, or the connection was lost.
@@ -120,7 +120,7 @@ class ReplicaLink:
             workspaces.archive(self._order.workspace, self)  # type: ignore[arg-type]  # it writes only
 
     def write(self, data: bytes) -> int:
-        """Send a part of the archive, when there is room for it."""
+        """Send a part of the archive when the channel has room."""
         self._channel.send(frames.ARCHIVE, data)
         while self._channel.waiting > frames.HIGH_WATER:
             self._loop.run_once(None)
@@ -151,7 +151,7 @@ class ReplicaLink:
         self._loop.call_after(self._order.order.silence_s / _BEATS_IN_SILENCE, self._send_beat)
 
     def _stop(self) -> None:
-        """Stop the replica; a second call does so at once."""
+        """Stop the replica; a second call skips the grace period."""
         if self._channel.decoder.greeted:
             self._channel.send(frames.STOP)
         if not self._stopped:
@@ -190,7 +190,7 @@ def _write_error_file(path: str, text: str) -> None:
 
 
 def _end_as(exitcode: int) -> NoReturn:
-    """End as the replica has ended: with its exit code, or by its signal."""
+    """End like the replica, with its exit code or by its signal."""
     if exitcode < 0:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         try:

@@ -1,8 +1,8 @@
 """Asks all hosts of a job at the same time: whether they can run it, to remove a workspace, or to
 keep the launcher.
 
-The launcher (`job/launcher_file.py`) goes to hosts without relight, to a directory of the user's
-cache that is named by its content: it is sent once, and no job sees that of another version.
+The launcher (`job/launcher_file.py`) is sent to hosts without relight, into a directory of the
+user's cache named after the file's content. So it is sent once, and jobs never see another version.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ def refuse(failures: Sequence[Failure]) -> None:
     """Raise the first failure; its message names the other hosts that failed.
 
     Raises:
-        RelightError: if there is one.
+        RelightError: if a host failed.
     """
     if failures:
         error = failures[0][1]

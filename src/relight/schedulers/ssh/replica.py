@@ -244,7 +244,7 @@ class Session:
                 text = file.read(_REPORT_LIMIT).decode(errors="replace")
                 self._end = self._end._replace(error_file=text)
         except OSError:
-            pass  # it has not written one
+            pass  # not written
 
 
 def _ignore(event: ProcessEvent) -> None:
@@ -277,7 +277,7 @@ def _unpack(file: IO[bytes], place: str) -> None:
 
 
 def _existing_directory(path: str) -> str:
-    """Return the absolute path of a directory, which is relative to the home directory."""
+    """Resolve a directory relative to the home directory."""
     home = path if path.startswith("~") else os.path.join("~", path)
     full = os.path.abspath(os.path.expanduser(home))
     if not os.path.isdir(full):

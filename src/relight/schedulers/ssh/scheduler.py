@@ -3,16 +3,16 @@
 On this machine such a job is a job of processes (`processes`) whose replicas are ssh commands, so
 its state, logs, retries and end are those of local jobs, below the job's directory here.
 
-    here    submit: checks all hosts, and sends the launcher to those that lack relight; if a host
-                    can't run its part, that is an error, and nothing is started
+    here    submit: checks all hosts, and sends the launcher to those that lack relight; an error,
+                    before anything starts, if a host can't run its part
             `processes.executor` --> one link per replica (`link`) --> ssh
     there   sshd --> the process that runs the replica (`replica`) --> the replica
 
     states of a replica, as here    what is there
     PENDING                         nothing yet
     RUNNING                         ssh connects, the workspace is copied, the program runs
-    SUCCEEDED FAILED CANCELLED      nothing any more: END came, or the connection is gone and the
-                                    host ends the rest by itself
+    SUCCEEDED FAILED CANCELLED      nothing: END came, or the connection is gone and the host ends
+                                    the rest on its own
 
 Invariants: no process outlives the caller on either side, however the caller ends. Here, the
 executor ends with the process that submitted the job (unless `detach`), and the links and ssh with
@@ -156,7 +156,7 @@ class Ssh(ProcessScheduler):
         return found
 
     def logs(self, app_id: str, query: LogQuery) -> Iterator[str]:
-        """Return the lines that a replica has written."""
+        """Return the output lines of a replica."""
         self._check_exists(app_id)
         return super().logs(app_id, query)
 
@@ -304,7 +304,7 @@ def _remove_order(order: RunReplica) -> Remove:
 
 
 def _load_replicas(app_id: str) -> list[RemoteReplica]:
-    """Return the records of an ssh job's replicas; empty if it is no ssh job."""
+    """Return the records of an ssh job's replicas; empty for other jobs."""
     try:
         known = records.load(os.path.join(records.path(app_id), _FILE))
         return [

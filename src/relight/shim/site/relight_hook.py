@@ -27,7 +27,7 @@ class Finder:
     """Finds this relight, wherever it is installed, and torch's launcher."""
 
     def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
-        """Return the spec of a module; None for all others."""
+        """Return the spec of relight or torch's launcher; None for other modules."""
         if name == "relight":
             from importlib.machinery import PathFinder
 
@@ -77,7 +77,7 @@ def command(words: "list[str]") -> "list[str] | None":
     """Return the command line of relight for one of Python; None if it starts another program.
 
     Args:
-        words: of Python's command line, as in sys.orig_argv.
+        words: Python's command line, as in sys.orig_argv.
     """
     place = 1
     while place < len(words):
@@ -110,7 +110,7 @@ def _becomes(python: "list[str]", own: "str | None", rest: "list[str]") -> "list
 
 
 def _command_of_script(path: str) -> "str | None":
-    """Return what relight has for a script; None for scripts that are not torch's."""
+    """Return relight's command for a script of torch; None for other scripts."""
     folder, name = os.path.split(path)
     if name in ("run.py", "launch.py"):
         is_torchs = os.path.abspath(folder).endswith(os.path.join("torch", "distributed"))

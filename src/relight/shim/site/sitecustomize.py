@@ -8,7 +8,7 @@ try:
     import relight_hook  # type: ignore[import-not-found]
 
     relight_hook.install()
-except Exception as error:  # never the end of somebody's program
+except Exception as error:  # must never break the program
     sys.stderr.write(f"relight: note: torchrun is not replaced here: {error!r}\n")
 sys.path[:] = [path for path in sys.path if os.path.abspath(path) != HERE]
 

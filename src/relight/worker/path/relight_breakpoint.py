@@ -1,5 +1,5 @@
-"""Makes `relight.worker.breakpoint` importable for a Python that lacks relight: this directory,
-with nothing else in it, is put on the workers' PYTHONPATH. A Python too old for it gets pdb.
+"""Makes `relight.worker.breakpoint` importable for a Python that lacks relight. This directory,
+with nothing else in it, is on the workers' PYTHONPATH. A Python too old for it gets pdb.
 """
 
 import os

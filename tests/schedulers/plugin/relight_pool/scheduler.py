@@ -32,7 +32,7 @@ from relight.schedulers.api import Capabilities, JobSummary, LogQuery, Option, R
 
 RANK0_ENV = "RELIGHT_RANK0_HOST"
 REPLICA = "\0replica\0"
-"""Stands for the number of a replica: no argument and no variable can contain it."""
+"""A placeholder for the number of a replica; no argument and no variable can contain it."""
 _POLL_S = 0.1
 _STOP_S = 60.0
 
@@ -170,7 +170,7 @@ class Pool:
 
 
 def _role(role: Role, cfg: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """Return a role; the host replaces `REPLICA` by a number, which it alone knows."""
+    """Return a role; the host replaces `REPLICA` by a number that only it knows."""
     values = {"img_root": ".", "app_id": _id(place), "replica_id": REPLICA}
     own = macros.substitute(role, {**values, "rank0_env": RANK0_ENV})
     if launcher_file.needed(role):
