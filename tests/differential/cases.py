@@ -104,7 +104,7 @@ SPELLINGS = (
     Case("underscores: switches", ("--no_python", "--virtual_local_rank"), script=("./program",),
          variables={"PYTHON_EXEC": "{work}/python"}, differs=NO_PYTHON),
     Case("beginnings of flags", ("--stand", "--nn", "1", "--max-r=2", "--ro=x", "--nproc-per=1",
-         "--log-d=logs", "--red=2", "--te=1"), differs=FILES_ONLY),
+         "--log-d=logs", "--red=2", "--te=1"), differs=FILES_ONLY | {"survivors"}),
     Case("a beginning of both spellings", ("--nproc=2",), workers=TWO,
          differs=frozenset({"ambiguous-beginning"}), notes=THREADS),
     Case("short flags together", ("-mr1", "-t", "2", "-t=3", "--log-dir=logs"), script=("probe",),

@@ -147,7 +147,8 @@ def test_watched_worker_sees_usual_environment_path_and_modules(
         BEFORE
         + """
 import os
-assert {name for name in os.environ if name.startswith("RELIGHT_")} == {"RELIGHT_MISTAKES"}
+names = {name for name in os.environ if name.startswith("RELIGHT_")}
+assert names == {"RELIGHT_MISTAKES", "RELIGHT_RECOVERY"}
 assert not [path for path in sys.path if path.endswith("hook")], sys.path
 assert os.environ.get("PYTHONPATH") == os.environ["EXPECTED"]
 assert "sitecustomize" not in sys.modules

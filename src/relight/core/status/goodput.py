@@ -153,7 +153,7 @@ class _Generation:
                 self._notice(t)
                 if self.failed is None and self.noticed is not None and not self.is_of_user:
                     self.failed = min(t - after_s, self.noticed)
-            case WorkerExited(exitcode=exitcode):
+            case WorkerExited(exitcode=exitcode) if self.running:
                 if exitcode:
                     self._notice(t)
                 self.running, self.exited = self.running - 1, t
