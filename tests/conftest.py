@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -204,6 +205,15 @@ def launch(tmp_path: Path) -> Launch:
         )
 
     return run
+
+
+def wait_for_event(agent: "subprocess.Popen[bytes]", logs: Path, name: str) -> None:
+    """Wait until an agent that runs has recorded an event in its log directory."""
+    deadline = time.monotonic() + LIMIT_S
+    while not any(f'"{name}"' in x.read_text() for x in logs.glob("*/events.jsonl")):
+        assert time.monotonic() < deadline
+        assert agent.poll() is None
+        time.sleep(0.02)
 
 
 @pytest.fixture

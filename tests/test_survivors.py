@@ -6,13 +6,12 @@ import re
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import survivor_plays
-from conftest import LIMIT_S, Launch, Start
+from conftest import LIMIT_S, Launch, Start, wait_for_event
 from differential.recording import free_port
 from warm_torch import WarmTorch
 
@@ -349,11 +348,7 @@ def test_replaced_rank_is_forked_from_warm_process(
     logs = tmp_path / "logs"
     flags = ("--nproc-per-node=2", "--max-restarts=1", "--preload=auto", f"--log-dir={logs}")
     agent = start("run", *flags, script(WARM), command=SOON)
-    deadline = time.monotonic() + LIMIT_S
-    while not any('"PreloadReady"' in x.read_text() for x in logs.glob("*/events.jsonl")):
-        assert time.monotonic() < deadline
-        assert agent.poll() is None
-        time.sleep(0.02)
+    wait_for_event(agent, logs, "PreloadReady")
     (tmp_path / "go").touch()
     assert agent.wait(LIMIT_S) == 0
     events = next(logs.glob("*/events.jsonl")).read_text().splitlines()

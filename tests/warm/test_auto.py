@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import LIMIT_S, Start, clean_environment
+from conftest import LIMIT_S, Start, clean_environment, wait_for_event
 
 Script = Callable[..., Path]
 SOON = (
@@ -58,11 +58,7 @@ sys.exit(1)
         agent = start("run", "--preload=auto", "--max-restarts=1", f"--log-dir={logs}", "-r1",
                       f"--nproc-per-node={workers}",
                       path, command=(*under, *launcher), variables=variables)  # fmt: skip
-        deadline = time.monotonic() + LIMIT_S
-        while not any('"PreloadReady"' in x.read_text() for x in logs.glob("*/events.jsonl")):
-            assert time.monotonic() < deadline
-            assert agent.poll() is None
-            time.sleep(0.02)
+        wait_for_event(agent, logs, "PreloadReady")
         (tmp_path / "go").touch()
         assert agent.wait(LIMIT_S) == 0
         return logs

@@ -85,6 +85,7 @@ _LOADED_LATER = (
     "relight.core.diagnosis.printed_traceback",
     "relight.core.workers.repeated_lines",
     "relight.agent.stacks_before_stop",
+    "relight.processes.breakpoints",
     "relight.core.group.node_stacks",
     "relight.agent.status.fan_out",
     "relight.agent.recovery",

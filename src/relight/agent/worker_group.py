@@ -705,10 +705,13 @@ class WorkerGroup:
         supervisor = self.supervisor
         if supervisor is None or not supervisor.is_running or self.stopped_by is not None:
             return
-        if supervisor.are_frozen:
+        from relight.core.group.early_exits import EarlyExits, of_ranks
+        from relight.processes import breakpoints
+
+        # A line in the middle of a debugger's would be no news: somebody holds the rank there.
+        if supervisor.are_frozen or breakpoints.any_below(supervisor.workers.pids.values()):
             self._early_alarm.set_after(_FINISHED_S)
             return
-        from relight.core.group.early_exits import EarlyExits, of_ranks
 
         self._early_exits = found = self._early_exits or EarlyExits(self.began)
         rank_of, now = supervisor.workers.ranks, self._services.loop.now()

@@ -78,7 +78,7 @@ def launch(
         What each rank returned, in rank order.
 
     Raises:
-        Exception: if the exception of the function on the rank that failed first, with its
+        Exception: the exception of the function on the rank that failed first, with its
             traceback as the cause.
         WorkersFailedError: if a worker failed in another way, such as by a signal, or exited with 0
             before the function returned.

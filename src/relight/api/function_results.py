@@ -52,7 +52,7 @@ def collect(
         refusal: the agents' error if they started nothing.
 
     Raises:
-        Exception: if the exception of the rank that failed first.
+        Exception: the exception of the rank that failed first.
         WorkersFailedError: if a worker failed otherwise, or ended before the function returned.
         UsageError: if a flag was wrong.
     """

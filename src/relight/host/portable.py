@@ -100,7 +100,7 @@ def require_linux(what: str) -> None:
     """Refuse a feature that only works on Linux.
 
     Raises:
-        UsageError: if always.
+        UsageError: always.
     """
     raise UsageError(f"{what} needs Linux", hint="docs/macos.md lists what works on this system")
 
@@ -196,7 +196,7 @@ class Child:
     """A process that was forked with `fork`. Signals to it are dropped once it was reaped.
 
     Raises:
-        OSError: if only on Linux.
+        OSError: only on Linux.
     """
 
     def __init__(self, pid: int) -> None:

@@ -35,7 +35,7 @@ def read(item: pytest.Item, mark: pytest.Mark) -> Wanted:
     """Parse a mark.
 
     Raises:
-        Failed: if (pytest's) an argument is invalid, or the test can't run on ranks.
+        Failed: (pytest's) if an argument is invalid, or the test can't run on ranks.
     """
     if not isinstance(item, pytest.Function) or _is_test_case(item):
         raise _wrong("is for test functions, and methods of classes other than TestCase")

@@ -84,7 +84,7 @@ class ReportedTest:
 
         Raises:
             RanksFailedError: if it failed on a rank.
-            Exception: if (pytest's) it was skipped, or failed as expected, on the ranks.
+            Exception: (pytest's) if it was skipped, or failed as expected, on the ranks.
         """
         self._failure = self._failed(phase) or self._unexplained(phase)
         if self._failure is not None:

@@ -32,7 +32,7 @@ class MainModule(NamedTuple):
 
         Raises:
             UsageError: if it calls `relight.launch` while it is imported.
-            Exception: if any that it raises.
+            Exception: any that it raises.
         """
         global importing
         argv, importing = sys.argv, self.origin

@@ -33,7 +33,7 @@ def check_patch(kind: str, plural: str, version: str, body: Any) -> None:
     """patch.go: custom resources lack strategic merge patches.
 
     Raises:
-        Refused: if 415.
+        Refused: 415.
     """
     is_custom = "." in version.partition("/")[0] and not version.startswith("networking.k8s.io")
     known = [JSON, MERGE, APPLY] if is_custom else [JSON, MERGE, STRATEGIC, APPLY]
@@ -123,7 +123,7 @@ def applied(known: Object, body: Object, manager: str, force: bool) -> Object:
     """Return an object with a manager's configuration applied.
 
     Raises:
-        Refused: if 409, another manager has set a field to another value.
+        Refused: 409, another manager has set a field to another value.
     """
     managers = copy(known["metadata"].get("managedFields") or [])
     now, wanted = leaves(known), _owned(body)

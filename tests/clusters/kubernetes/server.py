@@ -291,7 +291,7 @@ class ApiServer:
         """Answer a request; the answer is a copy.
 
         Raises:
-            Refused: if with the server's code and message.
+            Refused: with the server's code and message.
         """
         match = _PATH.fullmatch(path)
         if match is None:

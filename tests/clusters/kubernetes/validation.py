@@ -54,7 +54,7 @@ def check(plural: str, body: Object) -> None:
     """Refuse an object that the server would refuse.
 
     Raises:
-        Refused: if 400 for a wrong type, 422 for wrong values.
+        Refused: 400 for a wrong type, 422 for wrong values.
     """
     _check_types(body)
     found = list(_metadata(plural, body))
@@ -584,7 +584,7 @@ def check_update(plural: str, old: Object, new: Object) -> None:
     """Refuse changes of immutable fields.
 
     Raises:
-        Refused: if 422.
+        Refused: 422.
     """
     _check_types(new)
     found = [

@@ -35,7 +35,7 @@ def parse_name(
     parts come from the script or module.
 
     Raises:
-        UsageError: if unless exactly one of script and module is given.
+        UsageError: unless exactly one of script and module is given.
     """
     if not (script or m):
         refuse_script(script_args)
@@ -62,7 +62,7 @@ def role_name(script: str | None, m: str | None) -> str:
     """Return the name of the role that runs a script or a module.
 
     Raises:
-        UsageError: if unless exactly one is given.
+        UsageError: unless exactly one is given.
     """
     if (not script) == (not m):
         both = "both are there" if script else "none is there"

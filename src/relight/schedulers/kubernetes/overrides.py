@@ -42,7 +42,7 @@ def overlay(of: AppDef | Role) -> dict[str, Any]:
     URL.
 
     Raises:
-        UsageError: if unreadable, or not part of a pod.
+        UsageError: if it can't be read or is not part of a pod.
     """
     found = of.metadata.get(_NAMESPACE)
     if not found:

@@ -76,7 +76,7 @@ class Run(Scheduler):
         """Refuse to submit.
 
         Raises:
-            UsageError: if always.
+            UsageError: always.
         """
         del app, cfg, app_id
         raise UsageError(
