@@ -846,6 +846,18 @@ def test_abort_includes_reason_printed_before(before: str, message: str) -> None
     assert report.where == "/home/u/train.py:7 in step"
 
 
+def test_thread_without_frames_does_not_hide_the_crashed_one() -> None:
+    """As of torch's autograd engine, or of gloo, once they have run Python code."""
+    text = "Fatal Python error: Segmentation fault\n\n"
+    text += "Thread 0x00007f0a (most recent call first):\n  <no Python frame>\n\n"
+    text += (
+        'Current thread 0x00007f0b (most recent call first):\n  File "/srv/train.py", line 4 in f\n'
+    )
+    report = from_stderr(text)
+    assert report is not None
+    assert report.where == "/srv/train.py:4 in f"
+
+
 def test_only_the_crashed_thread_is_shown() -> None:
     """The newest thread comes first in faulthandler's output."""
     text = """Fatal Python error: Segmentation fault

@@ -116,6 +116,8 @@ _AFTERWARDS = re.compile(
 )
 _AT_EXIT = re.compile(r"^(?:\[?[IW](?: |\d{4} )|wandb: |\S+\.py:\d+: \w*Warning)")
 """Library messages during the exit of a process, at times many."""
+_NO_FRAME = "<no Python frame>"
+"""A stack of faulthandler without frames (dump_traceback of Python/traceback.c)."""
 _STACK = re.compile(r"^(?:Current thread|Thread|Stack) .*\(most recent call first\):$")
 _ABORTED = "Aborted"
 _ABORTS = re.compile(
@@ -723,7 +725,7 @@ def _stack(lines: Sequence[str], fatal: int) -> tuple[int, int]:
     if first is None:
         return fatal + 1, fatal + 1
     number = begin = first
-    while number < len(lines) and (_STACK.match(lines[number]) or frame_of(lines[number])):
+    while number < len(lines) and _is_of_stack(lines[number]):
         if lines[number].startswith("Current thread"):
             begin = number
             break
@@ -734,6 +736,11 @@ def _stack(lines: Sequence[str], fatal: int) -> tuple[int, int]:
     while end < len(lines) and frame_of(lines[end]):
         end += 1
     return begin, end
+
+
+def _is_of_stack(line: str) -> bool:
+    # A thread of C++ that has run Python code once is listed without frames.
+    return bool(_STACK.match(line) or frame_of(line)) or line.strip() == _NO_FRAME
 
 
 def _split(text: str) -> tuple[str, str]:
