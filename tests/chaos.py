@@ -50,7 +50,7 @@ while not os.path.exists(stop) and time.monotonic() < end:
 
 
 class Deed(NamedTuple):
-    """What is done to whom, how many seconds after the start; a stop lasts for `pause_s`."""
+    """An action, its target, and its time in seconds after the start; a stop lasts `pause_s`."""
 
     at: float
     node: int
@@ -61,7 +61,7 @@ class Deed(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What a seed says: the job, and what is done to it: from the start, or once workers run."""
+    """The plan of a seed: the job, and the actions from its start, or once workers run."""
 
     meeting: str
     nodes: int
@@ -113,7 +113,7 @@ def plan(seed: int) -> Plan:
 
 
 class Play:
-    """One job, what is done to it, and what was wrong."""
+    """One job, the actions on it, and the errors found."""
 
     def __init__(self, seed: int) -> None:
         self.seed, self.plan = seed, plan(seed)
@@ -130,7 +130,7 @@ class Play:
         self.begin = time.monotonic()
 
     def run(self) -> list[str]:
-        """Play; return what was wrong."""
+        """Play; return the errors found."""
         try:
             wrong = self._run()
             if wrong:
@@ -163,7 +163,7 @@ class Play:
         if wrong:
             return wrong
         if any("agent" in hit and len(hit) > 1 for hit in self.hit.values()):
-            # Who could have removed its directory was killed as well: the next job does so.
+            # Every process that could have removed its directory was killed: the next job does.
             command = [sys.executable, "-m", "relight", "run", "--no-python", "true"]
             subprocess.run(command, env=self._environment(), capture_output=True, check=False)
         deadline = time.monotonic() + GONE_S
@@ -339,9 +339,7 @@ def _port() -> int:
 
 
 def play(seed: int) -> tuple[int, str]:
-    """Play a seed; return how many kills and stops there were, and what was wrong, if anything,
-    with all that was done.
-    """
+    """Play a seed; return the number of kills and stops, and any errors with all actions."""
     one = Play(seed)
     wrong = one.run()
     if not wrong:
@@ -354,7 +352,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos")
     parser.add_argument("--runs", type=int, default=1000, help="how many plays")
     parser.add_argument("--from", type=int, default=0, dest="start", help="the first seed")
-    parser.add_argument("--seed", type=int, help="play this one only, and print what was done")
+    parser.add_argument("--seed", type=int, help="play only this one, and print its actions")
     parser.add_argument("--at-once", type=int, default=2 * (os.cpu_count() or 1))
     options = parser.parse_args()
     if options.seed is not None:

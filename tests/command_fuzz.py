@@ -1,7 +1,7 @@
 """Runs generated command lines of all commands in generated environments, in this process: none may
 end in an internal error (exit code 70), an escaped exception or an endless wait.
 
-A line gets as far as its first effect: nothing is started, signalled, connected to or submitted.
+A line is run up to its first effect, so nothing is started, signalled, connected to or submitted.
 Flags, options of schedulers and names of variables come from relight's own tables and source, so a
 new one is tried without being listed here. Line N of a seed is always the same.
 
@@ -749,7 +749,7 @@ class Player:
         return wrong or "".join(in_threads)
 
     def _seen(self) -> list[tuple[str, int, int]]:
-        """Return what is in the folder, with sizes and times of change."""
+        """Return the entries of the folder, with sizes and times of change."""
         found = []
         for folder, names, files in os.walk(self._folder):
             for name in (*names, *files):
@@ -838,7 +838,7 @@ def main_of_fuzz() -> int:
         (options.seed, first, min(first + _PART, last))
         for first in range(options.start, last, _PART)
     ]
-    # Each part has a process of its own: what a line leaves open ends with it.
+    # Each part has its own process, so that descriptors left open by a line end with it.
     with multiprocessing.get_context("fork").Pool(options.at_once, maxtasksperchild=1) as pool:
         for part in [pool.apply_async(_play, each) for each in parts]:
             results = part.get()

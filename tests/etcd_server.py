@@ -6,7 +6,7 @@
         cluster.endpoint  # HOST:PORT,HOST:PORT,HOST:PORT
         cluster.kill(cluster.leader())
 
-`etcd_unavailable()` returns why there is none.
+`etcd_unavailable()` returns why etcd can't run.
 """
 
 import json
@@ -245,7 +245,7 @@ class EtcdCluster:
         process.send_signal(signal.SIGSTOP)
 
     def resume(self, index: int) -> None:
-        """Let a frozen member go on."""
+        """Resume a frozen member."""
         process = self.members[index].process
         assert process is not None
         process.send_signal(signal.SIGCONT)
@@ -269,7 +269,7 @@ class EtcdCluster:
         return wait_for(found, "a leader")[0]
 
     def ctl(self, *arguments: str, api: int = 3, index: int = 0) -> str:
-        """Run etcdctl on a member; return what it prints."""
+        """Run etcdctl on a member; return its output."""
         flags = [f"--endpoints={self.members[index].url}"]
         if self._certificates is not None:
             ca, _, _, cert, key = map(str, self._certificates)
@@ -326,7 +326,7 @@ class EtcdServer(EtcdCluster):
         super().__init__(directory, 1, **options)
 
     def require_users_v3(self) -> None:
-        """Have users root:rootpw, and user:userpw who may do everything below /jobs/."""
+        """Have users root:rootpw, and user:userpw with all rights below /jobs/."""
         self.ctl("user", "add", "root:rootpw")
         self.ctl("role", "add", "root")
         self.ctl("user", "grant-role", "root", "root")
@@ -337,7 +337,7 @@ class EtcdServer(EtcdCluster):
         self.ctl("auth", "enable")
 
     def require_users_v2(self, path: str) -> None:
-        """Have users root:rootpw, and user:userpw who may do everything below a path."""
+        """Have users root:rootpw, and user:userpw with all rights below a path."""
         self.ctl("user", "add", "root:rootpw", api=2)
         self.ctl("role", "add", "jobs", api=2)
         self.ctl("role", "grant", "jobs", "--path", f"{path}/*", "--readwrite", api=2)

@@ -1,4 +1,4 @@
-"""Values of a type, and what comes near them, made from the annotations of the types. The types are
+"""Values of a type, and near misses, made from the annotations of the types. The types are
 those that the code reads with `base/fields`, found in its text: a new one is fuzzed without being
 remembered.
 
@@ -53,7 +53,7 @@ def entering() -> tuple[Any, ...]:
 
 
 def read_in(text: str, name: str) -> list[str]:
-    """What the text of a module names as the types that it reads; it must say so in plain words."""
+    """Return the types that a module reads, named literally in its text."""
     found = list[str]()
     if "fields" not in text:
         return found
@@ -77,10 +77,10 @@ def read_in(text: str, name: str) -> list[str]:
 
 
 class Chance(random.Random):
-    """What is made by chance."""
+    """Random values."""
 
     def valid(self, annotation: Any, field: str = "") -> Any:
-        """Return a value that may stand in a field, and so a record or a message."""
+        """Return a value that a field, and so a record or a message, can hold."""
         if isinstance(annotation, UnionType):
             return self.valid(self.choice(annotation.__args__), field)
         if annotation is NoneType:

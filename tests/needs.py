@@ -1,4 +1,4 @@
-"""What a test needs that not every machine has: markers such as `needs_etcd` and `needs_torch`.
+"""Needs of tests that not every machine meets: markers such as `needs_etcd` and `needs_torch`.
 
 The markers are `needs_` and the keys of `NEEDS`, whose values return why the thing is missing, or
 an empty string. A test whose need is not met is skipped with that reason.

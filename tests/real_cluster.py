@@ -1,7 +1,7 @@
 """Check relight on a real Kubernetes cluster, and print a table: `make kubernetes KUBECONFIG=FILE`.
 
-The checks are `schedulers/test_kubernetes_cluster.py`. They take ten minutes at most: what has not
-begun by then is skipped. Exit code 1 if one failed.
+The checks are `schedulers/test_kubernetes_cluster.py`. Those that have not begun after ten
+minutes are skipped. Exit code 1 if one failed.
 """
 
 import os
@@ -31,7 +31,7 @@ class Table:
             self._about[item.nodeid] = f"{text} ({case.rstrip(']')})" if bracket else text
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        """Skip checks for which there is no time left."""
+        """Skip checks once time is over."""
         if time.monotonic() > self._end:
             pytest.skip(f"not begun after {LIMIT_S / 60:.0f} minutes")
 

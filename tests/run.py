@@ -1,7 +1,7 @@
 """Runs the test suite: `python -m tests.run [--quick] [--retry]`.
 
 Runs everything that is not marked `long`, then some process tests on a Linux that plays macOS.
-`--quick` runs the pure tests only. With `--retry`, as in CI, failed tests run once more, alone and
+`--quick` runs only the pure tests. With `--retry`, as in CI, failed tests run again, alone and
 one at a time. A test that passes then is flaky: a bug, but not of the change at hand. More than
 `MAX_FLAKY` of them are not bad luck.
 """
@@ -68,9 +68,8 @@ QUICK = (Suite("quick", ("-n", "2", *BY_FILE, "-m", "pure", *pure.PATHS)),)
 
 
 def compile_all(paths: tuple[str, ...] = ("tests",)) -> None:
-    """Compile relight and the tests below these paths, even if the environment forbids Python to
-    keep what it compiles: else each agent would compile relight, and each worker of pytest all
-    tests.
+    """Compile relight and the tests below these paths, even with PYTHONDONTWRITEBYTECODE
+    set: otherwise, each agent would compile relight, and each worker of pytest all tests.
     """
     python = (sys.executable, "-m")
     subprocess.run([*python, "compileall", "-q", "-j", "0", "src"], cwd=ROOT, check=False)
@@ -107,7 +106,7 @@ def run(suites: tuple[Suite, ...], *, retry: bool) -> int:
         this = suite.run("--cache-clear", *suite.arguments)
         failed = suite.failed()
         if this and failed and retry:
-            print(f"{len(failed)} failed; once more, one at a time", flush=True)
+            print(f"{len(failed)} failed; again, one at a time", flush=True)
             this = suite.run("--last-failed", *suite.arguments, "-n", "0")
             flaky += sorted({*failed} - {*suite.failed()})
         code = code or this
@@ -120,11 +119,11 @@ def run(suites: tuple[Suite, ...], *, retry: bool) -> int:
 
 
 def main() -> int:
-    """Run what the command line says."""
+    """Run the suites of the command line."""
     summary = str(__doc__).partition("\n")[0]
     parser = argparse.ArgumentParser(prog="python -m tests.run", description=summary)
     parser.add_argument("--quick", action="store_true", help="pure tests only")
-    parser.add_argument("--retry", action="store_true", help="run failed tests once more, alone")
+    parser.add_argument("--retry", action="store_true", help="run failed tests again, alone")
     options = parser.parse_args()
     compile_all(pure.PATHS if options.quick else ("tests",))
     return run(QUICK if options.quick else ALL, retry=options.retry)

@@ -76,7 +76,7 @@ train()
 
 
 def play(seed: int, place: Path) -> str:
-    """Run the job of a seed; return what is wrong, or an empty text."""
+    """Run the job of a seed; return the error, or an empty string."""
     draw = random.Random(seed)
     size, restarts = draw.randint(2, 5), 0
     failures: dict[str, str] = {}
@@ -123,7 +123,7 @@ def recoveries(place: Path) -> int:
 
 
 def main() -> int:
-    """Run what the command line says."""
+    """Run the seeds of the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.survivor_plays")
     parser.add_argument("--seeds", type=int, default=200)
     parser.add_argument("--first", type=int, default=0)

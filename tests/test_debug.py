@@ -200,7 +200,7 @@ def test_threads_and_children_break_independently(tmp_path: Path) -> None:
         found = attach(job.process.pid, types="c\n")
         assert found.returncode == 2
         assert "2 processes wait at a breakpoint" in found.stderr
-        rank = rank_processes.below(job.process.pid)[0]  # it waits for its child in the end
+        rank = rank_processes.below(job.process.pid)[0]  # it only waits for its child
         for pid in (*(pids - {rank}), rank):
             attach(pid, types="c\n")
         code, stdout, _ = job.ends()
@@ -228,7 +228,7 @@ def test_pythonbreakpoint_is_respected(hook: str, script: str) -> None:
 
 
 def test_breakpoint_works_in_python_without_relight(tmp_path: Path, script: str) -> None:
-    """A virtual environment without packages stands for one with torch but without relight."""
+    """An empty virtual environment, in place of one with torch but without relight."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "env"], check=True)
     python = tmp_path / "env" / "bin" / "python"
     assert (
@@ -268,7 +268,7 @@ def test_attach_errors_say_what_to_do() -> None:
 
 
 def at_terminal(command: list[str], answer: Callable[[str], str]) -> str:
-    """Run a command at a terminal of its own, answer what it prints, and return all of that."""
+    """Run a command at its own terminal, answer its prompts, and return all output."""
     pid, terminal = pty.fork()
     if pid == 0:
         os.execvp(command[0], command)

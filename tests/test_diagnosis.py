@@ -11,16 +11,16 @@ NEEDS = {
     "needs_fire": "\nimport fire",
     "needs_c_compiler": "cc -",
 }
-"""What a script needs that has these words."""
+"""The needs of a script that contains these words."""
 KNOWN = {
     "02_redis_refused_peers_sigterm_handler": "names the line that raises, not its caller",
     "79_hang_busy_loop": "without a sign before, an endless loop looks like training on a GPU",
 }
-"""Faults of the second corpus of which the report is not all right, and why."""
+"""Faults of the second corpus whose report is not completely right, and why."""
 
 
 def marked() -> list[object]:
-    """Return all faults, with what they need."""
+    """Return all faults, with their needs."""
     found = []
     for fault in faults():
         text = fault.path.read_text()

@@ -1,4 +1,4 @@
-"""A rank that finishes while others still run is told, before anything fails."""
+"""A rank that finishes while others still run is reported before anything fails."""
 
 import sys
 import threading

@@ -1,4 +1,4 @@
-"""`relight.run`: a job in a program that goes on after it, as a child and in its own process."""
+"""`relight.run`: a job in a program that outlives it, as a child and in its own process."""
 
 import contextlib
 import io

@@ -82,6 +82,6 @@ def test_field_descriptions_match_event_fields() -> None:
     ],
 )
 def test_preload_cost_shown_only_for_importable_modules(reason: str, end: str) -> None:
-    """What a module costs each worker is told only where a worker can import it."""
+    """A module's cost per worker is reported only if a worker can import it."""
     text = describe(event_types.PreloadWithout("wandb", reason, 0.4, True))
     assert text.endswith(end)

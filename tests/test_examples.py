@@ -22,11 +22,11 @@ EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 DIGITS, HELLO, DEMO = (EXAMPLES / f"{name}.py" for name in ("digits", "hello_ddp", "demo"))
 EPOCHS = 30
 STOP_AFTER = 5
-# torchrun's own store keeps what it heard from the workers before a restart; this is how it is told
+# torchrun's own store keeps the keys that workers set before a restart; this is how it is told
 # to leave the store to rank 0.
 OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
-# Digits, which comes to an end of a rank in the middle of epoch STOP_AFTER + 1 of each attempt.
+# Digits, where a rank ends in the middle of epoch STOP_AFTER + 1 of each attempt.
 INTERRUPTED = f"""
 import os, signal, sys, time
 sys.path.insert(0, {str(EXAMPLES)!r})
@@ -297,7 +297,7 @@ def check_hello(output: str, nproc: int) -> None:
         (8, "cuda", "cuda:3"),
         (4, "xpu", "xpu:3"),
         (1, "cuda", "cpu"),  # one GPU can't be shared by the workers of a group
-        (0, "cuda", "cpu"),  # a CUDA build of torch where there is no GPU
+        (0, "cuda", "cpu"),  # a CUDA build of torch without a GPU
         (0, None, "cpu"),
     ],
 )
@@ -324,7 +324,7 @@ def test_examples_use_accelerator_only_if_one_per_worker(
 
 
 def story(lines: str) -> Any:
-    """What the demo makes of the output of a job, in which it kills nobody."""
+    """The demo's reading of a job's output, without a kill."""
     demo = import_example(DEMO)
     found = demo.Story(lambda: 4711)
     with pytest.MonkeyPatch.context() as patch:

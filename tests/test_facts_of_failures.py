@@ -1,4 +1,4 @@
-"""What is known of a worker that failed, beyond its report: `relight.RunResult.failures`."""
+"""Facts about a failed worker, beyond its report: `relight.RunResult.failures`."""
 
 import shlex
 from functools import partial

@@ -20,7 +20,7 @@ ROWS, COLUMNS = 25, 80
 
 
 def report_of(stderr: str) -> list[str]:
-    """The report: what relight says last."""
+    """The report: the last lines of relight."""
     begins = re.finditer(r"^relight: (?:probably |the |no )?ranks? ", stderr, re.MULTILINE)
     begin = max((match.start() for match in begins), default=0)
     return stderr[begin:].strip("\n").split("\n")
@@ -63,7 +63,7 @@ def normalized(report: list[str], place: Path) -> str:
 
 
 def matches(text: str, expected: str) -> bool:
-    """Whether a text is the expected one, in which `...` stands for anything."""
+    """Return whether a text is as expected; `...` matches anything."""
     parts = (re.escape(part) for part in expected.split("..."))
     return re.fullmatch(".*?".join(parts), text, re.DOTALL) is not None
 

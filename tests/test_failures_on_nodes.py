@@ -1,7 +1,7 @@
 """The failure report of jobs on four nodes: each names the right rank first, on all consoles.
 
 Each script of tests/faults_on_nodes runs on four agents with a worker each; the text beside it is
-the report that all of them print. `make long` runs all of them, `make test` those in which several
+the report that every agent prints. `make long` runs all scripts, `make test` those in which several
 nodes matter. Those named `torch_…` run with workers that are forked from a warm process, and in
 `make long` with workers that import torch themselves. The agents are on one
 machine, so all have one clock; where that matters is tested in tests/core/test_failures.py. The
@@ -35,15 +35,15 @@ AS_ON_ONE_NODE = {
     "segmentation_fault_with_a_traceback", "silent_exit", "terminated_by_somebody_else",
     "too_many_open_files", "unpicklable_data", "value_of_an_argument", "warning_as_an_error",
 }  # fmt: skip
-"""One rank fails by itself, in a way that tests/faults shows on one node, or in that of
+"""One rank fails on its own, in a way that tests/faults shows on one node, or in that of
 `exception_on_one_rank`, `exit_with_a_code` or `killed_by_somebody_else`, which stay.
 """
 NEVER_WARM = ("torch_invalid_rank",)
-"""It crashes in a way that depends on what is in memory."""
+"""Its crash depends on the content of memory."""
 LATE = ("torch_monitored_barrier", "torch_rank_that_never_comes")
 """As `torch_collective_that_one_rank_does_not_reach`, with other errors (core/test_failures.py)."""
 SLOW_EXIT = ("torch_order_of_collectives", "torch_sizes_that_differ")
-"""Each rank blames another, and who ended first counts."""
+"""Each rank blames another, and the first to end counts."""
 STACKS = ", when rank"
 """In a report: where ranks were when another one failed, which shows how they exit."""
 

@@ -218,7 +218,7 @@ def test_script_functions_need_no_cloudpickle(tmp_path: Path, no_cloudpickle: st
 def test_unimportable_function_is_one_line_error(
     call: Call, tmp_path: Path, no_cloudpickle: str
 ) -> None:
-    """A script without the guard, a function below it, a script that is no file."""
+    """A script without the guard, a function below it, a script that isn't a file."""
     unguarded = """
         import relight
         def train(): ...
@@ -251,7 +251,7 @@ def test_unimportable_function_is_one_line_error(
 
 
 def test_output_goes_to_caller_streams(call: Call) -> None:
-    """As in a notebook, where sys.stdout is no file."""
+    """As in a notebook, where sys.stdout isn't a file."""
     result = call("""
         import contextlib, io, relight
         with contextlib.redirect_stdout(io.StringIO()) as text:
@@ -314,8 +314,8 @@ def test_importing_relight_does_not_load_launch() -> None:
 
 
 def test_rank_exiting_before_return_is_named(call: Call) -> None:
-    """Results are never those of other ranks: who exits with 0 before it returns is named, also
-    when it has returned in an attempt before.
+    """Results are never those of other ranks: a rank that exits with 0 before it returns is named,
+    even if it returned in an earlier attempt.
     """
     result = call("""
         import os, sys, relight
@@ -392,7 +392,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("arguments", REFUSED)
 def test_invalid_argument_is_rejected(arguments: str) -> None:
-    """Before anything starts: by its name, with what was probably meant."""
+    """It is refused by name before anything starts, with the probable meaning."""
 
     def train(lr: float, epochs: int = 1) -> None:
         raise AssertionError
@@ -404,8 +404,8 @@ def test_invalid_argument_is_rejected(arguments: str) -> None:
 
 
 def test_usage_error_is_raised_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    """What is wrong with it and what to do about it, and it is not printed besides; a worker that
-    ends with 2 is no mistake of the caller.
+    """The exception holds the error and the remedy, and nothing is printed; a worker that exits
+    with 2 is not the caller's mistake.
     """
     with pytest.raises(UsageError) as caught:
         relight.launch(print, flags=["--tea=3"])
@@ -418,8 +418,8 @@ def test_usage_error_is_raised_not_printed(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_kwargs_function_rejects_near_miss_options() -> None:
-    """A function with **options gets all but what is nearly a name of relight.launch's own; one
-    that a decorator has wrapped is asked for what the decorator takes.
+    """A function with **options gets all of them except near misses of relight.launch's own names;
+    for a decorated one, the decorator's parameters count.
     """
 
     def free(**options: object) -> None: ...
@@ -445,7 +445,7 @@ def test_kwargs_function_rejects_near_miss_options() -> None:
 def test_host_cannot_write_outside_job_directory(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A host has no say in where files are written: what is not named as a result is dropped."""
+    """A host can't choose where files are written: only files named as results are kept."""
     here = tmp_path / "job" / "0"
     (tmp_path / "job").mkdir()
     names = ("../escaped", "../../escaped", "/tmp/x", "1.result/../../x", "1.result\n", "",

@@ -1,4 +1,4 @@
-"""`make gpu` where there is no GPU: what it says, and the parts that need none."""
+"""`make gpu` without a GPU: its message, and the parts that need none."""
 
 import io
 import os

@@ -1,4 +1,4 @@
-"""Hangs of real workers: they are noticed from outside, and the report names the odd one out."""
+"""Hangs of real workers are detected from outside, and the report names the odd one out."""
 
 import json
 import re
@@ -32,7 +32,7 @@ def over():
     _over.set()
     _thread.join()
 """
-"""A rank that imports this module does something until `over()`: a slow start is no hang."""
+"""A rank that imports this module is busy until `over()`, as a slow start is not a hang."""
 HEAD = """
 import os, signal, sys, threading, time, starting
 import torch, torch.distributed as dist

@@ -40,7 +40,7 @@ def barrier():
         sys.exit("the other rank is gone")
 
 def until(seconds, every_s=1.0):
-    """Yield for so long, with a pause after each."""
+    """Yield for this many seconds, with a pause after each."""
     end = time.monotonic() + seconds * SCALE
     while time.monotonic() < end:
         yield

@@ -1,4 +1,4 @@
-"""--health-check: a node that does not pass runs no workers, and the others are told why."""
+"""--health-check: a node that fails runs no workers, and the others learn why."""
 
 import json
 import os
@@ -261,7 +261,7 @@ def test_sufficient_resources_pass(script: Path) -> None:
     ],
 )
 def test_nvidia_smi_errors_fail_check(printed: str, why: str, remedy: str, tmp_path: Path) -> None:
-    """A fake nvidia-smi stands in, as there is no GPU here."""
+    """With a fake nvidia-smi, as there is no GPU here."""
     program(tmp_path / "nvidia-smi", f"printf '{printed}'")
     env = Environment({"PATH": f"{tmp_path}:{os.environ['PATH']}"})
     found = health_check._by_nvidia_smi(env)

@@ -1,5 +1,5 @@
-"""What an agent starts beside its workers: it ends with the agent, whatever is killed, and keeps
-the agent waiting for nothing, even if nothing can end it.
+"""Helper processes of an agent end with it, whatever is killed, and never make it wait, even if
+they can't be killed.
 """
 
 import os

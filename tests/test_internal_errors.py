@@ -1,5 +1,5 @@
-"""What should not be, and is: exceptions that nobody expects end with 70, those that a peer's
-message has led to end its connection, and what the machine refuses is named.
+"""Internal errors: unexpected exceptions end with 70, those caused by a peer's message end its
+connection, and refusals of the machine are named.
 """
 
 import os
@@ -129,7 +129,7 @@ def test_unexpected_exception_in_coordinator_exits_70(
 
 
 def until(process: "subprocess.Popen[Any]", words: str) -> None:
-    """Read what a process says on stderr until it has said this."""
+    """Read a process's stderr until this text."""
     assert process.stderr is not None
     while words not in (line := process.stderr.readline()):
         assert line, words

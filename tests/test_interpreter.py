@@ -52,7 +52,7 @@ class Machine:
         command: tuple[str, ...] = ("{tool}/bin/relight",),
         **variables: str,
     ) -> "subprocess.CompletedProcess[str]":
-        """Run train.py; `{mine}` and the like stand for the environments."""
+        """Run train.py; `{mine}` and the like are replaced by environments."""
         names = {each.name: str(each) for each in self.place.iterdir()}
         environment = clean_environment(**{k: v.format(**names) for k, v in variables.items()})
         for name in {"VIRTUAL_ENV", "CONDA_PREFIX", "PYTHON_EXEC", "PYTHONPATH"} - set(variables):

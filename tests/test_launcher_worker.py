@@ -1,4 +1,4 @@
-"""The launcher that travels brings `relight.worker`, too, where PYTHONPATH names its file."""
+"""The one-file launcher also provides `relight.worker`, if PYTHONPATH names its file."""
 
 import subprocess
 import sys

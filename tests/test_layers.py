@@ -11,7 +11,7 @@ import relight
 
 ROOT = Path(relight.__file__).parent
 
-# Each room may import itself and what stands before it.
+# Each room may import itself and the rooms before it.
 ROOMS = (
     "base", "flags", "events", "core", "host", "processes", "output", "net", "rendezvous",
     "stacks", "health", "warm", "preload", "worker", "agent",
@@ -23,7 +23,7 @@ LAUNCHER = ROOMS[: ROOMS.index("agent") + 1]
 RANK = {name: rank for rank, name in enumerate(ROOMS)}
 CORE = ROOT / "core"
 TOP = "relight"
-"""Names what stands above it, for users, and loads it when it is asked for."""
+"""Names rooms above it, for users, and loads them on access."""
 FACES = (TOP, "relight.events", "relight.job", "relight.runner", "relight.tracker")
 """What users import from."""
 RANK_OF_A_TEST = ROOT / "pytest_plugin" / "rank.py"
@@ -85,8 +85,8 @@ def tree_of(path: Path) -> ast.Module:
 
 @cache
 def imports(path: Path) -> frozenset[str]:
-    """The modules that a file imports, anywhere in it; `package.name` if it takes a name from a
-    package that is no module.
+    """Return the modules that a file imports anywhere; `package.name` for a name that a package
+    defines itself.
     """
     found: set[str] = set()
     for node in ast.walk(tree_of(path)):
@@ -103,7 +103,7 @@ def imports(path: Path) -> frozenset[str]:
 
 
 def package_of(path: Path) -> str:
-    """The folder of a module; a module that is in none of its own stands for itself."""
+    """Return the folder of a module, or the module itself if it is in none."""
     return name_of(path) if path.parent == ROOT else name_of(path.parent / "__init__.py")
 
 
@@ -130,7 +130,7 @@ def test_no_module_imports_from_layer_to_its_right() -> None:
 
 
 def test_internal_code_does_not_import_public_facades() -> None:
-    """Who is inside takes a name from its module."""
+    """Code inside the package imports a name from its module."""
     for path, name in all_imports():
         face, _, _ = name.rpartition(".")
         is_inside = face in FACES and not file_of(name) and name != "relight.__version__"
@@ -216,7 +216,7 @@ def test_launcher_never_imports_torch() -> None:
 
 
 def test_only_env_reads_environment() -> None:
-    """os.environ and os.getenv stand in env.py alone; what runs inside workers has its own."""
+    """Only env.py uses os.environ and os.getenv; code that runs inside workers has its own."""
     may = {ROOT / "base" / "env.py", RANK_OF_A_TEST, DRIVER_ON_RAY}
     may.update(path for path in modules() if layer_of(path) in ("preload", "worker"))
     for path in {*modules()} - may:

@@ -1,4 +1,4 @@
-"""The output of workers, from end to end: files, console, tee, filters; what must not be lost."""
+"""The output of workers, end to end: files, console, tee, filters, and no loss."""
 
 import collections
 import re
@@ -132,7 +132,7 @@ def test_prefix_template_replaces_tee_prefix(launch: Launch, template: str, pref
 
 
 def test_prefix_flag_goes_before_variable(launch: Launch) -> None:
-    """As in torch 2.14, which has the flag."""
+    """As in torch 2.14, where the flag is new."""
     output = say(launch, "-t1", "--log-dir=logs", "--log_line_prefix_template", "<${rank}> ",
                  TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE="variable")  # fmt: skip
     assert "<1> out 1" in output.stdout
@@ -198,7 +198,7 @@ if os.environ["RANK"] == os.environ["DIES"]:
 def test_killed_worker_loses_no_output(
     launch: Launch, tmp_path: Path, script: Script, flags: tuple[str, ...]
 ) -> None:
-    """File and console have all of it, in order."""
+    """File and console have all output, in order."""
     result = launch("run", "--nproc-per-node=1", "--log-dir=logs", *flags, script(LAST_WORDS),
                     DIES="0")  # fmt: skip
     assert result.returncode == 128 + signal.SIGKILL

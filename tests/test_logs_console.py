@@ -1,4 +1,4 @@
-"""Consoles that are slow, stuck, gone, or terminals, and what workers notice of it."""
+"""Slow, stuck and closed consoles and terminals, and their effect on workers."""
 
 import fcntl
 import os

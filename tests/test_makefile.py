@@ -1,4 +1,4 @@
-"""`make` sets up what is needed, and no more."""
+"""`make` sets up only what a target needs."""
 
 import os
 import re
@@ -32,7 +32,7 @@ def installed(target: str) -> list[str]:
 
 
 def test_make_demo_installs_no_test_tools() -> None:
-    """It installs what the examples import, with a progress bar."""
+    """It installs the examples' imports, with a progress bar."""
     assert installed("demo") == ["--progress-bar on -e '.[examples]'"]
 
 

@@ -1,4 +1,4 @@
-"""What one node says to its group, and what follows from what it hears: without any process."""
+"""One node's messages to its group, and its reactions to theirs, without any process."""
 
 import signal
 from collections.abc import Callable
@@ -37,7 +37,7 @@ PLACE = Place(0, 2, 0, 2, 1, "default", 0, 2)
 
 
 class Link:
-    """Keeps what is sent."""
+    """Records sent messages."""
 
     has_joined = True
     join = SimpleNamespace(host="host")
@@ -58,7 +58,7 @@ class Link:
 
 
 class Journal:
-    """Keeps what the user is told."""
+    """Records messages to the user."""
 
     verbose = False
 
@@ -372,7 +372,7 @@ def test_checkpointed_node_stays_for_the_others(
 def test_preempted_node_with_stopped_workers_is_not_blamed(
     node: Node, job: AgentConfig, clock: Any, link: Link, journal: Any
 ) -> None:
-    """It leaves at once: they have not saved, and their ends are no failure of this node."""
+    """It leaves at once: they have not saved, and their exits are not failures of this node."""
     workers = Workers()
     workers.ended_well = False
     node.attach_workers(workers)

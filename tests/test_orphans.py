@@ -25,7 +25,7 @@ env -i setsid /bin/sh -c 'sleep {marker} & sleep {marker}' &
 """
 DAEMON = "(setsid sh -c 'sleep {marker} &' &)\n"
 END = "sleep {lifetime}\nexit {code}\n"
-# Without a subreaper, who has no living parent and no session in common can't be found
+# Without a subreaper, a process without a living parent or a shared session can't be found
 # (docs/macos.md).
 TREE = CHILD + ELSEWHERE + ("" if PORTABLE else DAEMON) + END
 SHORT_TREE = CHILD + END if PORTABLE else TREE
@@ -106,7 +106,7 @@ def marker() -> str:
 
 @pytest.fixture
 def bystanders() -> Iterator[list["subprocess.Popen[bytes]"]]:
-    """Processes beside the agent that are none of its business; they must survive the test."""
+    """Processes unrelated to the agent; they must survive the test."""
     processes = [
         subprocess.Popen(["sleep", "600"]),
         subprocess.Popen(["setsid", "sleep", "600"]),
@@ -178,7 +178,7 @@ def test_nothing_outlives_successful_job(
 def test_background_process_of_successful_worker_is_named(
     tmp_path: Path, launch: Launch, marker: str
 ) -> None:
-    """Users may have meant it to go on. One that ends by itself, as those of multiprocessing do, is
+    """Users may have meant it to keep running. One that ends on its own, like multiprocessing's, is
     not named.
     """
     program = tmp_path / "leaves.py"
@@ -244,8 +244,8 @@ WARM_TREE = "import os, sys; os.execv('/bin/sh', ['sh', *sys.argv[1:]])"
 def test_nothing_outlives_any_two_killed_processes(
     kind: str, tmp_path: Path, start: Start, script: Callable[[str], Path], bystanders: object
 ) -> None:
-    """Any two of agent, spawner and guard, at once or in sequence while the agent is stopped; the
-    job directory goes too if they are killed at once.
+    """Any two of agent, spawner and guard, together or in sequence while the agent is stopped; the
+    job directory is removed if they are killed together.
     """
     jobs = []
     for number in range(4):

@@ -1,4 +1,4 @@
-"""A node that is taken away: its workers save at the same step, and the agent says so."""
+"""A preempted node: its workers save at the same step, and the agent says so."""
 
 import random
 import re

@@ -84,8 +84,8 @@ while not os.path.exists(sys.argv[1]):
         break
     time.sleep(1)
 """
-"""The worker of the first node ends when its file is there. That of the second one saves, at one of
-its calls, of which it makes one each second."""
+"""The worker of the first node ends when its file appears. That of the second one calls once a
+second, and saves at one of these calls."""
 
 
 def read_until(stream: IO[bytes] | None, text: bytes) -> bytes:
@@ -158,7 +158,7 @@ def test_preempted_node_whose_workers_finish_does_not_rejoin(
     start: Start, script: Callable[[str], Path], tmp_path: Path
 ) -> None:
     """Its script ends before the nodes agree on a call, as the agent of the other node is stopped;
-    the job goes on without it.
+    the job continues without it.
     """
     path = script(ENDS_OR_SAVES)
     words = ("--nnodes=1:2", "--rdzv-backend=file", f"--rdzv-endpoint={tmp_path}/meet",
@@ -216,8 +216,8 @@ def test_node_preempted_without_coordinator_checkpoints(
 def test_checkpointed_node_does_not_cut_others_short(
     start: Start, script: Callable[[str], Path], tmp_path: Path, backend: str, slow: str
 ) -> None:
-    """All are preempted. The first to finish may be the coordinator, or a node without which the
-    coordinator loses its lease.
+    """All are preempted. The first to finish may be the coordinator, or a node that the coordinator
+    needs for its lease.
     """
     endpoint = tmp_path / "meet" if backend == "file" else f"127.0.0.1:{free_ports(1)[0]}"
     words = ("--nnodes=2", f"--rdzv-backend={backend}", f"--rdzv-endpoint={endpoint}",
@@ -294,7 +294,7 @@ def test_preempted_node_cut_off_from_group_checkpoints_alone(
 def test_preempted_node_with_stopped_workers_blames_nobody(
     start: Start, script: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """A worker of the other node fails before the nodes agree when to save: that node's agent is
+    """A worker of the other node fails before the nodes agree when to save, as that node's agent is
     stopped until the worker has failed and this node is preempted.
     """
     words = ("--nnodes=1:2", "--rdzv-backend=file", f"--rdzv-endpoint={tmp_path}/meet",

@@ -40,7 +40,7 @@ def conf(text: str, backend: str = "c10d") -> tuple[Conf, list[str]]:
 
 @pytest.mark.parametrize("backend", TORCHRUN)
 def test_accepts_all_torchrun_keys(backend: str) -> None:
-    """Those that have no effect give a note."""
+    """Keys without effect cause a note."""
     for name in TORCHRUN[backend].split():
         given = f"protocol=https,cert=c,ssl_cert=c,{name}={GOOD.get(name, '7')}"
         _, notes = conf(given, backend)
@@ -123,7 +123,7 @@ def test_non_positive_time_is_rejected(name: str, value: str) -> None:
     ],
 )
 def test_invalid_value_is_rejected_by_key(text: str, backend: str, says: str) -> None:
-    """The error says what was expected."""
+    """The error names the expected type."""
     with pytest.raises(UsageError, match=says):
         conf(text, backend)
 

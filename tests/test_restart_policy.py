@@ -29,7 +29,7 @@ def train(tmp_path: Path) -> Path:
 
 
 def restart_messages(stderr: str) -> list[str]:
-    """What follows each failure, as users see it."""
+    """The consequence of each failure, as users see it."""
     said = [line for line in stderr.split("\n") if re.match(r"relight: rank \d.*; restart", line)]
     ended = [line for line in stderr.split("\n") if line.startswith("exit code ")]
     return [line.partition("; ")[2] for line in (*said, *ended)]

@@ -1,4 +1,4 @@
-"""In CI, failed tests run once more, and those that pass then are reported as flaky. All tests are
+"""In CI, failed tests run again, and those that pass then are reported as flaky. All tests are
 compiled once.
 """
 

@@ -1,4 +1,4 @@
-"""What the agents of a job know each other by stays with them."""
+"""The secrets by which the agents of a job recognize each other stay with them."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Signals to the agent: passed on, a grace time, then the end; and what must not end anything."""
+"""Signals to the agent: forwarded, a grace time, then SIGKILL; and signals without effect."""
 
 import os
 import signal
@@ -77,7 +77,7 @@ def test_stop_signal_is_forwarded_once(name: str, start: Start, script: Script) 
 
 
 def test_grace_period_ends_with_sigkill(start: Start, script: Script) -> None:
-    """After --shutdown-timeout, for all workers at once."""
+    """After --shutdown-timeout, for all workers simultaneously."""
     agent = started(start, script, "--shutdown-timeout=0.5", CATCH="SIGTERM")
     begin = time.monotonic()
     agent.send_signal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Slow ranks that meet in no collective: they are compared by the steps that they report."""
+"""Slow ranks without collectives are compared by the steps that they report."""
 
 import json
 import signal

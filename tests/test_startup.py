@@ -1,5 +1,5 @@
-"""The way to the first worker imports a fixed list of modules: each costs milliseconds. What the
-end of a job needs is imported while workers run.
+"""The way to the first worker imports a fixed list of modules: each costs milliseconds. Modules
+for the end of a job are imported while workers run.
 """
 
 import contextlib

@@ -297,8 +297,8 @@ dist.destroy_process_group()
 @pytest.mark.needs_torch
 @pytest.mark.parametrize("kills", ["2:3", "0:3", "1:3 2:3"])
 def test_losses_equal_uninterrupted_run(warm_torch: WarmTorch, kills: str) -> None:
-    """Bit for bit those of a run that wraps its model anew at that step: DDP's first step sums in
-    another order.
+    """They equal, bit for bit, those of a run that rewraps its model at that step: DDP's first step
+    sums in another order.
     """
     flags = ("--nproc-per-node=3", "--max-restarts=1")
     whole = warm_torch.run(DDP, *flags, KILLS="", REBUILD="3")

@@ -1,6 +1,6 @@
 """A failed generation goes as fast as its workers allow, and waits only for those with a reason.
 
-The grace times are longer than the time that a test may take: who waited for one would not pass.
+The grace times exceed the time limit of a test, so that waiting for one fails the test.
 """
 
 import json

@@ -67,7 +67,7 @@ def terminal() -> Iterator[Terminal]:
 def shown(
     start: Start, terminal: Terminal, script: Script, together: dict[str, str]
 ) -> Callable[..., str]:
-    """Run a script on a terminal; return what is there in the end."""
+    """Run a script on a terminal; return its final content."""
 
     def run(text: str, *flags: str, **variables: str) -> str:
         agent = start(
@@ -402,8 +402,8 @@ def shown_warm(terminal: Terminal, warm_torch: WarmTorch) -> Callable[..., str]:
 def test_torch_job_shows_culprit_once(
     shown_warm: Callable[..., str],
 ) -> None:
-    """Shutting down Python with torch takes a second or two, in which the traceback is held back;
-    after five, it is also shown above the report.
+    """Finalizing Python with torch takes a second or two, and the traceback is held back until
+    then; after five, it is also shown above the report.
     """
     output = shown_warm(DDP, "--nproc-per-node=3")
     is_late = "relight: traceback of rank 1" in output

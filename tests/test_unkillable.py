@@ -32,7 +32,7 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
 @pytest.fixture
 def frozen(marker: str) -> Iterator[str]:
     """A command line that starts a process in an uninterruptible call, state D, and waits until it
-    is in that call. SIGKILL does not end it before it is thawed, which the end of the test does.
+    is in that call. SIGKILL does not end it until the end of the test thaws it.
     """
     folder = FREEZER / f"relight-{marker}"
     folder.mkdir()

@@ -34,7 +34,7 @@ LAST_MODULE = agent._LOADED_LATER[-1]
 
 
 class Copy:
-    """A copy of relight from which a job runs."""
+    """A copy of relight that runs a job."""
 
     def __init__(self, path: Path) -> None:
         self.variables = {"PYTHONPATH": str(path)}
@@ -117,7 +117,7 @@ def test_single_node_job_survives_upgrade(
     change: str, copy: Copy, launch: Launch, start: Start, script: Callable[[str], Path],
     tmp_path: Path,
 ) -> None:  # fmt: skip
-    """Commands, signals, a failure and a restart work as before."""
+    """Commands, signals, a failure and a restart still work."""
     flags = ("run", "--nproc-per-node=2", "--max-restarts=1", "--run-path")
     one = RunningAgent(start, copy, tmp_path / "output", *flags, str(script(WORKER)))
     one.wait_for("worker 1 restart 0")

@@ -1,4 +1,4 @@
-"""On a terminal, one line says what the agent waits for; elsewhere there is none."""
+"""On a terminal, and only there, one line says what the agent waits for."""
 
 import os
 import re
@@ -24,7 +24,7 @@ def terminal() -> Iterator[Terminal]:
 
 
 def on_screen(data: bytes) -> str:
-    """What is left when each line was rewritten in place."""
+    """Return the final text after lines were rewritten in place."""
     return re.sub(r"[^\n]*\r\x1b\[K", "", data.decode().replace("\r\n", "\n"))
 
 

@@ -1,5 +1,5 @@
-"""No process of a job waits for another one without a limit: that may be in an uninterruptible
-call, stopped, or another user's, and the agent would neither answer its group nor hear a signal.
+"""No process of a job waits for another without a limit: the other may be in an uninterruptible
+call, stopped, or another user's, and the agent would neither answer its group nor handle a signal.
 """
 
 import ast
@@ -14,11 +14,11 @@ BEGINS = (
     "relight.preload.warm_fork",
     "relight.worker.hook",
 )
-"""What an agent runs, and the processes below it."""
+"""The modules that an agent runs, and the processes below it."""
 NOT_OF_A_JOB = ("relight.api.embedding", "relight.api.function")
 """What waits for an agent, as long as its job takes."""
 RUNS = ("run", "call", "check_call", "check_output")
-"""Of subprocess: they kill a program when its time is up, and then wait for it without a limit."""
+"""Functions of subprocess that kill a program after its time limit, then wait without one."""
 
 
 REAPING = ("waitpid", "waitid", "wait3", "wait4")

@@ -1,4 +1,4 @@
-"""Slow ranks of real workers: they are named from outside, on all consoles and in the status."""
+"""Slow ranks of real workers are named from outside, on all consoles and in the status."""
 
 import json
 import signal

@@ -1,5 +1,5 @@
-"""Jobs of torch whose workers are forked from a warm process: to import torch, and to take the
-interpreter apart in the end, costs more than the rest of such a job (docs/warm.md).
+"""Jobs of torch whose workers are forked from a warm process: importing torch, and finalizing the
+interpreter, cost more than the rest of such a job (docs/warm.md).
 """
 
 import os
@@ -41,7 +41,7 @@ if hasattr(sys.modules["__main__"], "__file__"):
     atexit.register(end)
 """
 """A module that ends the script when all exit handlers have run, as relight ends the workers of a
-function. Python would go on to destroy the modules, which takes as long as to import them.
+function. Python would then destroy the modules, which takes as long as importing them.
 """
 
 Result = subprocess.CompletedProcess[str]
@@ -50,7 +50,7 @@ Result = subprocess.CompletedProcess[str]
 def run_agents(
     command: tuple[str, ...], number: int, place: Path, variables: dict[str, str]
 ) -> list[Result]:
-    """Run a command several times at once, to the end, in one directory."""
+    """Run several instances of a command in one directory, and wait for all."""
     agents = [
         subprocess.Popen(
             command, cwd=place, env=variables, text=True, errors="surrogateescape",
@@ -73,14 +73,14 @@ def run_agents(
 class TorchProcess:
     """The warm process with torch of this process of the tests.
 
-    It serves one script path in one directory, whatever the text of the script. So every script is
-    `train.py` in the same folder, which is empty at the beginning of each test.
+    It serves one script path in one directory, whatever the script's text. So every script is
+    `train.py` in the same folder, empty at the beginning of each test.
 
     Args:
         folder: the directory of all jobs.
 
     Attributes:
-        variables: those that its jobs have in common.
+        variables: set for all its jobs.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -89,7 +89,7 @@ class TorchProcess:
         self._pid = 0
 
     def start(self) -> None:
-        """Start it, unless it runs: it leaves when memory gets scarce."""
+        """Start it, unless it runs; it ends when memory gets scarce."""
         if PORTABLE or (self._pid and Path(f"/proc/{self._pid}").exists()):
             return
         made = subprocess.run(
@@ -107,7 +107,7 @@ class TorchProcess:
         self._pid = 0
 
     def clear(self) -> None:
-        """Remove what is in the folder, but for an empty script."""
+        """Empty the folder, except for an empty script."""
         for entry in self.folder.iterdir():
             if entry.is_dir():
                 shutil.rmtree(entry, ignore_errors=True)  # a killed job may remove it as well
@@ -125,7 +125,7 @@ class WarmTorch:
     line, a comment, or a simple statement.
 
     Args:
-        process: that with torch.
+        process: the warm process with torch.
         launch: the fixture.
         start: the fixture.
 

@@ -1,4 +1,4 @@
-"""The command line: torchrun's grammar, PET_ variables, and errors that name what is wrong."""
+"""The command line: torchrun's grammar, PET_ variables, and precise errors."""
 
 import argparse
 
@@ -126,7 +126,7 @@ def test_everything_after_script_belongs_to_it(
 def test_script_arguments_split_as_by_argparse(
     flags: list[str], dashes: bool, script: str, arguments: list[str]
 ) -> None:
-    """The script gets what it would get of torchrun's parser, argparse, wherever `--` stands."""
+    """The script gets the same arguments as from torchrun's argparse, wherever `--` is."""
     torchrun = argparse.ArgumentParser()
     torchrun.add_argument("--nnodes")
     torchrun.add_argument("--nproc-per-node", "--nproc_per_node")
@@ -207,7 +207,7 @@ def test_command_line_overrides_pet_variables(
     ],
 )
 def test_invalid_command_line_error_lists_valid_choices(argv: list[str], message: str) -> None:
-    """What is wrong is named, with the valid values or the nearest."""
+    """The error names the wrong value, with the valid ones or the nearest."""
     with pytest.raises(UsageError) as caught:
         spec_of(*argv)
     assert message in f"{caught.value.message}\n{caught.value.hint}"
@@ -226,7 +226,7 @@ def test_invalid_command_line_error_lists_valid_choices(argv: list[str], message
 def test_invalid_value_hint_shows_a_valid_one(
     argv: list[str], variables: dict[str, str], hint: str
 ) -> None:
-    """The hint is a value that works, or says what the flag is for."""
+    """The hint is a value that works, or the purpose of the flag."""
     with pytest.raises(UsageError) as caught:
         spec_of(*argv, "x.py", **variables)
     assert caught.value.hint.startswith(hint)

@@ -1,4 +1,4 @@
-"""What people type who come from elsewhere: refused before anything starts, with what to type."""
+"""Habits from other launchers: refused before anything starts, with the right command."""
 
 import os
 import sys
@@ -27,7 +27,7 @@ EVERY_FLAG = list(dict.fromkeys([*FLAGS, *COORDINATOR_FLAGS, *DOCTOR_FLAGS]))
 def refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Refused:
-    """The two lines with which a command line is refused, in a directory with some scripts."""
+    """The two lines that refuse a command line, in a directory with some scripts."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PYTHON_EXEC", raising=False)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))  # no job that runs is asked anything
@@ -150,7 +150,7 @@ def test_slip_suggests_intended_command_line(
 def test_missing_file_names_the_directory_unless_a_name_is_close(
     script: str, refused: Refused
 ) -> None:
-    """Of short names, the extension is most; and a script is no configuration."""
+    """In short names, the extension dominates; and a script is not a configuration."""
     for name in ("b.py", "pkg/evaluation.py"):
         Path(name).write_text("")
     folder = Path(script).parent.resolve()
@@ -197,8 +197,8 @@ def spec_of(*argv: str) -> tuple[LaunchSpec, set[str]]:
      "-m code.made_by_its_code", "-m pkg", "-m train.py.more", "-m ${local_rank}", "-m .x"],
 )  # fmt: skip
 def test_plausible_command_line_is_not_rejected(words: str, refused: Refused) -> None:
-    """Only what can't work is refused: a package's code, another Python or its flags may know
-    more than the launcher.
+    """Only a script that can't work is refused: a package's code, another Python or its flags may
+    know more than the launcher.
     """
     entrypoint.check(spec_of(*words.split())[0], Environment({}), sys.executable)
 
@@ -246,8 +246,8 @@ def test_module_of_another_python_is_not_checked(refused: Refused) -> None:
 
 
 def test_flags_after_script_are_noted_once() -> None:
-    """A launcher's flag behind the script reaches the script, and a note says so; not if it was
-    given to the launcher as well, or is one that scripts have.
+    """A launcher's flag behind the script reaches the script, and a note says so; not if the
+    launcher got it too, or if scripts commonly have it.
     """
     words = ("--nproc_per_node=2", "--nnodes", "2", "--log-dir=x", "--lr=1", "--nnodes", "3")
     spec, given = spec_of("train.py", *words)

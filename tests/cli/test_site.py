@@ -48,7 +48,7 @@ def written(folder: Path, text: str = TEXT) -> Environment:
 
 
 def spec(site: Site, *words: str, **variables: str) -> LaunchSpec:
-    """What a command line means at a site."""
+    """The effect of a command line at a site."""
     return to_spec(parse([*words, "x.py"], Environment(variables), FLAGS, site))
 
 

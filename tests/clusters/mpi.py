@@ -17,9 +17,9 @@ PACKAGE = "openmpi-bin"
 
 @functools.cache
 def mpirun_unavailable() -> str:
-    """Why there is no mpirun on this machine; empty if it is that of Open MPI 4.
+    """Return why this machine lacks Open MPI 4's mpirun, or an empty string.
 
-    With version 5, processes on other hosts than mpirun's can't tell which one is the first.
+    With version 5, processes on other hosts than mpirun's can't know which one is the first.
     """
     path = shutil.which("mpirun")
     if path is None:
@@ -64,7 +64,7 @@ class Mpi:
         )
 
     def run(self, host: str, *arguments: str | Path, **variables: str) -> tuple[str, int]:
-        """Run `mpirun arguments` on a host; return what was printed, and its exit code."""
+        """Run `mpirun arguments` on a host; return its output and exit code."""
         process = self.start(host, *arguments, **variables)
         text = process.communicate(timeout=LIMIT_S)[0]
         return text, process.returncode

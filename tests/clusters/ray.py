@@ -28,7 +28,7 @@ _OBJECTS = 80 << 20
 
 
 def ray_unavailable() -> str:
-    """Return why there is no ray[default] here; `ray` alone has no dashboard."""
+    """Return why ray[default] is missing here; `ray` alone lacks the dashboard."""
     from importlib.util import find_spec
 
     found = sys.executable != PYTHON or all(map(find_spec, ("ray", "aiohttp_cors", "opencensus")))
@@ -47,7 +47,7 @@ class RayCluster:
         self.dashboard = f"127.0.0.1:{free_ports(1)[0]}"
 
     def start(self, cpus: int = 1) -> None:
-        """Start the head, which is node 2, and wait for its dashboard and job agent."""
+        """Start the head as node 2, and wait for its dashboard and job agent."""
         host, _, port = self._gcs.partition(":")
         where, _, dashboard_port = self.dashboard.partition(":")
         words = ["--head", f"--port={port}", f"--dashboard-host={where}"]
@@ -64,9 +64,9 @@ class RayCluster:
         self._start_until(number, address, words, cpus, lambda: self._ids(address) - before)
 
     def kill(self, number: int) -> None:
-        """End a node as if its machine was lost: all its processes at once."""
+        """End all processes of a node together, as if its machine was lost."""
         node = self._nodes.pop(number)
-        below = _descendants(node.pid)  # Ray's own have no variables: they change their titles
+        below = _descendants(node.pid)  # Ray's own lose their variables as they change their titles
         _kill(node.pid)
         node.wait()
         while pids := [*filter(_is_alive, below), *of_variable(self.mark(number))]:
@@ -171,7 +171,7 @@ class RayCluster:
             )
 
     def _ids(self, address: str) -> set[str]:
-        """Return the ids of the nodes with an address, none if the dashboard does not answer."""
+        """Return the IDs of the nodes with an address; empty if the dashboard does not answer."""
         try:
             url = f"http://{self.dashboard}/nodes?view=summary"
             with urllib.request.urlopen(url, timeout=5) as answer:

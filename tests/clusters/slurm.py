@@ -23,7 +23,7 @@ from netlab import Lab
 
 PROGRAMS = ("munged", "munge", "slurmctld", "slurmd", "srun", "sbatch", "scontrol", "sinfo")
 PACKAGES = "munge slurmctld slurmd slurm-client"
-# They are in sbin, which is not on everybody's PATH.
+# They are in sbin, often missing from PATH.
 PATH = os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin"
 
 CONFIGURATION = """
@@ -129,7 +129,7 @@ class Slurm:
         return self.lab[self.login].start(command, env=environment, **options)
 
     def run(self, command: Sequence[str | Path], **options: Any) -> tuple[str, int]:
-        """Run a command on the login node; return what it printed, and its exit code."""
+        """Run a command on the login node; return its output and exit code."""
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         process = self.start(command, **pipes, **options)
         text = process.communicate(timeout=LIMIT_S)[0]
@@ -145,7 +145,7 @@ class Slurm:
 
     def wait_until_idle(self) -> None:
         """Wait until all nodes are there and have nothing to do."""
-        # A node that has just come back is idle* until it has answered: it is not listed.
+        # A node that has just come back is idle* until it answers, and so is not listed.
         idle = ["sinfo", "--noheader", "--Node", "--states=idle", "--responding", "--format=%N"]
         self._until(lambda: sorted(self.run(idle)[0].split()) == sorted(self.nodes))
 
@@ -192,6 +192,6 @@ class Slurm:
             time.sleep(0.05)
 
     def logs(self) -> str:
-        """The ends of what the daemons have written."""
+        """The ends of the daemons' logs."""
         paths = sorted([*self.directory.glob("*.log"), *self.directory.glob("*.txt")])
         return "\n".join(f"--- {p.name}\n{p.read_text(errors='replace')[-1500:]}" for p in paths)

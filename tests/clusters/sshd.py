@@ -61,7 +61,7 @@ def sshd_unavailable() -> str:
 
 
 class Server:
-    """One sshd. `directory` holds what is its own; `address` and `port` are where it listens."""
+    """One sshd. `directory` holds its files; it listens at `address` and `port`."""
 
     def __init__(self, name: str, directory: Path, keys: Path) -> None:
         self.name, self.directory, self.keys = name, directory, keys
@@ -146,12 +146,12 @@ class Server:
         return found
 
     def log(self) -> str:
-        """The end of what it has written."""
+        """The end of its log."""
         return (self.directory / "log").read_text(errors="replace")[-2000:]
 
 
 class Sshd:
-    """Servers with one user key, and what the ssh command needs to reach them.
+    """Servers with one user key, and the ssh command's options to reach them.
 
     Args:
         names: of the servers.

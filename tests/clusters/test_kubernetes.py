@@ -1,7 +1,7 @@
 """`relight run` without a flag in pods, and with ranks for nodes.
 
-The pods are hosts of a Lab, and their variables are written here as the controllers write them:
-there is no package with a Kubernetes API server, so that none runs in these tests.
+The pods are hosts of a Lab with variables as the controllers set them: no package provides a
+Kubernetes API server, so none runs in these tests.
 """
 
 import subprocess
@@ -27,7 +27,7 @@ def pytorchjob(index: int) -> dict[str, str]:
 
 
 def old_pytorchjob(index: int) -> dict[str, str]:
-    """Before: one process a pod, and the master is told `localhost`."""
+    """Before: one process per pod, and the master gets `localhost`."""
     address = "train-0" if index else "localhost"
     return {**SERVICE, "MASTER_ADDR": address, "MASTER_PORT": "23456", "WORLD_SIZE": "3",
             "RANK": str(index), "PYTHONUNBUFFERED": "1"}  # fmt: skip

@@ -10,7 +10,7 @@ from clusters.mpi import Mpi, slots
 from clusters.workers import RELIGHT_RUN, SHELL, seen, write
 
 pytestmark = [pytest.mark.slow, pytest.mark.needs_mpi]
-# Open MPI packs names into a pattern: digits inside of them, and of different lengths.
+# Open MPI packs names into a pattern: digits inside the names, and of different lengths.
 NODES = ["gpu-a9-07", "gpu-a10-07", "gpu-a10-08", "node1"]
 
 
@@ -73,7 +73,7 @@ def test_one_process_per_host_with_many_slots_forms_one_job(mpi: Mpi) -> None:
 
 
 def test_several_agents_per_host_rejected_with_remedy(mpi: Mpi) -> None:
-    """That is what one process per slot leads to."""
+    """This is the consequence of one process per slot."""
     text, code = relight(mpi, "login", "-np", "4", "--host", slots(NODES[:2], 2))
     assert code == 2 and not seen(text), text
     assert "2 on this host (OMPI_COMM_WORLD_LOCAL_SIZE=2)" in text

@@ -1,4 +1,4 @@
-"""What a worker saw of its job, in a line that survives lines of others around it."""
+"""A worker's view of its job, in a line that survives other lines around it."""
 
 import re
 import sys
@@ -30,7 +30,7 @@ class Worker(NamedTuple):
 
 
 def write(directory: Path) -> None:
-    """Write worker.py, which prints what it sees and ends."""
+    """Write worker.py, which prints its view and ends."""
     (directory / "worker.py").write_text(SCRIPT)
 
 

@@ -18,14 +18,14 @@ RUN_PATH = NO_PYTHON | {"run-path-process", "run-path-unbuffered"}
 
 
 class Case(NamedTuple):
-    """One command line, and what is different about it.
+    """One command line and its expected differences.
 
     Words may contain `{work}` (the fresh directory that it runs in), `{python}` and `{port}` (a
     free one). `workers` are the workers that write something down, as `RESTART.RANK`; `signal` is
-    sent to the launcher when they all have. `console` is what the launcher's stdout and stderr
-    are: `pipes`, one `pipe`, a `file`, or a `terminal`. `under` is for `under.py`. `differs` names
-    the documented differences that must be seen, no more and no less; `notes` are parts of the
-    lines that relight says, one a line. `is_long` leaves a case to `make long`: several of its
+    sent to the launcher when they all have. `console` is the kind of the launcher's stdout and
+    stderr: `pipes`, one `pipe`, a `file`, or a `terminal`. `under` is for `under.py`. `differs`
+    names the documented differences that must be seen, no more and no less; `notes` are parts of
+    the lines that relight says, one a line. `is_long` leaves a case to `make long`: several of its
     processes import torch, and others have most of its promise.
     """
 
@@ -298,7 +298,7 @@ ENDS = (
          "PROBE_END": "0.0=released"}),
     Case("a port for a health check", variables={"TORCHELASTIC_HEALTH_CHECK_PORT": "{port}"},
          notes=("TORCHELASTIC_HEALTH_CHECK_PORT has no effect",)),
-    Case("a port for a health check that is none", variables={
+    Case("an invalid port for the health check", variables={
          "TORCHELASTIC_HEALTH_CHECK_PORT": "http"},
          notes=("TORCHELASTIC_HEALTH_CHECK_PORT has no effect",)),
     Case("a timer runs out", variables={"TORCHELASTIC_ENABLE_FILE_TIMER": "1",

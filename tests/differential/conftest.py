@@ -40,7 +40,7 @@ class Recordings:
         return self._futures[case.name].result()
 
     def close(self) -> None:
-        """Leave out what has not begun, and wait for the rest."""
+        """Leave out cases that have not begun, and wait for the rest."""
         self._pool.shutdown(cancel_futures=True)
 
 

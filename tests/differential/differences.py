@@ -13,7 +13,7 @@ from differential.recording import Recording, flat
 Test = TypeVar("Test", bound=Callable[..., object])
 
 NOTHING = "<nothing>"
-"""What stands for a field that only the other recording has."""
+"""The value of a field that only the other recording has."""
 
 
 class Difference(NamedTuple):
@@ -293,11 +293,11 @@ SAYS = {
         r' *File ".*/(torch/distributed/(run|launch)|relight/(agent|(cli|core|host)/\w+))\.py".*'
     ),
 }
-"""What a launcher may say on stderr, as patterns of a line."""
+"""A launcher's known lines on stderr, as patterns."""
 
 
 def mismatches(torchrun: Recording, relight: Recording) -> list[Mismatch]:
-    """Return the fields that differ. Of what the launchers say, only the kind is compared.
+    """Return the fields that differ. Only the kinds of the launchers' messages are compared.
 
     Workers that only one of the launchers started are one mismatch, not one for each thing that
     they saw.

@@ -1,12 +1,11 @@
 """torchrun, forked from a process that has imported it: most of what a launch costs is that import.
 
 The code that runs is torchrun's own, with the arguments, variables, directory, descriptors, signals
-and limits of the case. What is decided before its first line (how the interpreter is set up, what
-`import torch` takes from the environment) is that of the server, so `fits` says which cases are
-started as usual. It ends after its exit handlers, without taking the interpreter apart: that takes
-longer than all the rest.
+and limits of the case. Settings read before its first line (by the interpreter and by `import
+torch`) are the server's, so `fits` says which cases are started as usual. It ends after its exit
+handlers without finalizing the interpreter, which takes longer than everything else.
 
-    the tests --> the server --> one process a launch, which tells how it ends --> torchrun
+    the tests --> the server --> one process per launch, which reports its exit --> torchrun
 
 The server ends with the process of the tests.
 """
@@ -82,7 +81,7 @@ class Forked:
         """Return the exit code, negative for a signal.
 
         Raises:
-            subprocess.TimeoutExpired: if it goes on for so many seconds.
+            subprocess.TimeoutExpired: if it runs longer.
         """
         if self._code is None:
             if not select.select([self._socket], [], [], timeout)[0]:
@@ -107,7 +106,7 @@ def _server() -> str:
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
-    atexit.register(process.communicate)  # which closes its stdin: it ends
+    atexit.register(process.communicate)  # closes its stdin, which ends it
     return name
 
 
@@ -160,7 +159,7 @@ def _reap() -> bool:
 def _look_after(
     connection: socket.socket,
 ) -> tuple[list[int], str, list[str], str, dict[str, str], dict[str, Any]] | None:
-    """Fork once more, and tell how that process ends; return, there, what it is to be."""
+    """Fork again and report that process's exit; in that process, return its launch."""
     request, fds, _, _ = socket.recv_fds(connection, _MOST, 3)
     pid = os.fork()
     if pid == 0:

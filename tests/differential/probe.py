@@ -1,13 +1,13 @@
-"""The worker of every comparison: it writes down what it sees, and then ends as it is told.
+"""The worker of every comparison: it records its environment, then ends as PROBE_END says.
 
 Its own variables:
     PROBE_DIR    where `<restart>.<rank>.json` is written
-    PROBE_WRITE  bytes to write to stdout as well, as latin-1 text
+    PROBE_WRITE  bytes to write to stdout, as latin-1 text
     PROBE_READ   stdin is read to its end
-    PROBE_STAY   for how many seconds `stay` does
+    PROBE_STAY   the seconds that `stay` lasts
     PROBE_END    `RESTART.RANK=HOW,…`; HOW is an exit code, `raise`, `kill N`, `wait` (for a
-                 signal, which is then written down), `stay` (whatever comes), `timer` (which runs
-                 out) or `released` (one that does not). A worker that fails does so when all
+                 signal, and record it), `stay` (despite signals), `timer` (one that
+                 expires) or `released` (one that does not). A worker that fails does so when all
                  others of its restart have written.
 """
 

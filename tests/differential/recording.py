@@ -1,7 +1,7 @@
-"""Runs one command line through one launcher and returns all that it left: a Recording.
+"""Runs one command line through one launcher and returns a Recording of everything it left.
 
-What must vary from run to run (ports, random names, times) is replaced by a word in braces, so that
-two recordings can be compared for equality.
+Values that vary from run to run (ports, random names, times) are replaced by a word in braces, so
+that two recordings can be compared for equality.
 """
 
 import json
@@ -36,8 +36,8 @@ Started = subprocess.Popen[bytes] | forked.Forked
 
 
 class Recording(NamedTuple):
-    """What one launcher made of a case. `says` are the launcher's own lines on stderr; `files` is
-    everything that is new below the directory; `left` what is new in its TMPDIR.
+    """The result of a case with one launcher. `says` are the launcher's own lines on stderr;
+    `files` are the new files below the directory; `left` those in its TMPDIR.
     """
 
     exit_code: int
@@ -50,7 +50,7 @@ class Recording(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """A case that is ready to be started in its directory, and what was there before."""
+    """A case ready to start in its directory, and the initial content."""
 
     argv: list[Word]
     environment: dict[str, Word]
@@ -112,7 +112,7 @@ def record(case: Case, launcher: str, work: Path) -> Recording:
 
 
 def _of_a_worker(line: str) -> bool:
-    """Return whether a line of stderr is one that the probe wrote, and not a quotation of it."""
+    """Return whether a line of stderr was written by the probe, and does not quote it."""
     return "probe err" in line and not line.startswith(("  ", "relight: "))
 
 
@@ -163,7 +163,7 @@ class _Fill:
 
 
 def _write_inputs(work: Path) -> set[str]:
-    """Make the directory with the probe in all forms; return the names of what is in it."""
+    """Make the directory with the probe in all forms; return the names of its entries."""
     for folder in ("tmp", "records", "app", "folder"):
         (work / folder).mkdir(parents=True)
     shutil.copy(HERE / "probe.py", work / "probe.py")
@@ -198,7 +198,7 @@ def _write_inputs(work: Path) -> set[str]:
 
 
 class _Console:
-    """What a launcher's three standard descriptors are."""
+    """The kinds of a launcher's three standard descriptors."""
 
     def __init__(self, kind: str, folder: Path) -> None:
         self._kind = kind
@@ -326,7 +326,7 @@ _RANDOM = (
 
 
 class _Normal:
-    """Replaces what must vary."""
+    """Replaces values that vary."""
 
     def __init__(self, work: Path, port: str, given: dict[str, list[int]]) -> None:
         self._work = str(work)
@@ -345,7 +345,7 @@ class _Normal:
         return text
 
     def workers(self, folder: Path) -> dict[str, Any]:
-        """Return what the workers wrote."""
+        """Return the workers' records."""
         result = {}
         for path in sorted(folder.glob("*.json")):
             worker = self._all(json.loads(path.read_text()))
@@ -366,7 +366,7 @@ class _Normal:
         return result
 
     def tree(self, folder: Path, known: set[str]) -> dict[str, Any]:
-        """Return mode, and content for a file, of what is below a directory."""
+        """Return mode, and for files the content, of everything below a directory."""
         result: dict[str, Any] = {}
         for path in sorted(folder.rglob("*")):
             name = str(path.relative_to(folder))

@@ -1,4 +1,4 @@
-"""What can't work is refused before anything is started: exit 2, one line and a hint."""
+"""Command lines that can't work are refused before anything starts: exit 2, one line, a hint."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Each command line does with relight what it does with torchrun, up to documented differences."""
+"""Each command line does the same as with torchrun, except for documented differences."""
 
 import re
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The comparison itself: what it must notice, and what it must let pass."""
+"""The comparison itself: differences that it must and must not report."""
 
 import copy
 from pathlib import Path

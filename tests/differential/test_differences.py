@@ -370,7 +370,7 @@ def test_closed_console_does_not_stop_job(closed: list[int], tmp_path: Path) -> 
 @shows("last-traceback")
 @pytest.mark.needs_torch
 def test_identical_tracebacks_appear_once_on_terminal(start: Start, tmp_path: Path) -> None:
-    """Under torchrun each worker prints its own, and the failure box has none."""
+    """Under torchrun each worker prints its own, and the failure box lacks them."""
     (tmp_path / "train.py").write_text("raise ValueError('bad')\n")
     shown = {}
     for command in (THEIRS, OURS):

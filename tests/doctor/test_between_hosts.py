@@ -45,7 +45,7 @@ def test_healthy_network_has_no_findings(lab: Lab, tmp_path: Path) -> None:
 
 
 def test_text_output_is_one_summary_or_one_line_per_finding(lab: Lab, tmp_path: Path) -> None:
-    """The summary says what was checked; each finding has its remedy."""
+    """The summary lists the checks; each finding has its remedy."""
     plain = {
         host: [word for word in words if word != "--json"]
         for host, words in commands(THREE).items()
@@ -104,8 +104,8 @@ def test_one_way_block_names_dead_direction(lab: Lab, tmp_path: Path) -> None:
 def test_network_dropping_large_packets_is_found(
     lab: Lab, tmp_path: Path, host: str, size: int
 ) -> None:
-    """The size that gets through is reported, even if it is the endpoint's own network, over which
-    all nodes hear of it.
+    """The size that gets through is reported, even for the endpoint's own network, which
+    brings the report to all nodes.
     """
     lab.limit(host, size)
     words = commands(THREE)
@@ -274,7 +274,7 @@ def test_running_job_at_endpoint_is_recognized(lab: Lab, tmp_path: Path) -> None
 
 
 def test_node_with_wrong_token_is_named(lab: Lab, tmp_path: Path) -> None:
-    """With the right token there is no finding."""
+    """With the right token nothing is found."""
     words = commands(THREE, MEET)
     token = tmp_path / "token"
     token.write_text("good")

@@ -103,7 +103,7 @@ Serve = Callable[[bytes | None], int]
 
 @pytest.fixture
 def serve() -> Iterator[Serve]:
-    """A program at a port of this machine that answers each caller; None: it keeps silent."""
+    """A program at a port of this machine that answers each caller; with None, it stays silent."""
     servers: list[socket.socket] = []
     threads: list[threading.Thread] = []
 

@@ -19,7 +19,7 @@ from relight.net.connection import Security
 
 
 class Peer:
-    """A node's connection, of which what is said to the node is read there."""
+    """A node's connection, with the messages that the node receives."""
 
     peer = "10.0.0.7:41234"
 

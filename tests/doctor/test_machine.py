@@ -1,4 +1,4 @@
-"""What is wrong with a machine, by table; and what is seen of a real one."""
+"""Findings about a machine, by table; and observations of a real one."""
 
 import json
 import os
@@ -72,7 +72,7 @@ GOOD = Machine(
 def test_each_machine_fault_is_one_finding_with_remedy(
     changes: dict[str, object], level: str, words: str, remedy: str
 ) -> None:
-    """A good machine has none."""
+    """A good machine causes none."""
     wrong = [f for f in judge(GOOD._replace(**changes), alone=False) if f.level != OK]
     if level == OK:
         assert wrong == []
@@ -117,7 +117,7 @@ def test_memory_left_is_minimum_over_parent_cgroups(tmp_path: Path) -> None:
 
 
 def test_cgroup_v1_absurd_limit_means_no_limit(tmp_path: Path) -> None:
-    """Version 1 has no word for unlimited, only a huge number."""
+    """Version 1 writes unlimited as a huge number."""
     root = tree(
         tmp_path,
         {

@@ -178,7 +178,7 @@ def test_lost_datagrams_warn_only_where_heartbeats_use_them() -> None:
 
 
 def test_node_without_report_is_named() -> None:
-    """What the others found out about it is kept."""
+    """The others' findings about it are kept."""
     probes = {pair: p for pair, p in all_good(3).items() if pair[0] != 2}
     probes[0, 2] = DEAD
     found = judge(nodes(3), probes, port=29400, missing=[2])

@@ -1,4 +1,4 @@
-"""Probes between stations on this machine: what they tell, and to whom they say nothing."""
+"""Probes between stations on this machine: their results, and callers who get none."""
 
 import socket
 import time

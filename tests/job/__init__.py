@@ -1,1 +1,1 @@
-"""Descriptions of jobs: apps, components, records, handles, what is hidden."""
+"""Descriptions of jobs: apps, components, records, handles, hidden secrets."""

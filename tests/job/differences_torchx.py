@@ -124,9 +124,8 @@ def prepare(case: Case, folder: str, module: str) -> None:
 
 
 def answer(folder: str, code: int, out: str, err: str) -> str:
-    """Return what a command has answered as one text: exit code, the line of stderr that says what
-    is wrong, stdout or of a dry run the role, the last word of the first replica, and the file of
-    settings.
+    """Return the answer of a command as one text: exit code, the error line of stderr, stdout (of a
+    dry run, the role), the last word of the first replica, and the settings file.
     """
     said = [line for line in err.splitlines() if line.strip()] or [""]
     wrong = [line for line in said if "error: " in line or "Error" in line.split(":")[0]]
@@ -148,7 +147,7 @@ def answer(folder: str, code: int, out: str, err: str) -> str:
 
 
 def record(torchx: str) -> None:
-    """Print what TorchX answers, a line of JSON a case: of the answer what the case is about."""
+    """Print TorchX's answers, one line of JSON per case, reduced to the subject of the case."""
     for case in CASES:
         with tempfile.TemporaryDirectory() as folder:
             prepare(case, folder, "torchx.specs")

@@ -128,7 +128,7 @@ def test_arguments_convert_to_parameter_types(
 def test_invalid_argument_is_rejected_by_name(
     bound: Callable[..., Any], words: tuple[str, ...], text: str
 ) -> None:
-    """The error says what was expected."""
+    """The error names the expected type."""
     with pytest.raises(UsageError) as caught:
         bound(*words)
     assert text in caught.value.message

@@ -1,4 +1,4 @@
-"""What a component returns: TorchX's apps are taken, and all that is no app is named."""
+"""Return values of components: TorchX's apps are accepted, anything but an app is named."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -26,7 +26,7 @@ def theirs(**fields: Any) -> SimpleNamespace:
 
 
 def test_all_fields_of_torchx_role_arrive() -> None:
-    """A resource of an old version has no tags."""
+    """A resource of an old version lacks tags."""
     old = SimpleNamespace(cpu=1, gpu=2, memMB=3, capabilities={"c": 1}, devices={"d": 1})
     app = torchx_components.to_app(theirs(resource=old, args=["a", 1], env={"A": 1}), "c")
     (role,) = app.roles
@@ -60,7 +60,7 @@ def test_workspace_of_torchx_role_arrives() -> None:
     ],
 )
 def test_return_value_that_is_not_an_app_is_one_line_error(found: object, message: str) -> None:
-    """It says what was returned instead, or which part can't be used."""
+    """The error names the returned type, or the part that can't be used."""
     with pytest.raises(UsageError) as caught:
         torchx_components.to_app(found, "c")
     assert message in caught.value.message
@@ -132,7 +132,7 @@ def test_string_instead_of_argument_list_is_rejected() -> None:
         ours(args="ab")
 
 
-# As it stands in a file for TorchX, but for the one line that imports specs.
+# As in a file for TorchX, except for the line that imports specs.
 FILE = '''
 """Ours."""
 from typing import Dict, Optional

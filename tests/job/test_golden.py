@@ -1,4 +1,4 @@
-"""Command lines of TorchX (nightly 2026-10) and what it answered: the same app, or one line."""
+"""Command lines of TorchX (nightly 2026-10) and its answers: the same app, or one line."""
 
 import io
 import json
@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 CASES = [json.loads(line) for line in (HERE / "torchx-golden.jsonl").read_text().splitlines()]
 RUNS = [case for case in CASES if case["argv"][:1] == ["run"]]
 
-# Where TorchX's answer is one of its defects: what is answered here.
+# Where TorchX's answer is one of its defects: the answer here.
 REFUSED = {
     "-j 4:2x1": "the minimum, 4, is above the maximum, 2",
     "comp.py:types --b 1": "--b=1: expected true or false",

@@ -1,4 +1,4 @@
-"""`scheduler://session/job`: what is one, and jobs by their ids alone."""
+"""`scheduler://session/job`: valid handles, and jobs by ID alone."""
 
 from typing import Any
 

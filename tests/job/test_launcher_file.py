@@ -18,7 +18,7 @@ from relight.job.app import AppDef, Role
 
 TOP = Path(relight.__file__).parent
 MISSING_IS_FINE = {
-    "relight.job.components.dist",  # for what is wrong with `relight submit`
+    "relight.job.components.dist",  # for errors of `relight submit`
     "relight.api.embedding",  # `relight.run`, for those who have installed it
     "relight.api.function",  # `relight.launch`, likewise
 }

@@ -1,4 +1,4 @@
-"""Addresses of components, and what is wrong with their files."""
+"""Addresses of components, and errors in their files."""
 
 import sys
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ class Two:
 
 @pytest.fixture(autouse=True)
 def modules() -> Iterator[None]:
-    """What a test imports is forgotten."""
+    """Forget the imports of a test."""
     before, path = set(sys.modules), list(sys.path)
     yield
     for name in set(sys.modules) - before:

@@ -1,4 +1,4 @@
-"""Macros: what stands for the scheduler's values, and what is left alone."""
+"""Macros: placeholders of the scheduler's values, and text that stays as it is."""
 
 import pytest
 from hypothesis import given

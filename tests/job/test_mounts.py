@@ -1,4 +1,4 @@
-"""`--mounts type=bind,src=…`: what it may be, and what is said where it is wrong."""
+"""`--mounts type=bind,src=…`: valid values, and errors for the others."""
 
 from pathlib import Path
 

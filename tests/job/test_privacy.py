@@ -1,4 +1,4 @@
-"""Secrets are hidden in what is kept and shown of a job, and nothing else is."""
+"""Secrets, and nothing else, are hidden in records and views of a job."""
 
 import json
 
@@ -144,7 +144,7 @@ def test_redacts_word_after_secret_flag() -> None:
 
 
 def test_keeps_token_counts() -> None:
-    """What models are told of tokens is kept, and a user's name before a password."""
+    """Settings of a model's tokens are kept, and a user's name before a password."""
     words = ["--max-tokens", "512", "--tokens", SECRET, "--user", f"u:{SECRET}"]
     assert redact_argv(words) == [
         "--max-tokens", "512", "--tokens", HIDDEN, "--user", f"u:{HIDDEN}"
@@ -196,6 +196,6 @@ def test_keeps_only_relevant_environment() -> None:
 
 @given(st.text(alphabet="ab-_= '\",;/:@1", max_size=40))
 def test_keeps_text_without_secrets(text: str) -> None:
-    """What has neither a secret's name nor a password is as it was."""
+    """A text with neither a secret's name nor a password is unchanged."""
     if "://" not in text:
         assert redact_text(text) == text

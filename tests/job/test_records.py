@@ -1,4 +1,4 @@
-"""What is kept of jobs: where, by whom it can be read, and what happens to what is broken."""
+"""Records of jobs: their place, their readers, and broken ones."""
 
 import json
 import os

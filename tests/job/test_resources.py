@@ -170,7 +170,7 @@ def test_any_name_is_found_or_a_usage_error(name: str) -> None:
 
 
 def test_explicit_zero_is_not_replaced_by_default() -> None:
-    """Only what is not said has a default."""
+    """Only missing values have a default."""
     assert resource() == specs.Resource(2, 0, 1024)
     assert resource(cpu=0, gpu=0, memMB=0) == specs.Resource(0, 0, 0)
     assert resource(cpu=4, gpu=2, memMB=8) == specs.Resource(4, 2, 8)

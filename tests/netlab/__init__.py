@@ -1,4 +1,4 @@
-"""Hosts and a network for tests, on one machine: those of `relight sandbox`."""
+"""Hosts and a network for tests, on one machine, from `relight sandbox`."""
 
 from relight.sandbox.lab import Host, Lab, LabError, lab_unavailable
 

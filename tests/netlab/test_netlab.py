@@ -1,4 +1,4 @@
-"""The hosts and the network that other tests stand on do what they say."""
+"""The hosts and the network of other tests work as documented."""
 
 import json
 import os
@@ -57,7 +57,7 @@ for _ in range(20):
 print(json.dumps(times))
 """
 
-# Sends what its input says, `TEXT TO`, and prints what it sent and what it heard.
+# Sends the messages of its input, `TEXT TO`, and prints those it sent and received.
 PEER = """
 import socket, sys, threading
 peer = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
@@ -342,7 +342,7 @@ def test_two_labs_are_isolated(lab: Lab) -> None:
 
 
 def state(pid: int) -> str:
-    """R, S, Z and so on; empty when there is no such process."""
+    """Return R, S, Z …, or an empty string if the process has gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:

@@ -1,4 +1,4 @@
-"""Firewalls and networks that lose large packets do what they say."""
+"""Firewalls and networks that lose large packets work as documented."""
 
 import socket
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Which packages can be preloaded, and what is different then: `make packages`.
+"""Survey packages that can be preloaded, and the differences: `make packages`.
 
 For each package a job of two ranks starts warm, on a terminal, with `--preload` of that package
 alone; then one with torch and all packages in a list, and the same cold: the workers tell all
@@ -81,7 +81,7 @@ def run(modules: list[str], preload: str, *, values: bool = False) -> Run:
         **{k: v for k, v in os.environ.items() if not k.startswith(ours)},
         "SURVEY_MODULES": ",".join(modules),
         "SURVEY_RESULT": str(folder / "rank"),
-        # Sets have the same order in all processes: what still differs was drawn.
+        # Sets have the same order in all processes, so any difference was drawn.
         "PYTHONHASHSEED": "0",
         "TERM": "xterm",
         **({"SURVEY_VALUES": str(HERE.parent / "warm")} if values else {}),
@@ -152,7 +152,7 @@ def differences(cold: Run, warm: Run) -> list[tuple[str, str]]:
 
 
 def by_owner(found: list[tuple[str, str]]) -> dict[str, list[str]]:
-    """Return a line for each variable of a module, by package: what is held deep in it is one."""
+    """Return a line for each variable of a module, by package; nested objects count as one."""
     lines: dict[str, dict[str, list[str]]] = {}
     for path, how in found:
         variable = re.match(r"[^\[]*(\['?\w*'?\])?", path)

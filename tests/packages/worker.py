@@ -1,4 +1,4 @@
-"""The survey's script: tells which modules are there, imports them, tells what they hold."""
+"""The survey's script: lists the loaded modules, imports the rest, describes their content."""
 
 import json
 import os
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def process() -> dict[str, object]:
-    """Return what an import may have changed in the process."""
+    """Return the state of the process that an import may change."""
     import logging
     import signal
     import warnings

@@ -1,1 +1,1 @@
-"""The pages say what is so: their commands run, their links lead somewhere, figures are current."""
+"""The pages are true: their commands run, their links lead somewhere, figures are current."""

@@ -1,4 +1,4 @@
-"""Blocks of commands run; links lead somewhere; what is generated is current."""
+"""Blocks of commands run, links lead somewhere, and generated parts are current."""
 
 import os
 import re
@@ -74,7 +74,7 @@ def run_blocks(name: str, folder: Path, *, long: bool) -> None:
     shell = "set -euo pipefail\n"
     for block in blocks_of(name):
         if run_now(block) or (long and run_now(block, long=True)):
-            # bash -e goes on after `! command`, whatever the command does.
+            # bash -e ignores the result of `! command`.
             text = re.sub(r"(?m)^! (.+)$", r"if \1; then false; fi", block.text)
             shell += f"\n: {name}:{block.line}\n{text}\n"
     programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"

@@ -88,14 +88,14 @@ REASONS = {
 }
 
 NO_DIFFERENCE = {"parent-death-signal": r"workers .* parent death signal"}
-"""Differences from torchrun that are none there, and what is not compared therefore."""
+"""Differences from torchrun that don't exist there, and are not compared."""
 
 
 def reason(nodeid: str) -> str:
     """Return why a test can't hold, or nothing.
 
     Args:
-        nodeid: pytest's name of it, with `tests/` or without.
+        nodeid: pytest's node ID, with or without `tests/`.
     """
     name = nodeid.removeprefix("tests/")
     return (

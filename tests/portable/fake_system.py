@@ -1,8 +1,8 @@
 """Runs relight as on macOS or Windows, as far as Linux can play it:
 `python fake_system.py darwin run train.py`, `python fake_system.py win32 submit …`.
 
-What Python does not have there is taken away. Only this process and its forks are changed; workers
-are programs of their own. Paths stay those of Linux.
+Parts of Python that don't exist there are removed. Only this process and its forks are changed;
+workers are programs of their own. Paths stay those of Linux.
 """
 
 import builtins
@@ -21,9 +21,8 @@ from typing import Any, NamedTuple
 
 
 class System(NamedTuple):
-    """What a system does not have: names in modules, modules, and files by the beginnings of their
-    paths. `loaded` are modules of the standard library that are another code there; they are
-    imported as what they are here.
+    """Parts that a system lacks: names in modules, modules, and files by path prefix. `loaded` are
+    modules of the standard library with other code there; they are imported in Linux's form.
     """
 
     missing: dict[Any, tuple[str, ...]]
@@ -90,9 +89,7 @@ SYSTEMS = {"darwin": _MACOS, "win32": _WINDOWS}
 
 
 def become(name: str) -> None:
-    """Take away what the system with this name in `sys.platform` does not have. There is no way
-    back.
-    """
+    """Remove whatever the system with this name in `sys.platform` lacks, for good."""
     system = SYSTEMS[name]
     for module in system.loaded:
         importlib.import_module(module)

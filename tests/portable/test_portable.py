@@ -1,4 +1,4 @@
-"""What runs where there is no Linux, on a Linux that plays macOS or Windows."""
+"""Features that work without Linux, on a Linux that imitates macOS or Windows."""
 
 import ast
 import inspect
@@ -209,7 +209,7 @@ def pipes(pid: int) -> set[str]:
 
 
 def guardian_of(holder: int) -> int:
-    """The process that the holder of workers tells of them; it may begin later than they do."""
+    """Return the guardian of the workers' parent; it may start later than they do."""
     deadline = time.monotonic() + LIMIT_S
     while not (found := [pid for pid in marked("-I\0-S\0") if pipes(pid) & pipes(holder)]):
         assert time.monotonic() < deadline, "the guardian did not come up"

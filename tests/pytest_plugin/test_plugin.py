@@ -268,7 +268,7 @@ def test_it(waits):
 
 
 def test_skip_on_ranks_has_reason_and_line(run: Run) -> None:
-    """A test that only some ranks skip fails: the others can't test what it promises."""
+    """A test that only some ranks skip fails, as the others can't test its promise."""
     result = run(
         """
 @two
@@ -525,7 +525,7 @@ def test_another(): assert "pytest" in sys.modules
 @pytest.mark.slow
 @pytest.mark.needs_torch
 def test_process_group_is_initialized_and_destroyed(run: Run, pytester: pytest.Pytester) -> None:
-    """With gloo if there are no GPUs; a failed collective doesn't hide the cause."""
+    """With gloo on a machine without GPUs; a failed collective doesn't hide the cause."""
     result = run("""
 import torch, torch.distributed as dist
 

@@ -1,4 +1,4 @@
-"""What the fixture `relight_sandbox` refuses."""
+"""Arguments that the fixture `relight_sandbox` refuses."""
 
 from pathlib import Path
 from typing import Any

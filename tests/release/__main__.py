@@ -1,4 +1,4 @@
-"""`make dist`: build what is released into dist/, check it, and try it on each Python there is."""
+"""`make dist`: build the distributions into dist/, check them, and try them on each Python."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Builds what is released, and runs a job with it in an environment that has nothing else."""
+"""Builds the distributions, and runs a job with them in an otherwise empty environment."""
 
 import contextlib
 import os
@@ -46,7 +46,7 @@ def interpreter(version: str) -> str:
     root = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
     installed = sorted(root.glob(f"versions/{version}.*/bin/python"))
     for path in filter(None, (named, *map(str, installed))):
-        # A shim of pyenv is there for versions that are not chosen, too.
+        # pyenv has shims even for versions that are not selected.
         asked = [path, "-c", "import sys, venv; print('%d.%d' % sys.version_info[:2])"]
         if (
             subprocess.run(asked, capture_output=True, text=True, check=False).stdout

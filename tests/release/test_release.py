@@ -1,4 +1,4 @@
-"""What is released is complete, and runs where nothing else is installed."""
+"""The distributions are complete, and run where nothing else is installed."""
 
 import re
 import subprocess
@@ -80,7 +80,7 @@ def test_twine_accepts_wheel_and_sdist(built: Built) -> None:
 
 
 def test_job_runs_from_wheel_and_from_launcher_file(built: Built, tmp_path: Path) -> None:
-    """The environment has no other packages. `make dist` does it with each Python."""
+    """The environment is otherwise empty. `make dist` does it with each Python."""
     programs = install(built[0], sys.executable, tmp_path / "environment")
     assert run_job(programs / "relight", programs, tmp_path) == EXPECTED
     assert run_job(write_launcher(tmp_path), programs, tmp_path) == EXPECTED

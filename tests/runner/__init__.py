@@ -1,1 +1,1 @@
-"""What runs jobs: from a description to what a scheduler has, and what is kept of it."""
+"""The runner: from the description of a job to the scheduler's job and its record."""

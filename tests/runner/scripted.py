@@ -1,4 +1,4 @@
-"""A scheduler that does what a test says, and remembers what it was asked."""
+"""A scheduler that follows a test's script and records its requests."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -18,7 +18,7 @@ from relight.schedulers.api import (
 
 
 class Scripted:
-    """Gives its own ids, 1, 2, …; `states` is what a job's status is at each question."""
+    """Number jobs 1, 2, …; `states` are the successive states of a job, one per query."""
 
     name = "scripted"
     options = (

@@ -1,4 +1,4 @@
-"""The variables that each job has: who it is, under TorchX's names and relight's."""
+"""Each job's identity in its variables, under TorchX's names and relight's."""
 
 from typing import Any
 
@@ -75,7 +75,7 @@ def test_runner_session_is_in_both_handles() -> None:
 def test_parent_is_given_or_from_environment(
     said: str, env: dict[str, str], expected: str | None
 ) -> None:
-    """Without either, there is no variable."""
+    """Without either, the variable is unset."""
     (found, _) = injected(parent=said, **env)
     assert found.get("TORCHX_PARENT_RUN_ID") == found.get("RELIGHT_PARENT_RUN_ID") == expected
 
@@ -104,7 +104,7 @@ def test_trackers_of_environment_override_settings() -> None:
 
 
 def test_tracker_may_be_a_function_of_a_module() -> None:
-    """It has no configuration, as its name can't be part of a variable name."""
+    """It can't be configured, as its name can't be part of a variable name."""
     (found, _) = injected({"torchx:tracker": {"mine.trackers:make": ""}})
     assert found["TORCHX_TRACKERS"] == "mine.trackers:make"
     with pytest.raises(UsageError, match="module:function without config"):

@@ -98,7 +98,7 @@ def test_pairs_are_separated_by_commas_or_semicolons() -> None:
     ],
 )
 def test_invalid_text_is_rejected_by_name(text: str, message: str, hint: str) -> None:
-    """The error has what was expected, or the nearest name."""
+    """The error names the expected type, or the nearest name."""
     with pytest.raises(UsageError) as caught:
         resolved(text)
     assert message in caught.value.message

@@ -75,7 +75,7 @@ def test_dry_run_leaves_nothing(
 def test_submitted_job_has_scheduler_id_and_record(
     runner: Runner, scheduler: scripted.Scripted, place: Path
 ) -> None:
-    """The record says what was sent."""
+    """The record holds the request."""
     handle = runner.submit(*ECHO, cfg="queue=long,secret=hunter2")
     assert handle == "scripted://relight/1"
     assert scheduler.jobs["1"].cfg == {"queue": "long", "secret": "hunter2"}
@@ -194,7 +194,7 @@ def test_wait_returns_final_status(runner: Runner, scheduler: scripted.Scripted)
 
 
 def test_describe_has_current_state(runner: Runner, scheduler: scripted.Scripted) -> None:
-    """Like `status`, it asks the scheduler; without an answer it shows what was sent."""
+    """Like `status`, it asks the scheduler; without an answer it shows the request."""
     handle = runner.submit(*ECHO)
     scheduler.states = [AppState.PENDING, AppState.RUNNING]
     assert [runner.describe(handle)["state"] for _ in range(2)] == ["PENDING", "RUNNING"]
@@ -375,7 +375,7 @@ def test_unreadable_job_hides_no_other(runner: Runner, scheduler: scripted.Scrip
 def test_foreign_job_can_be_watched_and_described(
     runner: Runner, scheduler: scripted.Scripted
 ) -> None:
-    """The description has what is known."""
+    """The description has the known parts."""
     scheduler.jobs["7"] = runner.dryrun(*ECHO).request
     handle = "scripted://other/7"
     known = {"handle": handle, "state": "RUNNING", "app": None, "message": "", "url": ""}
@@ -591,7 +591,7 @@ def test_changes_of_app_do_not_reach_prepared_job(runner: Runner) -> None:
 
 
 def test_role_with_pre_proc_changes_request(runner: Runner) -> None:
-    """The dry run shows the change, and it is what is sent."""
+    """The dry run shows the changed request, and the same is sent."""
 
     class Louder(specs.Role):
         def pre_proc(self, scheduler: str, dryrun_info: Any) -> Any:

@@ -46,7 +46,7 @@ def execute(folder: Path, *command: str, **variables: str) -> "subprocess.Comple
     ],
 )
 def test_launchers_start_relight(tmp_path: Path, command: list[str], arguments: list[str]) -> None:
-    """There is no torch: nothing imports it."""
+    """Torch is missing, and nothing imports it."""
     (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')")
     done = execute(
         tmp_path, *command, "--nproc-per-node=1", "w.py", "--lr=1", PYTHONPATH=str(tmp_path)

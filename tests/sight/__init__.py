@@ -1,1 +1,1 @@
-"""What a job shows of itself."""
+"""A job's views: status, page, metrics."""

@@ -13,7 +13,7 @@ import pytest
 from conftest import LIMIT_S
 
 ADDRESS = r"status page: (http://127\.0\.0\.1:\d+/) \(its token is in (/.*)\)\n"
-"""What a job with --status says where its stderr is no terminal."""
+"""The line of a job with --status whose stderr isn't a terminal."""
 State = dict[str, Any]
 Find = Callable[..., State]
 
@@ -32,7 +32,7 @@ class Link(NamedTuple):
             return str(answer.read().decode())
 
     def act(self, what: str) -> str:
-        """Do what the page itself can do."""
+        """Perform an action of the page."""
         headers = {
             "Origin": self.address.rstrip("/"), "Authorization": f"Bearer {self.token}",
         }  # fmt: skip
@@ -48,7 +48,7 @@ def link_in(text: str) -> Link | None:
 
 
 def read_link(fd: int) -> Link:
-    """Read what a process prints until it announces its page, in a log or on a terminal."""
+    """Read a process's output until it announces its page, in a log or on a terminal."""
     on_terminal = r"(http://127\.0\.0\.1:\d+/)#token=(\S+)"
     found = read_until(fd, f"{ADDRESS}|{on_terminal}")
     link = link_in(found[0])
@@ -56,7 +56,7 @@ def read_link(fd: int) -> Link:
 
 
 def read_until(fd: int, pattern: str) -> "re.Match[str]":
-    """Read what a process prints until a line is as expected."""
+    """Read a process's output until an expected line."""
     text = ""
     while (found := re.search(pattern, text)) is None:
         data = os.read(fd, 4096)

@@ -21,7 +21,7 @@ _LOST_S = 130.0
 
 
 def look(nodes: int = 16, ranks: int = 1000) -> dict[str, Any]:
-    """Return what a page shows of a job that has lost a node and restarted once."""
+    """Return the page's state of a job that lost a node and restarted once."""
     now = STARTED + _LASTS_S
     per_node = math.ceil(ranks / nodes)
     return {

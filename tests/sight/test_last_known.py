@@ -1,4 +1,4 @@
-"""What a page shows of ranks that are over: the last that was known of them."""
+"""A page shows the last known values of ended ranks."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""Requests that no browser sends: each gets an answer that refuses it, and the page goes on."""
+"""Requests that no browser sends: each is refused with an answer, and the page keeps working."""
 
 import socket
 import traceback

@@ -176,7 +176,7 @@ def test_prometheus_answers_every_dashboard_query(prometheus: str) -> None:
         return list(answer["data"]["result"])
 
     deadline = time.monotonic() + LIMIT_S
-    left = [query for query in queries() if "changes(" not in query]  # of what does not change
+    left = [query for query in queries() if "changes(" not in query]  # constant over time
     while left and time.monotonic() < deadline:
         left = [query for query in left if not ask(query)]  # a rate needs two samples
         time.sleep(0.2)

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.needs_opentelemetry
 
 
 class Collector:
-    """Takes what is sent."""
+    """Collects requests."""
 
     def __init__(self) -> None:
         from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
@@ -152,7 +152,7 @@ def test_standard_variables_select_signals(
 
 
 def test_missing_packages_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The job goes on: the variables may be meant for its workers."""
+    """The job runs: the variables may be meant for its workers."""
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.resources", None)
     said: list[str] = []
     assert otel.start(reading, {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x"}, said.append) is None

@@ -24,7 +24,7 @@ class Answer(NamedTuple):
 
 
 class Page:
-    """A page of a job that is made up, and what was done with it."""
+    """The page of a made-up job, and the actions taken on it."""
 
     def __init__(self, token: str, *, is_public: bool = False) -> None:
         self.done: list[str] = []
@@ -59,7 +59,7 @@ class Page:
             return parsed(connection)
 
     def act(self, what: str, **headers: str) -> Answer:
-        """Send what the page itself sends, unless said otherwise."""
+        """Send the page's own request, except for what the arguments change."""
         return self.ask(f"POST /{what}", **{"Origin": f"http://127.0.0.1:{self.port}", **headers})
 
 
@@ -162,7 +162,7 @@ READS = ("state", "stream", "metrics", "output?rank=0", "nothing")
 
 @pytest.mark.parametrize("what", READS)
 def test_reading_requires_token(page: Page, what: str) -> None:
-    """No address has it: they get into logs."""
+    """It is in no address, as addresses get into logs."""
     for wrong in WRONG:
         answer = page.ask(f"GET /{what}", Authorization=wrong)
         assert (answer.status, answer.headers["www-authenticate"]) == (401, "Bearer"), wrong
@@ -213,7 +213,7 @@ def test_foreign_origin_is_rejected_even_with_token(page: Page, origin: str) -> 
 
 def test_get_request_never_acts(page: Page) -> None:
     assert page.ask("GET /cancel", Authorization=f"Bearer {TOKEN}").status == 404
-    assert page.act("cancel?x=1").status == 200  # a query is no other action
+    assert page.act("cancel?x=1").status == 200  # a query doesn't change the action
     assert page.act("nothing").status == 404
     assert page.ask("PUT /cancel", Authorization=f"Bearer {TOKEN}").status == 501
     assert page.done == ["cancel"]

@@ -1,4 +1,4 @@
-"""The colours of the status page can be told apart, in the light and in the dark (WCAG 2.2, AA)."""
+"""The colours of the status page can be distinguished, in light and dark mode (WCAG 2.2, AA)."""
 
 import re
 from importlib.resources import files
@@ -54,7 +54,7 @@ def test_colours_have_required_contrast(
 
 
 def test_both_modes_define_all_colours() -> None:
-    """No rule has a colour of its own, which the contrast test would miss."""
+    """No rule defines its own colour, as the contrast test would miss it."""
     assert set(LIGHT) == set(DARK)
     rules = re.sub(r":root \{.*?\}", "", CSS, flags=re.DOTALL)
     assert not re.findall(r"#[0-9a-fA-F]{3,8}\b(?=[^{]*;)", rules)

@@ -42,7 +42,7 @@ ARGUMENTS = [
 
 
 class Job:
-    """A job that is made up, which a page shows."""
+    """A made-up job on a page."""
 
     def __init__(self) -> None:
         self.state = look()

@@ -1,4 +1,4 @@
-"""What a status page shows, and what of it is sent."""
+"""The content of a status page, and the part that is sent."""
 
 from typing import Any
 
@@ -116,7 +116,7 @@ LOOKS = some.builds(
 
 
 def applied(known: dict[str, Any], news: dict[str, Any]) -> dict[str, Any]:
-    """What page.js makes of it."""
+    """The page, as rendered by page.js."""
     rows = {} if news.get("full") else {row[0]: row for row in known["ranks"]}
     rows |= {row[0]: row for row in news.get("ranks", ())}
     for gone in news.get("gone", ()):

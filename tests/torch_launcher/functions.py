@@ -1,4 +1,4 @@
-"""What the launchers call in their workers."""
+"""Functions that the launchers call in their workers."""
 
 import os
 import signal

@@ -10,11 +10,11 @@ from. Whoever changes one looks there, not into relight.
 |---|---|
 | `server` | HTTP: verbs, selectors, patches, dry runs, logs |
 | `state` | objects, owners, deletion, the queue of controllers |
-| `validation`, `admission` | what the API server refuses, sets and counts |
+| `validation`, `admission` | refusals, defaults and quotas of the API server |
 | `jobs`, `jobsets`, `volcano` | controllers |
 | `dns` | which host names resolve |
 | `kubelet` | scheduling, and pods as processes |
-| `apply` | what kubectl apply sends |
+| `apply` | requests of kubectl apply |
 
 It does not check all of a schema (`kubernetes_validate` does) and keeps no roles and no nodes. What
 takes minutes on a cluster (back-off, expiry, evictions) is immediate here, or on request of a test.

@@ -27,8 +27,8 @@ class Admission:
     Attributes:
         accounts, classes: the service accounts and priority classes that exist.
         restricted: the namespaces that enforce the Pod Security Standard of this name.
-        quotas: by namespace, how many pods it may have, or the hard limits of a ResourceQuota.
-        queues: those of Kueue; None: it is not installed.
+        quotas: by namespace, the number of pods allowed, or the hard limits of a ResourceQuota.
+        queues: names of Kueue's; None if it isn't installed.
         volcano_queues: the open queues of Volcano.
     """
 

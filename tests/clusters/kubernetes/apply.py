@@ -210,7 +210,7 @@ def _apply_one(server: "ApiServer", body: Object, server_side: bool, namespace: 
 
 
 def difference(before: Any, current: Any, wanted: Any) -> Object:
-    """Return a three-way merge patch: what is wanted otherwise, and null for what was before."""
+    """Return a three-way merge patch: changed values, and null for removed ones."""
     found: Object = {}
     for name, value in wanted.items():
         its = current.get(name) if isinstance(current, dict) else None

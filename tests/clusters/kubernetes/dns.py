@@ -3,8 +3,8 @@
 Sources: kubernetes/kubernetes, staging/src/k8s.io/endpointslice: util/controller_utils.go
 (ShouldPodBeInEndpoints, ShouldSetHostname) and utils.go (podToEndpoint); coredns/coredns 1.12,
 plugin/kubernetes (endpointHostname; endpoints that are not ready are left out); pods' own names:
-pkg/kubelet/kubelet_pods.go, hostsFileContent. Records come immediately here; CoreDNS keeps answers
-for up to 30 s, that there is no such name too.
+pkg/kubelet/kubelet_pods.go, hostsFileContent. Records appear immediately here; CoreDNS caches
+answers, even negative ones, for up to 30 s.
 """
 
 from clusters.kubernetes.state import Object, State, is_over

@@ -25,7 +25,7 @@ Ending = tuple[str, str, str]
 
 
 def sync(state: State, job: Object) -> None:
-    """syncJob: count pods that have ended, end the Job or make what it lacks."""
+    """syncJob: count ended pods, end the Job or create its missing pods."""
     if has_condition(job, "Complete", "Failed"):
         for pod in state.owned(job, "pods"):
             state.release(pod)
@@ -47,7 +47,7 @@ def sync(state: State, job: Object) -> None:
     ending = _ending(state, job, pods, counted, done, lost)
     if ending is not None:
         for pod in _active(pods):
-            state.delete_pod(pod)  # deleteActivePods: they are gone when they have ended
+            state.delete_pod(pod)  # deleteActivePods: removed once they have ended
         kind, reason, message = ending
         state.condition(job, kind, "True", reason, message)
     else:
@@ -195,7 +195,7 @@ def _manage(state: State, job: Object, done: set[int], lost: set[int]) -> None:
     active = _active(pods)
     if spec.get("suspend"):
         for pod in active:
-            state.release(pod)  # deleteJobPods: they do not count as failures
+            state.release(pod)  # deleteJobPods: not counted as failures
             state.delete_pod(pod)
         return
     wanted = spec["parallelism"]
@@ -253,7 +253,7 @@ def _pod(state: State, job: Object, number: int | None) -> Object:
 
 
 def _failure_counts(state: State, job: Object, number: int) -> dict[str, str]:
-    """getNewIndexFailureCounts: those of the pod that is replaced, and its own failure."""
+    """getNewIndexFailureCounts: the counts of the replaced pod, and its own failure."""
     failed = [
         pod
         for pod in _tracked(state.owned(job, "pods"))

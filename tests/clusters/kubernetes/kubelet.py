@@ -1,7 +1,7 @@
 """The scheduler, and the kubelets: pods run as processes of this machine.
 
 Sources: kubernetes/kubernetes pkg/kubelet (kubelet_pods.go, kuberuntime/security_context.go), where
-no other is named. What a container has of its own is limited: the host names that it resolves, the
+no other is named. Only parts of a container are isolated: the host names that it resolves, the
 directories of its volumes (replaced in its command and variables, as they can't be mounted),
 capabilities if root runs the tests, and with a Lab its network. All see this machine's file system
 and users; only the first container runs, it is not PID 1, and its user is this one.
@@ -46,7 +46,7 @@ class Kubelet:
 
     Attributes:
         unschedulable: indexes of pods that find no node.
-        waiting: what each container waits for: reason and message.
+        waiting: for each container, the reason and message of its waiting state.
         lab: hosts in which pods run, by HOSTNAME.SUBDOMAIN or the name of the pod; None: all run on
             this one, with the address 127.0.0.1. As they can't tell there which of several names is
             theirs, a variable that lists host names of pods is that address, if they will resolve.
@@ -426,7 +426,8 @@ class Kubelet:
         """The node of a replica is silent for some time, but not removed.
 
         pkg/controller/tainteviction: when the pod's tolerationSeconds are over, it is deleted. Its
-        kubelet does not hear of it, so it stays Running and terminating as long as the node exists.
+        kubelet does not learn of that, so it stays Running and terminating as long as the node
+        exists.
         """
         with self.state.changing():
             self.state.skip(for_s)
@@ -474,10 +475,10 @@ def _field(pod: Object, path: str) -> str:
 
 
 def _limits(container: Object) -> list[str]:
-    """Return what limits the capabilities of a command.
+    """Return a prefix that limits the capabilities of a command.
 
     pkg/kubelet/kuberuntime/security_context.go and containerd: the runtime's own, with those that
-    are added and without those that are dropped. capabilities(7): root has what is in the bounding
+    are added and without those that are dropped. capabilities(7): root has the bounding
     set; without DAC_OVERRIDE it can't write another user's files.
     """
     context = container.get("securityContext") or {}

@@ -40,11 +40,11 @@ class ApiServer:
         objects: by namespace, plural and name.
         refuse: called with method, plural and body; returns a status and a message to refuse it.
         namespaces: those that exist.
-        installed: the kinds that this cluster knows; of the others it answers 404.
+        installed: the kinds that this cluster knows; for others it answers 404.
         dry_runs: the plurals of objects that were only checked.
-        selectors: those of all lists that were asked for.
-        drops: how many connections for logs are dropped after their first data.
-        token: what clients have to prove themselves with; empty if they need not.
+        selectors: of all list requests.
+        drops: the number of log connections to drop after their first data.
+        token: the bearer token required from clients, or empty.
 
     The other attributes are those of the admission and of the kubelet.
     """

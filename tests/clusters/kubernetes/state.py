@@ -121,7 +121,7 @@ class State:
     # Time.
 
     def time(self) -> float:
-        """Return the cluster's time: it only differs from ours by what `elapse` skipped."""
+        """Return the cluster's time: ours plus the time skipped by `elapse`."""
         return time.time() + self._late
 
     def now(self) -> str:
@@ -232,7 +232,8 @@ class State:
         self._forget(pod)
 
     def delete_pod(self, pod: Object, grace_s: float | None = None) -> None:
-        """Delete a pod: it is gone when its containers have ended and its finalizers are removed.
+        """Delete a pod. It disappears once its containers have ended and its finalizers are
+        removed.
 
         pkg/registry/core/pod/strategy.go, CheckGracefulDelete: a pod without a node, or one that
         has ended, has no grace period.

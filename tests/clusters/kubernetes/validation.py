@@ -42,7 +42,7 @@ def quantity(text: object) -> float:
     """kubernetes/apimachinery 0.36, pkg/api/resource/quantity.go.
 
     Raises:
-        ValueError: if it is no quantity.
+        ValueError: if it isn't a quantity.
     """
     match = QUANTITY.fullmatch(str(text))
     if match is None:
@@ -76,7 +76,7 @@ def invalid(plural: str, body: Object, found: list[str]) -> None:
 
 
 def _check_types(body: Object) -> None:
-    """Decoding: a number is no string (Go's JSON decoder, 400)."""
+    """Decoding: a number is not a string (Go's JSON decoder, 400)."""
     meta = body.get("metadata") or {}
     for part in ("labels", "annotations"):
         for name, value in (meta.get(part) or {}).items():

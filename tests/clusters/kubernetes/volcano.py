@@ -19,7 +19,7 @@ class Volcano:
     def __init__(self, state: State) -> None:
         self.state = state
         self._phases: dict[str, str] = {}
-        """By a pod's uid, what it was last seen in."""
+        """By a pod's uid, its last observed phase."""
 
     def sync(self, job: Object) -> None:
         """Execute SyncJob in the state that the Job is in."""
@@ -90,7 +90,7 @@ class Volcano:
 
     @staticmethod
     def _policy(job: Object, name: str, event: str, code: int) -> str:
-        """applyPolicies: those of the task, else of the Job; without one, SyncJob."""
+        """applyPolicies: the task's, otherwise the Job's; without one, SyncJob."""
         if event in ("OutOfSync", "PodRunning"):
             return "SyncJob"
         (task,) = (x for x in job["spec"]["tasks"] if x["name"] == name)
@@ -104,7 +104,7 @@ class Volcano:
         return "SyncJob"
 
     def _execute(self, job: Object, pod: Object, action: str) -> None:
-        """state/pending.go, state/running.go; the others only go on with what they do."""
+        """state/pending.go, state/running.go; the other states ignore actions."""
         status = job["status"]
         phase = status.get("state", {}).get("phase", "")
         if phase not in ("", "Pending", "Running"):
@@ -132,7 +132,7 @@ class Volcano:
             self.state.touch(job)
 
     def _drop(self, pod: Object) -> None:
-        """Pods that are killed are marked first: their end is no event of the Job's policies."""
+        """Mark killed pods first: their end is not an event for the Job's policies."""
         pod["metadata"]["annotations"][OUT_OF_SYNC] = "true"
         if "deletionTimestamp" not in pod["metadata"]:
             self.state.delete_pod(pod)
