@@ -31,7 +31,6 @@ _CORE = {
     EVENTS: "event",
 }  # fmt: skip
 """How the package kubernetes names them."""
-_BACKGROUND = {"propagation_policy": "Background"}
 
 
 def create(client: Any, resource: ObjectKind, each: Object, *, dry_run: bool = False) -> Object:
