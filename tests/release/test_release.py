@@ -54,6 +54,7 @@ def test_wheel_has_exactly_the_package_files(built: Built) -> None:
     files = {str(path.relative_to(source)) for path in source.rglob("*") if path.is_file()}
     files = {name for name in files if "__pycache__" not in name and ".egg-info" not in name}
     info = f"relight-{relight.__version__}.dist-info"
+    files |= {"relight/commit"} if (ROOT / ".git").exists() else set()
     assert {name for name in names if not name.startswith(info)} == files
     assert "relight/py.typed" in files
     assert f"{info}/licenses/LICENSE" in names
@@ -64,7 +65,8 @@ def test_sdist_has_what_wheel_is_built_from(built: Built) -> None:
     with tarfile.open(built[1]) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {name for name in names if not name.startswith("src/relight/")} == {
-        ".gitignore", "CHANGELOG.md", "LICENSE", "PKG-INFO", "README.md", "pyproject.toml",
+        ".gitignore", "CHANGELOG.md", "LICENSE", "PKG-INFO", "README.md", "hatch_build.py",
+        "pyproject.toml",
     }  # fmt: skip
     assert "src/relight/py.typed" in names
     assert not [name for name in names if "__pycache__" in name]
@@ -84,6 +86,16 @@ def test_job_runs_from_wheel_and_from_launcher_file(built: Built, tmp_path: Path
     programs = install(built[0], sys.executable, tmp_path / "environment")
     assert run_job(programs / "relight", programs, tmp_path) == EXPECTED
     assert run_job(write_launcher(tmp_path), programs, tmp_path) == EXPECTED
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a clone")
+def test_build_names_its_commit(built: Built, tmp_path: Path) -> None:
+    """`relight --version` of the wheel, which is built from the sdist."""
+    command = ["git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD"]
+    commit = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    program = install(built[0], sys.executable, tmp_path) / "relight"
+    said = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
+    assert said.startswith(f"relight {relight.__version__} (commit {commit}"), said
 
 
 @pytest.mark.parametrize("version", [each for each in VERSIONS if each != PRESENT])

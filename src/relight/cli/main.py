@@ -210,9 +210,15 @@ def _command(argv: list[str]) -> Callable[[list[str]], int]:
 
 
 def _version(_: list[str]) -> int:
+    from pkgutil import get_data
+
     from relight import __version__
 
-    print(f"relight {__version__}")
+    try:
+        commit = (get_data("relight", "commit") or b"").decode().strip()
+    except OSError:  # an editable installation
+        commit = ""
+    print(f"relight {__version__} (commit {commit})" if commit else f"relight {__version__}")
     return 0
 
 
