@@ -14,7 +14,7 @@ import numpy as np
 
 from relight.core.group.messages import WaitSamples
 from relight.core.group.straggler_detector import StragglerDetector
-from relight.core.ranks import GenerationId, NodeSlots, places
+from relight.core.ranks import GenerationId, NodeSize, places
 
 STEPS, LOOKS = 40, 100
 MEETING = 0.03
@@ -41,7 +41,7 @@ class Job:
         self, nodes: int, workers: int, jitter: float, slow: tuple[int, ...], factor: float,
         chance: np.random.Generator,
     ) -> None:  # fmt: skip
-        located = places([NodeSlots(workers, "")] * nodes)
+        located = places([NodeSize(workers, "")] * nodes)
         self._compares = StragglerDetector((place, f"n{place.group_rank}") for place in located)
         self._nodes, self._workers, self._jitter, self._chance = nodes, workers, jitter, chance
         self._work = np.ones(nodes * workers)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import relight
+from relight.job import launcher_file
 
 ROOT = Path(relight.__file__).parent
 
@@ -173,6 +174,13 @@ def test_launcher_stands_alone() -> None:
     for path, name in all_imports():
         if layer_of(path) in LAUNCHER and name.startswith("relight."):
             assert name.split(".")[1] in (*LAUNCHER, "__version__"), f"{path} imports {name}"
+
+
+def test_travelling_file_holds_launcher_alone() -> None:
+    """Besides its commands, and what starts a replica over ssh."""
+    others = {path for path in launcher_file.modules() if path.split("/")[0] not in LAUNCHER}
+    assert set(LAUNCHER) == launcher_file.ROOMS
+    assert others == launcher_file.FOR_SSH | launcher_file.COMMANDS
 
 
 def test_schedulers_do_not_import_each_other() -> None:

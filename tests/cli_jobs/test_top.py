@@ -119,7 +119,7 @@ def test_job_without_ranks_has_one_line_others_one_per_rank() -> None:
     assert top_rows.table(rows) == (
         ["JOB", "REPLICA", "HOST", "STATE", "STEP", "MEMORY", "LAST LINE"],
         [
-            ["train-1", "rank 0", "a", "RUNNING", "7", "3.0 GiB", ""],
+            ["train-1", "rank 0", "a", "RUNNING", "7", "3 GiB", ""],
             ["wait-2", "", "", "PENDING", "", "", "waiting for a group"],
         ],
     )

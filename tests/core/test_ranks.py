@@ -8,7 +8,7 @@ from relight.base.errors import UsageError
 from relight.core.ranks import (
     Generation,
     GenerationId,
-    NodeSlots,
+    NodeSize,
     assign,
     places,
     visible_device,
@@ -17,8 +17,8 @@ from relight.core.ranks import (
 from relight.core.workers.worker_command import OF_ONE_WORKER, with_local_rank
 
 
-def nodes(*sizes_and_roles: tuple[int, str]) -> tuple[NodeSlots, ...]:
-    return tuple(NodeSlots(size, role) for size, role in sizes_and_roles)
+def nodes(*sizes_and_roles: tuple[int, str]) -> tuple[NodeSize, ...]:
+    return tuple(NodeSize(size, role) for size, role in sizes_and_roles)
 
 
 def test_mixed_nodes_and_roles_rank_as_in_torchrun() -> None:

@@ -9,7 +9,7 @@ from relight.core.diagnosis import stack_text
 from relight.core.diagnosis.stack_text import Frame
 from relight.core.group.messages import SlowNode, WaitSamples
 from relight.core.group.straggler_detector import WINDOWS, Change, StragglerDetector, describe
-from relight.core.ranks import GenerationId, NodeSlots, places
+from relight.core.ranks import GenerationId, NodeSize, places
 
 GENERATION = GenerationId(0, "")
 LOOKS, STEPS = 100, 40
@@ -24,11 +24,11 @@ Times = Callable[[int, int, int], float]
 class Job:
     """A job of several nodes that trains window by window, and its notes."""
 
-    def __init__(self, *slots: int, seed: int = 0, jitter: float = 0.1) -> None:
-        self.slots = slots
+    def __init__(self, *sizes: int, seed: int = 0, jitter: float = 0.1) -> None:
+        self.sizes = sizes
         self.chance = random.Random(seed)
         self.jitter = jitter
-        located = places([NodeSlots(size, "") for size in slots])
+        located = places([NodeSize(size, "") for size in sizes])
         self.compares = StragglerDetector((place, f"node{place.group_rank}") for place in located)
         self.told: list[Change] = []
         self.now = 0.0
@@ -37,7 +37,7 @@ class Job:
         self, count: int, times: Times, *, reports: bool = False, meets: bool = True
     ) -> "Job":
         """Train for a number of windows; with `meets`, all ranks meet at the end of each step."""
-        size = sum(self.slots)
+        size = sum(self.sizes)
         for window in range(count):
             busy, total = [0.0] * size, [0.0] * size
             for step in range(STEPS):
@@ -60,7 +60,7 @@ class Job:
         """All nodes report a window."""
         self.now += 10
         first = 0
-        for node, size in enumerate(self.slots):
+        for node, size in enumerate(self.sizes):
             part = slice(first, first + size)
             pace = WaitSamples(GENERATION, (looks,) * size, tuple(waits[part]), tuple(steps[part]))
             change = self.compares.hear(node, pace, self.now)
@@ -100,19 +100,19 @@ def test_ten_percent_straggler_is_named_eventually() -> None:
     assert Job(4, jitter=0.05).windows(5 * TOLD_AFTER, slow(2, by=0.1)).named == [(2,)]
 
 
-@pytest.mark.parametrize("slots", [(2, 2), (4, 4), (2, 2, 2)])
-def test_ranks_of_slow_node_are_named_together(slots: tuple[int, ...]) -> None:
-    whole = range(slots[0], slots[0] + slots[1])
-    job = Job(*slots).windows(3 * TOLD_AFTER, slow(*whole, by=0.3))
+@pytest.mark.parametrize("sizes", [(2, 2), (4, 4), (2, 2, 2)])
+def test_ranks_of_slow_node_are_named_together(sizes: tuple[int, ...]) -> None:
+    whole = range(sizes[0], sizes[0] + sizes[1])
+    job = Job(*sizes).windows(3 * TOLD_AFTER, slow(*whole, by=0.3))
     assert job.named == [tuple(whole)]
     assert [(node.host, node.is_whole) for node in job.told[0].nodes] == [("node1", True)]
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("slots", [(2,), (4,), (2, 2), (4, 4)])
+@pytest.mark.parametrize("sizes", [(2,), (4,), (2, 2), (4, 4)])
 @pytest.mark.parametrize("jitter", [0.05, 0.2])
-def test_equal_ranks_yield_no_straggler(slots: tuple[int, ...], jitter: float, seed: int) -> None:
-    assert not Job(*slots, seed=seed, jitter=jitter).windows(150, equal).named
+def test_equal_ranks_yield_no_straggler(sizes: tuple[int, ...], jitter: float, seed: int) -> None:
+    assert not Job(*sizes, seed=seed, jitter=jitter).windows(150, equal).named
 
 
 def test_occasional_checkpoint_makes_no_straggler() -> None:

@@ -3,11 +3,13 @@
 import ast
 import io
 import os
+import re
 import stat
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 from conftest import LIMIT_S
@@ -18,6 +20,7 @@ from relight.job.app import AppDef, Role
 
 TOP = Path(relight.__file__).parent
 MISSING_IS_FINE = {
+    "relight.cli.doctor",
     "relight.job.components.dist",  # for errors of `relight submit`
     "relight.api.embedding",  # `relight.run`, for those who have installed it
     "relight.api.function",  # `relight.launch`, likewise
@@ -56,7 +59,7 @@ def run(launcher: Path, *words: str, path: str | None = None) -> subprocess.Comp
 
 def test_launcher_fits_into_config_map() -> None:
     """A ConfigMap holds 1 MiB, and the file is in it in base64."""
-    assert len(launcher_file.build()) * 4 / 3 < 700 * 1024
+    assert len(launcher_file.build()) * 4 / 3 < 450 * 1024
 
 
 COMMENTED = '''"""Document."""
@@ -72,37 +75,103 @@ class A(Exception):
     """Only a document."""
 
 
-def f() -> str:
+class Record(NamedTuple):
+    size: int = 1
+
+
+if TYPE_CHECKING:
+    from somewhere import Something
+
+
+def f(
+    a: "Something",
+    *rest: dict[
+        str, int
+    ],
+    hash_sign: str = "# no comment",
+) -> "Something":
     """Document
     of lines.
     """
     # comment
+    number: int = 3
     text = f"""{NAME}
     # no comment
     """
-    raise A(text)  # a comment after code
+    raise A(text, number, a, rest, hash_sign)  # a comment after code
 '''
 
 
-def test_launcher_has_no_docstrings_and_comment_lines() -> None:
+def test_launcher_has_no_docstrings_comments_and_annotations() -> None:
     found = launcher_file.stripped(COMMENTED)
     assert "ocument" not in found
-    assert found.count("# comment") == 0
-    assert found.count("# no comment") == 2
+    assert found.count(" comment") == found.count("# no comment") == 3
+    assert "omething" not in found
+    assert "dict" not in found
+    assert ": int" in found.partition("def f")[0]  # of the record
 
 
-def test_stripped_module_keeps_its_line_numbers() -> None:
+def test_stripped_module_behaves_the_same() -> None:
+    """A multi-line text and default values among them."""
+
+    def raised(source: str) -> tuple[int, str]:
+        names: dict[str, Any] = {"NamedTuple": NamedTuple, "TYPE_CHECKING": False, "__name__": "a"}
+        exec(compile(source, "a", "exec", dont_inherit=True), names)
+        with pytest.raises(names["A"]) as caught:
+            names["f"](1, {})
+        return caught.tb.tb_next.tb_lineno, repr(caught.value)  # type: ignore[union-attr]
+
+    assert raised(launcher_file.stripped(COMMENTED)) == raised(COMMENTED)
+
+
+def test_stripped_modules_keep_their_line_numbers() -> None:
     """A traceback from the launcher leads to the line in the package."""
 
-    def statements(source: str) -> list[tuple[int, str]]:
-        return [
-            (node.lineno, type(node).__name__)
+    def statements(source: str) -> set[int]:
+        return {
+            node.lineno
             for node in ast.walk(ast.parse(source))
-            if isinstance(node, ast.stmt) and not isinstance(node, (ast.Expr, ast.Pass))
-        ]
+            if isinstance(node, ast.stmt) and not isinstance(node, (ast.Expr, ast.Pass, ast.If))
+        }
 
-    for source in (COMMENTED, (TOP / "agent/agent.py").read_text()):
-        assert statements(launcher_file.stripped(source)) == statements(source)
+    for path in ("agent/agent.py", "core/group/membership.py", "host/linux.py"):
+        source = (TOP / path).read_text()
+        found = statements(launcher_file.stripped(source))
+        checked = statements(re.sub(r"(?m)^if TYPE_CHECKING:\n((?:    .*)?\n)+", "", source))
+        assert len(found) == len(checked)
+        assert found <= statements(source)
+
+
+@pytest.mark.processes
+def test_traceback_shows_line_of_packed_module(launcher: Path) -> None:
+    script = (
+        f"import sys, traceback; sys.path.insert(0, {str(launcher)!r})\n"
+        "from relight.base import errors\n"
+        "try: errors.format_exception_oneline(None)\n"
+        "except AttributeError: traceback.print_exc()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", script],
+        capture_output=True, text=True, timeout=LIMIT_S, check=False,
+    )  # fmt: skip
+    lines = (TOP / "base/errors.py").read_text().split("\n")
+    line = next(each for each in lines if "error.__traceback__" in each)
+    place = f'{launcher}/relight/base/errors.py", line {lines.index(line) + 1}, in '
+    assert place in done.stderr, done.stderr
+    assert line.strip() in done.stderr
+
+
+@pytest.mark.processes
+def test_finders_of_interpreter_are_left_alone(launcher: Path) -> None:
+    """A worker forked from a warm process inherits them."""
+    script = (
+        "import sys\n"
+        f"sys.path.insert(0, {str(launcher)!r})\n"
+        "before = sys.meta_path[:], sys.path_hooks[:]\n"
+        "from relight.agent import agent\n"
+        "assert before == (sys.meta_path, sys.path_hooks)\n"
+    )
+    subprocess.run([sys.executable, "-I", "-c", script], timeout=LIMIT_S, check=True)
 
 
 def test_build_is_reproducible() -> None:

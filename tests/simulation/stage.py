@@ -183,14 +183,15 @@ def on(world: World) -> Iterator[None]:
 
 
 def job(
-    settings: GroupSettings, meeting: Meeting, slots: int, grace_s: float, world: World,
+    settings: GroupSettings, meeting: Meeting, local_world_size: int, grace_s: float, world: World,
 ) -> AgentConfig:  # fmt: skip
     """Return the configuration of an agent."""
     check = HealthCheck("", (BuiltinCheck(NETWORK, 0),)) if world.tries_network else None
     spec = COMMAND.spec._replace(hang_timeout=world.hang_timeout, health_check=check)
     command = COMMAND._replace(spec=spec)
     return AgentConfig(
-        command=command, nproc=slots, store_host="", store_port=0, cpus=(), grace_s=grace_s,
+        command=command, local_world_size=local_world_size, store_host="", store_port=0, cpus=(),
+        grace_s=grace_s,
         stuck_after_s=0.0, run_directory="", scratch="", settings=settings, meeting=meeting,
         facts={}, worker_program=None,
     )  # fmt: skip

@@ -139,7 +139,7 @@ class Agent:
         self._store: StorePort | None = None
         self._inspector: JobInspector | None = None
         self._unshown = UnshownOutput(self.loop, consoles, self.interruption.signals)
-        if job.nproc > 8:  # raising it costs an import; few workers never need it
+        if job.local_world_size > 8:  # raising it costs an import; few workers never need it
             raise_limit()
         self._spawner = SpawnerProcess()
         self._services = AgentContext(

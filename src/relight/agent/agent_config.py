@@ -24,7 +24,7 @@ class AgentConfig(NamedTuple):
     """
 
     command: Command
-    nproc: int
+    local_world_size: int
     store_host: str
     store_port: int
     cpus: tuple[frozenset[int], ...]

@@ -72,7 +72,7 @@ def check(spec: LaunchSpec, env: Environment, python: str) -> None:
         )
 
 
-def check_streams(spec: LaunchSpec, nproc: int) -> list[str]:
+def check_streams(spec: LaunchSpec, local_world_size: int) -> list[str]:
     """Refuse a script from a pipe that a worker would find empty, and so succeed without running
     it, or could not open; return a note for each argument that is such a pipe.
 
@@ -95,9 +95,13 @@ def check_streams(spec: LaunchSpec, nproc: int) -> list[str]:
             "open",
             hint="write the script to a file",
         )
-    several = nproc > 1 or spec.max_restarts.most > 0
+    several = local_world_size > 1 or spec.max_restarts.most > 0
     if several and (script == "-" or _is_pipe(script)):
-        others = f"{nproc - 1} of {nproc} workers" if nproc > 1 else "after a restart it"
+        others = (
+            f"{local_world_size - 1} of {local_world_size} workers"
+            if local_world_size > 1
+            else "after a restart it"
+        )
         raise UsageError(
             f"the script {script} can be read only once: {others} would run an empty program",
             hint="write the script to a file",
@@ -138,24 +142,24 @@ def late_flags(spec: LaunchSpec, given: "set[str]") -> list[str]:
     ]
 
 
-def local_rank_notes(spec: LaunchSpec, nproc: int, *, is_passed: bool) -> list[str]:
+def local_rank_notes(spec: LaunchSpec, local_world_size: int, *, is_passed: bool) -> list[str]:
     """Return a note if a script that takes its local rank as an argument seems to get none, or one
     that it does not know, or the same for all workers.
 
     Args:
         spec: the launch options.
-        nproc: the number of workers.
+        local_world_size: the number of workers.
         is_passed: whether each script gets `--local-rank=N` (`relight launch`).
     """
     given = same_local_rank(spec.script_args)
-    if given and nproc > 1:
+    if given and local_world_size > 1:
         flag = given.replace("=", " ").partition(" ")[0]
         return [
-            f"all {nproc} workers get {given} in their arguments; "
+            f"all {local_world_size} workers get {given} in their arguments; "
             f"{flag} '${{local_rank}}' gives each its own"
         ]
     is_file = not (spec.module or spec.no_python) and os.path.isfile(spec.script)
-    if given or not is_file or (nproc == 1 and not is_passed):
+    if given or not is_file or (local_world_size == 1 and not is_passed):
         return []
     try:
         with open(spec.script, "rb") as file:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from relight.agent.agent_config import AgentConfig
 from relight.base.env import Environment
 from relight.base.errors import signal_name
-from relight.base.text import format_duration, pluralize
+from relight.base.text import format_duration, format_size, pluralize
 from relight.base.values import NETWORK, NO_LIMIT, BuiltinCheck, HealthCheck
 from relight.events.event_types import HealthChecked
 from relight.health import inspection, machine_findings
@@ -30,7 +30,6 @@ _SHOWN = 200
 """Most characters of a command's output that are shown."""
 _READ = 64 * 1024
 _SMI_S = 20.0
-_KIB = 1024
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - its room is looked at
 _MOST_USED_MIB = 1024
 """An idle GPU uses a few hundred MiB at most, for the driver and a desktop."""
@@ -193,7 +192,7 @@ def _room(path: str, least: int, remedy: str) -> HealthCheckFailure:
         return HealthCheckFailure(f"{path} is not writable: {disk.error}", remedy)
     if disk.free < least:
         return HealthCheckFailure(
-            f"{path} has {_size(disk.free)} free, less than {_size(least)}", remedy
+            f"{path} has {format_size(disk.free)} free, less than {format_size(least)}", remedy
         )
     return _FIT
 
@@ -203,7 +202,7 @@ def _memory(check: BuiltinCheck, env: Environment, job: AgentConfig) -> HealthCh
     free = free_memory.available()
     if free == NO_LIMIT or free >= check.least:
         return _FIT
-    why = f"{_size(free)} are available, less than {_size(check.least)}"
+    why = f"{format_size(free)} are available, less than {format_size(check.least)}"
     return HealthCheckFailure(
         why, f"end what else takes memory here; {machine_findings.MEMORY_REMEDY}"
     )
@@ -212,9 +211,9 @@ def _memory(check: BuiltinCheck, env: Environment, job: AgentConfig) -> HealthCh
 def _gpu(check: BuiltinCheck, env: Environment, job: AgentConfig) -> HealthCheckFailure:
     del check
     gpus = inspection.gpus(env)
-    if gpus.visible < job.nproc:
+    if gpus.visible < job.local_world_size:
         hiding = f" ({gpus.hiding})" if gpus.hiding else ""
-        workers = pluralize(job.nproc, "worker")
+        workers = pluralize(job.local_world_size, "worker")
         why = f"{gpus.visible} of {gpus.present} GPUs can be used{hiding}, for {workers}"
         return HealthCheckFailure(
             why, "relight doctor says what is missing; or fewer --nproc-per-node"
@@ -263,14 +262,6 @@ def _by_nvidia_smi(env: Environment) -> HealthCheckFailure:
 
 
 _CHECKS = {"disk": _disk, "memory": _memory, "shm": _shm, "gpu": _gpu}
-
-
-def _size(size: int) -> str:
-    for unit in ("bytes", "KiB", "MiB"):
-        if size < _KIB:
-            return f"{size} {unit}"
-        size //= _KIB
-    return f"{size} GiB"
 
 
 def explain(unfit: HealthCheckFailure) -> str:

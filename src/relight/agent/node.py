@@ -439,7 +439,7 @@ def link_to_group(job: AgentConfig, loop: Loop, host: str) -> "LocalLink | Remot
         node=os.urandom(8).hex(),
         host=host,
         address=meeting.local_addr if meeting else job.store_host,
-        local_world_size=job.nproc,
+        local_world_size=job.local_world_size,
         role=job.command.spec.role,
         node_rank=meeting.node_rank if meeting else -1,
         min_nodes=job.settings.min_nodes,

@@ -352,14 +352,18 @@ def _of_signal(end: WorkerEnd, command: Command) -> str:
     return exit_evidence.cpu_limit() if number == signal.SIGXCPU else ""
 
 
-def _of_report(failure: Failure, stderr: str, logs: Logs, command: Command, nproc: int) -> str:
+def _of_report(
+    failure: Failure, stderr: str, logs: Logs, command: Command, local_world_size: int
+) -> str:
     """Return the machine's information about the exception of a worker."""
     report = failure.report
     closed = exit_evidence.closed_output(report, failure.exitcode, is_closed=logs.reader_is_gone)
     if closed:
         return closed
     texts = [report.message, *report.lines] if report is not None else stderr.split("\n")[-_LAST:]
-    if not failure.stop_signal and (said := exit_evidence.local_rank(texts, command, nproc)):
+    if not failure.stop_signal and (
+        said := exit_evidence.local_rank(texts, command, local_world_size)
+    ):
         return said
     if said := exit_evidence.full_shared_memory(texts, command.env):
         return said

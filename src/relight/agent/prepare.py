@@ -80,14 +80,14 @@ def prepare(
     python = _find_python(spec, env)
     entrypoint.check(spec, env, python)
     entrypoint.check_preload(spec.preload, python)
-    nproc = _count_workers(spec, env)
-    notes += entrypoint.check_streams(spec, nproc)
-    notes += check_ranks(spec, nproc) + entrypoint.late_flags(spec, given)
-    notes += entrypoint.local_rank_notes(spec, nproc, is_passed=local_rank_argument)
+    local_world_size = _count_workers(spec, env)
+    notes += entrypoint.check_streams(spec, local_world_size)
+    notes += check_ranks(spec, local_world_size) + entrypoint.late_flags(spec, given)
+    notes += entrypoint.local_rank_notes(spec, local_world_size, is_passed=local_rank_argument)
     if not _UNUSED.isdisjoint(env.variables):
         from relight.agent import unused_variables
 
-        notes += unused_variables.notes(spec, given, env.variables, nproc)
+        notes += unused_variables.notes(spec, given, env.variables, local_world_size)
     if spec.verbose and not spec.no_python:
         notes += filter(None, [interpreter.explain(python, env)])
     if "TORCHELASTIC_HEALTH_CHECK_PORT" in env.variables:
@@ -95,25 +95,25 @@ def prepare(
             "TORCHELASTIC_HEALTH_CHECK_PORT has no effect: no server answers there, as in torchrun"
         )
     if spec.virtual_local_rank:
-        visible_device(env.variables.get("CUDA_VISIBLE_DEVICES"), nproc - 1)
+        visible_device(env.variables.get("CUDA_VISIBLE_DEVICES"), local_world_size - 1)
     if spec.failure_report:
         from relight.agent.failure_report import remove_old
 
         remove_old(spec.failure_report)
-    job = _job(spec, env, nproc, python, notes, local_rank_argument=local_rank_argument)
+    job = _job(spec, env, local_world_size, python, notes, local_rank_argument=local_rank_argument)
     return job, notes
 
 
 def _job(
     spec: LaunchSpec,
     env: Environment,
-    nproc: int,
+    local_world_size: int,
     python: str,
     notes: list[str],
     *,
     local_rank_argument: bool,
 ) -> AgentConfig:
-    threads = 1 if nproc > 1 and "OMP_NUM_THREADS" not in env.variables else 0
+    threads = 1 if local_world_size > 1 and "OMP_NUM_THREADS" not in env.variables else 0
     if threads:
         notes.append("OMP_NUM_THREADS is not set; using 1 thread for each worker")
     shared = env.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") != "1"
@@ -160,10 +160,10 @@ def _job(
         notes += conf.parse(spec.rdzv_conf, backend)[1]
     return AgentConfig(
         command=command,
-        nproc=nproc,
+        local_world_size=local_world_size,
         store_host=master.host,
         store_port=master.port or 0,
-        cpus=_bind_cpus(spec, env, nproc),
+        cpus=_bind_cpus(spec, env, local_world_size),
         grace_s=_grace(spec, env),
         stuck_after_s=_stuck_after(env, notes),
         run_directory=_run_directory(spec, env, command.run_id, notes),
@@ -171,7 +171,7 @@ def _job(
         settings=settings,
         meeting=meeting,
         facts=facts,
-        worker_program=_worker_program(command, nproc),
+        worker_program=_worker_program(command, local_world_size),
         store_ports=_store_ports(env),
     )
 
@@ -193,7 +193,7 @@ def _settings_alone(spec: LaunchSpec) -> GroupSettings:
     return GroupSettings(1, 1, budget.most, restart_window_s=budget.window_s, smart=smart)
 
 
-def _worker_program(command: Command, nproc: int) -> "WorkerProgram | None":
+def _worker_program(command: Command, local_world_size: int) -> "WorkerProgram | None":
     """Return where modules are preloaded, or None without --preload."""
     spec = command.spec
     in_background = spec.preload == (BACKGROUND,)
@@ -206,11 +206,13 @@ def _worker_program(command: Command, nproc: int) -> "WorkerProgram | None":
 
     own = (*worker_command.OF_ONE_WORKER, *(["CUDA_VISIBLE_DEVICES"] * spec.virtual_local_rank))
     # The last worker's arguments are the longest, so the arguments of the others also fit.
-    argv = worker_command.argv(command, nproc - 1)
+    argv = worker_command.argv(command, local_world_size - 1)
     program = entrypoint.find_program(command.python, command.env) or command.python
     common = worker_command.common_variables(command)
     variables = {name: common[name] for name in common if name not in worker_command.OF_ONE_WORKER}
-    return WorkerProgram(program, argv, variables, own, nproc, spec.keep_warm, in_background)
+    return WorkerProgram(
+        program, argv, variables, own, local_world_size, spec.keep_warm, in_background
+    )
 
 
 def _run_directory(spec: LaunchSpec, env: Environment, run_id: str, notes: list[str]) -> str:
@@ -324,12 +326,14 @@ def _count_workers(spec: LaunchSpec, env: Environment) -> int:
     return count(spec.nproc_per_node, env)
 
 
-def _bind_cpus(spec: LaunchSpec, env: Environment, nproc: int) -> tuple[frozenset[int], ...]:
+def _bind_cpus(
+    spec: LaunchSpec, env: Environment, local_world_size: int
+) -> tuple[frozenset[int], ...]:
     if not spec.numa_binding:
         return ()
     from relight.host.numa import bind
 
-    return bind(spec.numa_binding, nproc, env)
+    return bind(spec.numa_binding, local_world_size, env)
 
 
 def _find_python(spec: LaunchSpec, env: Environment) -> str:

@@ -10,14 +10,16 @@ _OF_A_WORKER = ("LOCAL_RANK", "TORCHELASTIC_RUN_ID")
 _PLACE = {"master-addr", "master-port", "rdzv-endpoint"}
 
 
-def notes(spec: LaunchSpec, given: set[str], variables: Mapping[str, str], nproc: int) -> list[str]:
+def notes(
+    spec: LaunchSpec, given: set[str], variables: Mapping[str, str], local_world_size: int
+) -> list[str]:
     """Return a note for each unused variable.
 
     Args:
         spec: the launch options, with the cluster's settings.
         given: the flags from the user or the cluster.
         variables: the environment.
-        nproc: workers on this node.
+        local_world_size: workers on this node.
     """
     if any(name in variables for name in _OF_A_WORKER):
         return []  # another launcher's; the workers' own launcher knows better
@@ -31,7 +33,7 @@ def notes(spec: LaunchSpec, given: set[str], variables: Mapping[str, str], nproc
             f"(--master-port={port} sets it)"
         )
     devices = [each for each in variables.get("CUDA_VISIBLE_DEVICES", "").split(",") if each]
-    if len(devices) > 1 and nproc == 1 and "nproc-per-node" not in given:
+    if len(devices) > 1 and local_world_size == 1 and "nproc-per-node" not in given:
         found.append(
             f"1 worker, which sees all {len(devices)} devices of CUDA_VISIBLE_DEVICES; "
             f"--nproc-per-node={len(devices)} starts one for each, --nproc-per-node=1 hides this "

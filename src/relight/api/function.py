@@ -26,6 +26,7 @@ from relight.base import env as environment
 from relight.base.errors import MachineError, UsageError
 from relight.base.text import closest_match, did_you_mean
 from relight.base.values import MOST_SECONDS, parse_nproc, whole
+from relight.flags.spec import FLAGS
 from relight.host import scratch
 from relight.host.files import remove_tree
 from relight.net.ports import bind
@@ -240,8 +241,6 @@ def check_call(
 
 def _keyword_hint(word: str) -> str:
     """Return a hint for a keyword that the function does not take."""
-    from relight.flags.spec import FLAGS
-
     if word in {flag.field for flag in FLAGS}:
         return f"pass flags of relight run as flags=['--{word.replace('_', '-')}=…']"
     return did_you_mean(

@@ -65,6 +65,16 @@ def _ranges(ranks: Iterable[int]) -> str:
     return ", ".join("-".join(map(str, part)) for part in parts)
 
 
+def format_size(size: float) -> str:
+    """Return a number of bytes as `512 bytes`, `64 MiB` or `1.57 GiB`."""
+    unit = "bytes"
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if size < 1024 or unit == "GiB":
+            break
+        size /= 1024
+    return f"{size:.3g} {unit}" if size < 1000 else f"{size:.0f} {unit}"
+
+
 def pluralize(number: int, word: str) -> str:
     """Return `1 node`, `2 nodes`."""
     return f"{number} {word}{'' if number == 1 else 's'}"

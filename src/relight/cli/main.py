@@ -179,15 +179,11 @@ def _command(argv: list[str]) -> Callable[[list[str]], int]:
         from relight.cli import coordinator
 
         return coordinator.main
-    if name == "doctor":
-        from relight.cli import doctor
-
-        return doctor.main
-    if name in JOB_COMMANDS:
+    if name in JOB_COMMANDS or name == "doctor":
         from importlib import import_module
 
         # A shell waits for the second, which skips the imports of the first.
-        file = JOB_COMMANDS[name] if argv != ["completion", "jobs"] else "jobs.known_jobs"
+        file = JOB_COMMANDS.get(name, name) if argv != ["completion", "jobs"] else "jobs.known_jobs"
         full = f"relight.cli.{file}"
         try:
             module = import_module(full)

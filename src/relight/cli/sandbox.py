@@ -16,7 +16,7 @@ from relight.flags.arguments import parse, split, to_spec
 from relight.flags.spec import FLAGS, Flag, LaunchSpec, check
 from relight.host import system
 from relight.processes import interpreter
-from relight.sandbox import access, faults
+from relight.sandbox import access, faults, run
 from relight.sandbox.faults import Fault, Plan
 
 _OWN = (Flag("faults", parse_pattern, "", "FILE",
@@ -75,7 +75,6 @@ def main(argv: list[str]) -> int:
     if ahead:
         sys.stderr.flush()
         os.execv(ahead[0], [*ahead, sys.executable, "-m", "relight", "sandbox", *argv])
-    from relight.sandbox import run
 
     # Only its own agents can reach the job.
     variables = {"RELIGHT_TOKEN": secrets.token_hex(16), **env.variables}
@@ -144,8 +143,8 @@ def _faults(path: str, spec: LaunchSpec, count: int) -> list[Fault]:
         raise UsageError(f"--faults={path} is no text in UTF-8") from None
     if len(text) > _LARGEST_FILE:
         raise UsageError(f"--faults={path} is larger than 1 MiB")
-    nproc = int(spec.nproc_per_node) if spec.nproc_per_node.isdecimal() else 0
-    return faults.read(text, path, count, ranks=count * nproc)
+    local_world_size = int(spec.nproc_per_node) if spec.nproc_per_node.isdecimal() else 0
+    return faults.read(text, path, count, ranks=count * local_world_size)
 
 
 def _words(texts: Mapping[str, str]) -> list[str]:

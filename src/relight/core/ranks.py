@@ -11,7 +11,7 @@ from typing import NamedTuple
 from relight.base.errors import UsageError
 
 
-class NodeSlots(NamedTuple):
+class NodeSize(NamedTuple):
     """A member of a generation: its number of workers and its role."""
 
     local_world_size: int
@@ -77,7 +77,7 @@ class Assignment(NamedTuple):
     role_world_size: int
 
 
-def places(nodes: Sequence[NodeSlots]) -> list[Place]:
+def places(nodes: Sequence[NodeSize]) -> list[Place]:
     """Return the places of nodes given in rank order.
 
     Ranks count through the workers of all nodes in order; role ranks likewise, but only through

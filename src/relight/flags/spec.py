@@ -410,7 +410,7 @@ def _check_logs(spec: LaunchSpec, notes: list[str]) -> None:
             notes.append(f"--duplicate-{name}-filters has no effect: no {name} is tee'd (--tee)")
 
 
-def check_ranks(spec: LaunchSpec, nproc: int) -> list[str]:
+def check_ranks(spec: LaunchSpec, local_world_size: int) -> list[str]:
     """Return a note for each local rank in a flag that this node lacks."""
     notes = []
     for flag, ranks in (
@@ -418,9 +418,10 @@ def check_ranks(spec: LaunchSpec, nproc: int) -> list[str]:
         ("--tee", [rank for rank, _ in spec.tee.by_rank]),
         ("--local-ranks-filter", list(spec.local_ranks_filter)),
     ):
-        missing = [str(rank) for rank in ranks if rank >= nproc]
+        missing = [str(rank) for rank in ranks if rank >= local_world_size]
         if missing:
             notes.append(
-                f"{flag} names local rank {', '.join(missing)}; this node has 0 to {nproc - 1}"
+                f"{flag} names local rank {', '.join(missing)}; "
+                f"this node has 0 to {local_world_size - 1}"
             )
     return notes

@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+from relight.base.text import format_size, pluralize
 from relight.base.values import NO_LIMIT
 from relight.health.finding import ERROR, OK, WARNING, Finding
 
@@ -200,7 +201,7 @@ def _gpus(gpus: Accelerators) -> list[Finding]:
         findings.append(
             Finding(
                 ERROR,
-                f"{_gpu(gpus.present)} on the bus, and no driver is loaded",
+                f"{pluralize(gpus.present, 'GPU')} on the bus, and no driver is loaded",
                 "",
                 "CUDA will find no device",
                 "install and load the driver (modprobe nvidia; dmesg says why it fails)",
@@ -210,7 +211,7 @@ def _gpus(gpus: Accelerators) -> list[Finding]:
         findings.append(
             Finding(
                 ERROR,
-                f"the driver has {_gpu(gpus.present)}, and none can be opened",
+                f"the driver has {pluralize(gpus.present, 'GPU')}, and none can be opened",
                 "",
                 "their files in /dev are missing or forbidden",
                 "docker run --gpus all; in a batch job ask for GPUs (--gres=gpu:N); or look at "
@@ -221,7 +222,7 @@ def _gpus(gpus: Accelerators) -> list[Finding]:
         findings.append(
             Finding(
                 ERROR,
-                f"{_gpu(gpus.usable)}, all hidden by {gpus.hiding}",
+                f"{pluralize(gpus.usable, 'GPU')}, all hidden by {gpus.hiding}",
                 "",
                 "workers see none",
                 "unset it, or name devices from 0 on",
@@ -234,7 +235,7 @@ def _gpus(gpus: Accelerators) -> list[Finding]:
                 f"{gpus.hiding} names {gpus.named} devices, and {gpus.visible} of them are there",
                 "",
                 "CUDA stops at the first entry that does not exist",
-                f"name devices that exist: {_gpu(gpus.usable)} here, from 0 on",
+                f"name devices that exist: {pluralize(gpus.usable, 'GPU')} here, from 0 on",
             )
         )
     if gpus.holders:
@@ -251,7 +252,7 @@ def _gpus(gpus: Accelerators) -> list[Finding]:
         )
     if findings:
         return findings
-    text = f"{_gpu(gpus.visible)} visible to workers" if gpus.visible else "no GPU"
+    text = f"{pluralize(gpus.visible, 'GPU')} visible to workers" if gpus.visible else "no GPU"
     return [Finding(OK, text, "")]
 
 
@@ -298,18 +299,9 @@ def _is_local(address: str) -> bool:
     return address.startswith(("127.", "fe80:")) or address == "::1"
 
 
-def _gpu(count: int) -> str:
-    return f"{count} GPU{'' if count == 1 else 's'}"
-
-
 def _count(limit: int) -> str:
     return "unlimited" if limit == NO_LIMIT else str(limit)
 
 
 def _size(size: int) -> str:
-    if size == NO_LIMIT:
-        return "unlimited"
-    for unit, word in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
-        if size >= unit:
-            return f"{size / unit:.3g} {word}" if size < 1000 * unit else f"{size // unit} {word}"
-    return f"{size} bytes"
+    return "unlimited" if size == NO_LIMIT else format_size(size)

@@ -17,7 +17,7 @@ Cpus = frozenset[int]
 
 
 def bind(
-    mode: str, nproc: int, env: Environment, root: str = "/", allowed: Cpus | None = None
+    mode: str, local_world_size: int, env: Environment, root: str = "/", allowed: Cpus | None = None
 ) -> tuple[Cpus, ...]:
     """Return the affinity mask of each worker, in the order of local ranks.
 
@@ -35,7 +35,7 @@ def bind(
 
     Args:
         mode: one of the four words.
-        nproc: the number of workers on this node.
+        local_world_size: the number of workers on this node.
         env: the environment, with the variables that hide devices.
         root: where /proc, /dev and /sys are; for tests.
         allowed: the CPUs that may be used; by default, the affinity mask of this process.
@@ -47,23 +47,23 @@ def bind(
         mode, root, frozenset(os.sched_getaffinity(0)) if allowed is None else allowed
     )
     found = accelerators(env, root)
-    if nproc > len(found) > 0:
+    if local_world_size > len(found) > 0:
         raise UsageError(
-            f"--numa-binding={mode}: more workers ({nproc}) than GPUs ({len(found)})",
+            f"--numa-binding={mode}: more workers ({local_world_size}) than GPUs ({len(found)})",
             hint=f"--nproc-per-node={len(found)}; or hide the GPUs (CUDA_VISIBLE_DEVICES=) "
             "from workers that don't use them",
         )
     if found:
         homes = [topology.node_of(index, gpu) for index, gpu in enumerate(found)]
     else:
-        homes = topology.spread(nproc)
+        homes = topology.spread(local_world_size)
     word = "GPUs" if found else "workers"
     masks: dict[int, Cpus] = {}
-    for node in dict.fromkeys(homes[:nproc]):
+    for node in dict.fromkeys(homes[:local_world_size]):
         # GPUs without a worker also have a share.
         at_home = [index for index, home in enumerate(homes) if home == node]
         masks.update(zip(at_home, topology.share(node, len(at_home), word), strict=True))
-    return tuple(masks[local_rank] for local_rank in range(nproc))
+    return tuple(masks[local_rank] for local_rank in range(local_world_size))
 
 
 class _Topology:
@@ -92,8 +92,8 @@ class _Topology:
             )
         return max(0, int(self._read(f"{self.pci_folder}/{gpu.pci}/numa_node")))
 
-    def spread(self, nproc: int) -> list[int]:
-        """Return a home for each of `nproc` workers without a GPU."""
+    def spread(self, local_world_size: int) -> list[int]:
+        """Return a home for each of `local_world_size` workers without a GPU."""
         # By cores rather than nodes: a container may have more of one node than of another.
         homes = [node for node, cpus in self.cpus.items() for _ in self._cores(cpus)]
         if not homes:
@@ -101,7 +101,7 @@ class _Topology:
                 f"--numa-binding={self.mode}: none of the CPUs that may be used is on a NUMA node",
                 hint="leave --numa-binding out",
             )
-        return [homes[index * len(homes) // nproc] for index in range(nproc)]
+        return [homes[index * len(homes) // local_world_size] for index in range(local_world_size)]
 
     def share(self, node: int, number: int, word: str) -> list[Cpus]:
         """Return the CPUs of each of `number` GPUs or workers whose home is a node."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from relight.base.fields import printable
-from relight.base.text import pluralize
+from relight.base.text import format_size, pluralize
 from relight.core.status.rates import Uses
 from relight.host.gpus import Gpu
 from relight.job.app import AppState
@@ -73,7 +73,7 @@ class Row(NamedTuple):
             "" if self.step is None else str(self.step),
             "" if self.rate is None else _shown_rate(self.rate),
             "" if self.cpu is None else f"{self.cpu:.0%}",
-            "" if self.memory is None else _shown_size(self.memory),
+            "" if self.memory is None else format_size(self.memory),
             self.reported,
             self.last_line,
         )
@@ -256,11 +256,3 @@ def gone(last: JobLook) -> JobLook:
 
 def _shown_rate(rate: float) -> str:
     return f"{rate:.0f}" if rate >= 100 else f"{rate:.3g}"
-
-
-def _shown_size(size: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1000:
-            return f"{size:.3g} {unit}"
-        size /= 1024
-    return f"{size:.1f} GiB"

@@ -1,9 +1,9 @@
 """The launcher as one file, for machines and images without relight: `relight run` from a zip.
 
 The file is a shell script that looks for a Python, followed by a zip archive of the modules that
-`relight run` needs, which that Python runs (https://docs.python.org/3/library/zipapp.html). It is
-built from the installed package, without docstrings and comments, and the same package gives the
-same bytes.
+`relight run` needs, which that Python runs (https://docs.python.org/3/library/zipapp.html). Most
+modules are in one member (`packed_modules.py`). The file is built from the installed package,
+without docstrings, comments and annotations, and the same package gives the same bytes.
 
 A scheduler puts the file, named `relight`, into a directory of the replica, and starts the role's
 command by `wrapped`, which adds this directory to PATH (over ssh, the file also runs the process
@@ -32,23 +32,28 @@ NAME = "relight"
 VARIABLE = "RELIGHT_LAUNCHER"
 """The variable of a role that holds the value of `--launcher`, if one was given."""
 INSTALLED, TRAVELS = "installed", "travels"
-ELSEWHERE = frozenset({
-    "api", "inspect", "job", "pytest_plugin", "runner", "sandbox", "schedulers", "shim", "tracker",
+ROOMS = frozenset({
+    "base", "flags", "events", "core", "host", "processes", "output", "net", "rendezvous",
+    "stacks", "health", "warm", "preload", "worker", "agent",
 })  # fmt: skip
-"""Packages that `relight run` does not need."""
+"""Packages that `relight run` needs: the launcher of tests/test_layers.py."""
 FOR_SSH = frozenset({
     "job/__init__.py", "job/app.py", "job/handles.py", "job/macros.py", "job/records.py",
     "schedulers/__init__.py", "schedulers/ssh/__init__.py", "schedulers/ssh/frames.py",
     "schedulers/ssh/hosts.py", "schedulers/ssh/orders.py", "schedulers/ssh/replica.py",
 })  # fmt: skip
-"""Modules of these packages that a host needs to run a replica for ssh."""
-_CLI = frozenset({"__init__", "coordinator", "doctor", "launch", "main", "run",
-                   "torchrun_completion"})  # fmt: skip
-"""The modules of `relight.cli` that it needs."""
-_FOR_COMMANDS = frozenset({
-    "core/status/rates.py", "core/status/timeline.py", "torch_launcher.py",
+"""Modules of other packages that a host needs to run a replica for ssh."""
+COMMANDS = frozenset({
+    "__init__.py", "__main__.py", "cli/__init__.py", "cli/coordinator.py", "cli/launch.py",
+    "cli/main.py", "cli/run.py", "cli/torchrun_completion.py",
 })  # fmt: skip
-"""Files needed only by other commands and Python programs."""
+"""The commands of a node, and what is above all rooms."""
+_FOR_OTHER_COMMANDS = frozenset({
+    "core/status/rates.py", "core/status/timeline.py", "events/event_schema.py",
+})  # fmt: skip
+"""Files of `ROOMS` that only commands outside the file need."""
+_BY_PATH = ("worker/hook/", "worker/path/", "worker/run_path.py")
+"""What an interpreter reads from its place in the archive, before `relight` is imported."""
 _SCRIPT = f"""\
 #!/bin/sh
 # relight {relight.__version__}, the launcher in one file. Behind these lines is a zip archive for Python.
@@ -61,6 +66,11 @@ echo "hint: use an image with Python 3.11 or newer, or --launcher=torchrun" >&2
 exit {EXIT_MACHINE}
 """  # noqa: E501
 _MAIN = "from relight.__main__ import entry\n\nentry()\n"
+_INSTALL = """
+import sys
+from relight import packed_modules
+packed_modules.install(sys.modules[__name__])
+"""
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the first moment that a zip archive can name
 _WORD = re.compile(r"(?:^|[\s;&|(])relight\s+(?:run|launch)\b")
 
@@ -77,7 +87,7 @@ def build() -> bytes:
     packed = io.BytesIO()
     packed.write(_SCRIPT.encode())  # readers of zip archives look from the end
     with zipfile.ZipFile(packed, "a", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
-        for name, source in (("__main__.py", _MAIN.encode()), *_sources()):
+        for name, source in _members():
             entry = zipfile.ZipInfo(name, _EPOCH)
             entry.compress_type, entry.external_attr = zipfile.ZIP_DEFLATED, 0o644 << 16
             archive.writestr(entry, source)
@@ -97,15 +107,11 @@ def modules() -> Iterator[str]:
         folders.sort()
         inside = os.path.relpath(directory, top)
         for file in sorted(files):
-            name, extension = os.path.splitext(file)
             path = os.path.normpath(os.path.join(inside, file))
-            if inside.split(os.sep)[0] in ELSEWHERE:
-                is_there = path in FOR_SSH
-            elif inside.split(os.sep)[0] == "cli":
-                is_there = inside == "cli" and name in _CLI
-            else:
-                is_there = path not in _FOR_COMMANDS
-            if extension == ".py" and is_there:
+            if path.endswith(".py") and (
+                path in FOR_SSH | COMMANDS
+                or (inside.split(os.sep)[0] in ROOMS and path not in _FOR_OTHER_COMMANDS)
+            ):
                 yield path
 
 
@@ -141,31 +147,82 @@ def wrapped(role: Role, directory: str) -> Role:
     return replace(role, entrypoint="sh", args=words)
 
 
-def _sources() -> Iterator[tuple[str, bytes]]:
+def _members() -> Iterator[tuple[str, bytes]]:
+    from relight.job import packed_modules
+
     top = os.path.dirname(relight.__file__)
-    for path in modules():
+
+    def source(path: str) -> bytes:
         with open(os.path.join(top, path), "rb") as file:
-            yield f"{NAME}/{path}", stripped(file.read().decode()).encode()
+            return stripped(file.read().decode()).encode()
+
+    sources = {path: source(path) for path in modules()}
+    init = sources.pop("__init__.py")
+    yield "__main__.py", _MAIN.encode()
+    yield f"{NAME}/__init__.py", init + _INSTALL.encode()
+    yield f"{NAME}/packed_modules.py", source("job/packed_modules.py")
+    for path in [path for path in sources if path.startswith(_BY_PATH)]:
+        yield f"{NAME}/{path}", sources.pop(path)
+    packed = packed_modules.pack((f"{NAME}/{path}", text) for path, text in sources.items())
+    yield packed_modules.MEMBER, packed
 
 
 def stripped(source: str) -> str:
-    """Return a module without docstrings and comment lines. Statements keep their line numbers, so
-    that a traceback of the file matches the package.
+    """Return a module without what it does not need to run: docstrings, comments, annotations of
+    functions and variables, imports for type checkers, and most of its indentation.
+
+    Statements keep their line numbers, so that a traceback of the file matches the package.
+    Annotations in classes stay: records are read by them (`base/fields.py`).
     """
-    lines, kept = source.split("\n"), set[int]()
-    for node in ast.walk(ast.parse(source)):
+    text, tree = source.encode(), ast.parse(source)
+    starts = [0, *(match.end() for match in re.finditer(b"\n", text))]
+    cuts, literals = dict[int, tuple[int, bytes]](), list[tuple[int, int]]()
+    nested, in_literal = set[ast.AST](), set[int]()
+
+    def begin(node: ast.stmt | ast.expr | ast.arg) -> int:
+        return starts[node.lineno - 1] + node.col_offset
+
+    def end(node: ast.stmt | ast.expr | ast.arg) -> int:
+        return starts[(node.end_lineno or 0) - 1] + (node.end_col_offset or 0)
+
+    for node in ast.walk(tree):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             documents = [each for each in node.body if _is_text(each)]
             for each in documents:
-                lines[each.lineno - 1 : each.end_lineno] = [""] * _height(each)
-            if documents and len(documents) == len(node.body):
-                lines[documents[0].lineno - 1] = " " * documents[0].col_offset + "pass"
+                is_all = each is documents[0] and len(documents) == len(node.body)
+                cuts[begin(each)] = end(each), b"pass" if is_all else b""
+        if isinstance(node, ast.ClassDef):
+            nested.update(node.body)
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.returns:
+            cuts[text.rindex(b"->", 0, begin(node.returns))] = end(node.returns), b""
+        elif isinstance(node, ast.arg) and node.annotation:
+            cuts[begin(node) + len(node.arg.encode())] = end(node), b""
+        elif isinstance(node, ast.AnnAssign) and node.value and node not in nested:
+            cuts[end(node.target)] = end(node.annotation), b""
+        elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            if not node.orelse:
+                cuts[begin(node)] = end(node), b"pass"
         elif isinstance(node, (ast.Constant, ast.JoinedStr)):
-            kept.update(range(node.lineno, node.lineno + _height(node) - 1))
+            literals.append((begin(node), end(node)))
+            in_literal.update(range(node.lineno, node.end_lineno or 0))
+    for match in re.finditer(rb"[ \t]*#.*", text):
+        hash_sign = match.start() + match[0].index(b"#")
+        if not any(first <= hash_sign < last for first, last in literals):
+            cuts[match.start()] = match.end(), b""
+    kept, place = list[bytes](), 0
+    for first, (last, replacement) in sorted(cuts.items()):
+        if first >= place:  # else within another
+            kept += text[place:first], replacement, b"\n" * text.count(b"\n", first, last)
+            place = last
+    lines = (b"".join(kept) + text[place:]).decode().split("\n")
     return "\n".join(
-        "" if line.lstrip().startswith("#") and number not in kept else line
-        for number, line in enumerate(lines)
+        line if number in in_literal else _less_indented(line) for number, line in enumerate(lines)
     )
+
+
+def _less_indented(line: str) -> str:
+    words = line.strip(" ")
+    return " " * ((len(line.rstrip(" ")) - len(words)) // 4) + words
 
 
 def _is_text(statement: ast.stmt) -> bool:
@@ -175,7 +232,3 @@ def _is_text(statement: ast.stmt) -> bool:
         and isinstance(statement.value, ast.Constant)
         and isinstance(statement.value.value, str)
     )
-
-
-def _height(node: ast.stmt | ast.expr) -> int:
-    return (node.end_lineno or node.lineno) - node.lineno + 1

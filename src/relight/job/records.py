@@ -6,15 +6,18 @@ Only the user can read directories and files.
 """
 
 import errno
+import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from typing import Any
 
 from relight.base import env as environment
 from relight.base.env import Environment
 from relight.base.errors import MachineError, UsageError
-from relight.host.files import make_directories
+from relight.host import files
+from relight.host.files import make_directories, remove_tree
 from relight.host.waiting import wait_until
 from relight.job.app import AppState
 from relight.job.handles import is_whole
@@ -84,8 +87,6 @@ def write(app_id: str, record: Mapping[str, Any]) -> None:
         MachineError: if it can't be written.
     """
     import json  # 2 ms that a dry run need not pay
-
-    from relight.host import files
 
     file = os.path.join(directory(app_id), FILE)
     try:
@@ -165,8 +166,6 @@ def every() -> list[dict[str, Any]]:
 
 def instant(text: str) -> float:
     """Convert an ISO 8601 text in any time zone to seconds since 1970; 0 if invalid."""
-    from datetime import datetime
-
     try:
         return datetime.fromisoformat(text).timestamp()
     except (ValueError, OverflowError, OSError):
@@ -190,8 +189,6 @@ def remove(name: str) -> None:
     Raises:
         MachineError: if a part of it can't be removed.
     """
-    from relight.host.files import remove_tree
-
     where = path(name)
     remove_tree(where)
     if os.path.lexists(where):
@@ -232,8 +229,6 @@ def load(file: str) -> Any:
     """Return the content of a JSON file; None if it can't be read, or is nested too deeply: a
     broken file must not hide other jobs.
     """
-    import json
-
     try:
         if not os.path.isfile(file):  # a FIFO would block
             return None

@@ -1,7 +1,6 @@
 """Chooses the Python interpreter of the workers.
 
 torchrun is installed with torch, so its own Python is the right one. relight may be installed apart
-from typing import TYPE_CHECKING
 from torch (`pipx install`, `uv tool install`). The first of these is taken:
 
     PYTHON_EXEC         as under torchrun

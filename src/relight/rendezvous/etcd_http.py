@@ -5,6 +5,8 @@ are asked in turn. So a request may arrive twice, or late: callers must be able 
 """
 
 import io
+import json
+import socket
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -196,7 +198,6 @@ class EtcdMembers:
     def _explained(self, error: Exception) -> OSError | UsageError:
         """Return the error for an exception of the connection to the current member."""
         import http.client
-        import socket
         import ssl
 
         where = f"etcd at {self._member}"
@@ -236,7 +237,6 @@ class EtcdMembers:
         etcd closes the connection immediately in both cases, as does a member that is shutting
         down.
         """
-        import socket
         import ssl
 
         try:
@@ -358,8 +358,6 @@ def nonsense(answer: EtcdAnswer) -> OSError:
 
 
 def _parsed(data: bytes) -> dict[str, Any]:
-    import json
-
     try:
         body, _ = json.JSONDecoder().raw_decode(data.decode())
     except (ValueError, RecursionError):

@@ -12,8 +12,11 @@ An unanswered request may have been applied, now or later. So the text also cont
 writer.
 """
 
+import base64
+import json
 import time
 from typing import NamedTuple
+from urllib.parse import quote, urlencode
 
 from relight.base import fields
 from relight.base.errors import UsageError
@@ -39,8 +42,6 @@ class V2Register(EtcdRegister):
     """The record of one job; see `EtcdRegister`."""
 
     def __init__(self, members: EtcdMembers, key: str, login: Login) -> None:
-        from urllib.parse import quote
-
         super().__init__(members, key, login)
         self._path = "/v2/keys" + quote(key, errors="surrogateescape")
         self._turn = 0
@@ -94,8 +95,6 @@ class V2Register(EtcdRegister):
         return self._call("PUT", form)
 
     def _text(self, value: str) -> str:
-        import json
-
         self._turn += 1
         return json.dumps({"token": self._token, "turn": self._turn, "value": value})
 
@@ -114,8 +113,6 @@ class V2Register(EtcdRegister):
             pass
 
     def _credentials(self) -> dict[str, str]:
-        import base64
-
         if not self._login.user:
             return {}
         pair = ":".join(self._login).encode(errors="surrogateescape")
@@ -123,8 +120,6 @@ class V2Register(EtcdRegister):
 
     def _call(self, method: str, asked: dict[str, str]) -> KeyContent | None:
         """Make one call; return the content of the key, or None if a condition was not met."""
-        from urllib.parse import urlencode
-
         headers = self._credentials()
         form = urlencode(asked)
         if method == "PUT":

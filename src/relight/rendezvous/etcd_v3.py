@@ -12,6 +12,8 @@ A renewal of the lease changes nothing in the key, so a process that doubts that
 marks the holder's record. A live holder overwrites it with its next renewal.
 """
 
+import base64
+import json
 import time
 from typing import Any, NamedTuple
 
@@ -150,8 +152,6 @@ class V3Register(EtcdRegister):
         return self._put(_if_created(revision), Stored(self._token, value), lease)
 
     def _put(self, condition: dict[str, str], stored: Stored, lease: int) -> KeyContent:
-        import json
-
         text = json.dumps(fields.plain(stored))
         put = {"key": _encoded(self._key), "value": _encoded(text), "lease": str(lease)}
         return self._transact(condition, {"request_put": put})
@@ -177,8 +177,6 @@ class V3Register(EtcdRegister):
 
     def _found(self, answer: EtcdAnswer, result: Any) -> KeyContent:
         """Return the record in a range."""
-        import base64
-
         if not isinstance(result, dict) or not isinstance(answer.body.get("header"), dict):
             raise nonsense(answer)
         if not result.get("kvs"):
@@ -221,8 +219,6 @@ class V3Register(EtcdRegister):
             raise self._error(answer)
 
     def _post(self, path: str, request: dict[str, Any]) -> EtcdAnswer:
-        import json
-
         if not self._base:
             self._base = _base_of(cluster_version(self._members))
         headers = {"Content-Type": "application/json"}
@@ -299,6 +295,4 @@ def _number(value: Any) -> int:
 
 
 def _encoded(text: str) -> str:
-    import base64
-
     return base64.b64encode(text.encode(errors="surrogateescape")).decode()

@@ -14,21 +14,23 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
+from datetime import datetime
 from itertools import islice
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from relight.base import env as environment
 from relight.base.env import Environment
 from relight.base.errors import MachineError, RelightError, UsageError
 from relight.base.text import did_you_mean
-from relight.job import components, handles, launcher_file, serial
+from relight.job import components, handles, launcher_file, records, serial
 from relight.job.app import AppDef, AppState, Role, Workspace
 from relight.job.components import arguments, loading
 from relight.job.handles import SESSION, Handle
 from relight.job.lookup import find_job
+from relight.job.records import new_id
 from relight.job.torchx_names import AppDryRunInfo
-from relight.runner import options, settings
+from relight.runner import options, settings, submitted
 from relight.runner.job_env import with_job_env
 from relight.runner.plugin_guard import guarded
 from relight.runner.prepared import Prepared
@@ -36,9 +38,6 @@ from relight.runner.settings import ConfigFile
 from relight.runner.validation import missing_script, validate
 from relight.schedulers import registry
 from relight.schedulers.api import AppStatus, LogQuery, Request, Scheduler
-
-if TYPE_CHECKING:
-    from datetime import datetime  # 1 ms, and only logs need it
 
 DEFAULT_SCHEDULER = "local"
 _POLLS = 20
@@ -164,7 +163,6 @@ class Runner:
         app = with_job_env(
             validate(app), name, self.session, parent_run_id, self.env, self.settings
         )
-        from relight.job.records import new_id
 
         app_id = new_id(app.name)
         request = _as_the_roles_want(found.render(app, values, app_id))
@@ -206,8 +204,6 @@ class Runner:
                 parent_run_id=parent_run_id,
                 launcher=launcher,
             )
-        from relight.runner import submitted
-
         missing = missing_script(app, self.scheduler(app.scheduler))
         if missing:
             raise UsageError(missing, hint="check the path; --dryrun shows what would be submitted")
@@ -219,9 +215,6 @@ class Runner:
         Raises:
             UsageError: if the job does not exist.
         """
-        from relight.job import records
-        from relight.runner import submitted
-
         job = _parsed(handle)
         found = self.scheduler(job.scheduler).status([job.app_id]).get(job.app_id)
         record = submitted.record_of(job)
@@ -288,8 +281,6 @@ class Runner:
         Raises:
             UsageError: as `cancel`.
         """
-        from relight.runner import submitted
-
         job = submitted.current_handle(_whole(handle, "cancelled"))
         was_over = self.status(job).state.is_over
         if not was_over:
@@ -302,9 +293,6 @@ class Runner:
         Raises:
             UsageError: if the job does not exist.
         """
-        from relight.job import records
-        from relight.runner import submitted
-
         job = submitted.current_handle(_whole(handle, "deleted"))
         record = submitted.record_of(job)
         if record is None:
@@ -325,8 +313,8 @@ class Runner:
         replica: int = 0,
         *,
         regex: str = "",
-        since: "datetime | None" = None,
-        until: "datetime | None" = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
         follow: bool = False,
         stream: str = "combined",
         last: int | None = None,
@@ -407,8 +395,6 @@ class Runner:
         Raises:
             UsageError: if the job, role or replica does not exist.
         """
-        from relight.runner import submitted
-
         job = _parsed(handle)
         record, why = submitted.record_of(job), ""
         if record is not None and record.get("app") is not None:
@@ -438,8 +424,6 @@ class Runner:
         """Return this user's jobs, newest first: those recorded here and, for a given scheduler,
         all that it knows.
         """
-        from relight.runner import submitted
-
         cfg = self._cfg_of_settings(scheduler) if scheduler else {}
         found = submitted.listed(self.scheduler, scheduler, self.session, cfg)
         return [
@@ -454,8 +438,6 @@ class Runner:
         Raises:
             UsageError: if the job does not exist.
         """
-        from relight.runner import submitted
-
         job = _parsed(handle)
         record = submitted.record_of(job)
         if record is None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from relight.base import redaction
 from relight.base.env import Environment
@@ -16,19 +16,18 @@ from relight.job import handles, records, serial
 from relight.job.app import AppDef, AppState
 from relight.job.handles import Handle
 from relight.job.lookup import find_job
+from relight.job.user import user_name
+from relight.runner.prepared import Prepared
 from relight.schedulers import registry
 from relight.schedulers.api import AppStatus, Scheduler
 from relight.schedulers.uninterruptible import UnansweredError
-
-if TYPE_CHECKING:
-    from relight.runner.prepared import Prepared
 
 Record = dict[str, Any]
 _USER = ("USER", "LOGNAME", "USERNAME")
 """Variables with the name of the user; the last is that of Windows."""
 
 
-def submit(job: "Prepared", scheduler: Scheduler, env: Environment) -> str:
+def submit(job: Prepared, scheduler: Scheduler, env: Environment) -> str:
     """Submit a job and record it; return its handle.
 
     Raises:
@@ -177,10 +176,9 @@ def _status(
         return {}
 
 
-def _record(job: "Prepared", env: Environment) -> Record:
+def _record(job: Prepared, env: Environment) -> Record:
     from relight import __version__
-    from relight.job.user import user_name
-    from relight.job.workspaces import git_state, projects
+    from relight.job.workspaces import git_state, projects  # tarfile, 10 ms
 
     app_id = job.request.app_id or job.app_id
     folder = projects(job.workspace)[0].directory if job.workspace else os.getcwd()

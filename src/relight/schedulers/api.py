@@ -5,16 +5,14 @@ version). `--dryrun` shows its result, and `submit` sends exactly that.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from datetime import datetime
+from typing import Any, NamedTuple, Protocol
 
 from relight.base.errors import UsageError
 from relight.job.app import NOTHING, AppDef, AppState
 from relight.job.status import AppStatus as AppStatus
 from relight.job.status import ReplicaStatus as ReplicaStatus
 from relight.job.status import by_cause as by_cause
-
-if TYPE_CHECKING:
-    from datetime import datetime  # 1 ms, and only logs need it
 
 
 class Option(NamedTuple):
@@ -83,8 +81,8 @@ class LogQuery(NamedTuple):
     role: str
     replica: int
     follow: bool = False
-    since: "datetime | None" = None
-    until: "datetime | None" = None
+    since: datetime | None = None
+    until: datetime | None = None
     stream: str = "combined"
 
 
@@ -92,7 +90,6 @@ def local_time(milliseconds: object) -> str:
     """Format a time since 1970 in local time; return an empty string if it is not a number."""
     if not isinstance(milliseconds, int | float):
         return ""
-    from datetime import datetime
 
     return datetime.fromtimestamp(milliseconds / 1000).astimezone().isoformat(timespec="seconds")
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from relight.base.errors import EXIT_SIGNAL_BASE
 from relight.core.diagnosis.excerpts import cut
+from relight.output import error_files
 
 _LIMIT = 1000
 _TAIL = 8192
@@ -22,8 +23,6 @@ def cause(error_file: str, stderr: str, exitcode: int | None) -> str:
         stderr: the path of the stderr file.
         exitcode: the replica's exit code.
     """
-    from relight.output import error_files
-
     return in_a_line(error_files.line_in(error_file) or last_words(_lines(stderr), exitcode))
 
 

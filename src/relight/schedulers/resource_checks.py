@@ -37,7 +37,7 @@ def too_little(app: AppDef, *, memory: bool = True) -> Iterator[str]:
         if memory and 0 <= has.memMB < least:
             missing, flags = [f"{has.memMB} MiB"], [f"--memMB {least}"]
         if 0 < has.cpu < number:
-            missing.append(f"{has.cpu} CPU{'s' if has.cpu > 1 else ''}")
+            missing.append(pluralize(has.cpu, "CPU"))
             flags.append(f"--cpu {number}")
         if missing:
             yield (

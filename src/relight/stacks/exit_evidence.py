@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from relight.base.env import Environment
 from relight.base.fields import fit
+from relight.base.text import format_size
 from relight.core.failure import ErrorReport
 from relight.core.workers.worker_command import LAUNCH_PASSES, Command, instead_of, same_local_rank
 
@@ -72,7 +73,7 @@ def bus_error(env: Environment, shm: str = _SHM) -> str:
         return f"{full}{remedy}"
     size = _size(shm)
     if 0 < size <= _SMALL:
-        small = f"{shm} was full, which has only {_bytes(size)}{remedy}"
+        small = f"{shm} was full, which has only {format_size(size)}{remedy}"
         return f"perhaps {small}, or a memory-mapped file was truncated"
     return "perhaps a memory-mapped file was truncated"
 
@@ -88,7 +89,7 @@ def full_shared_memory(texts: Iterable[str], env: Environment, shm: str = _SHM) 
     if not any("shared memory" in text and _NO_ROOM.search(text) for text in texts):
         return ""
     size = _size(shm)
-    return _full(shm, set()) or (f"{shm} has {_bytes(size)}{_shm_remedy(env)}" if size else "")
+    return _full(shm, set()) or (f"{shm} has {format_size(size)}{_shm_remedy(env)}" if size else "")
 
 
 def cpu_limit() -> str:
@@ -152,14 +153,14 @@ def closed_output(report: ErrorReport | None, exitcode: int, *, is_closed: bool)
     return reader if broken and is_closed else ""
 
 
-def local_rank(texts: Iterable[str], command: Command, nproc: int) -> str:
+def local_rank(texts: Iterable[str], command: Command, local_world_size: int) -> str:
     """Explain the failure of a script written for the `--local-rank` argument of
     torch.distributed.launch.
 
     Args:
         texts: the worker's output.
         command: the workers' command line.
-        nproc: number of workers.
+        local_world_size: number of workers.
     """
     lines = list(texts)
     passed, given = command.local_rank_argument, same_local_rank(command.spec.script_args)
@@ -168,8 +169,8 @@ def local_rank(texts: Iterable[str], command: Command, nproc: int) -> str:
         return LAUNCH_PASSES if passed else instead_of(lacked[1])
     if passed and any(_UNKNOWN_LOCAL_RANK.search(line) for line in lines):
         return LAUNCH_PASSES
-    if given and nproc > 1 and any(_TAKEN.search(line) for line in lines):
-        return f"all {nproc} workers of this node got {given} in their arguments"
+    if given and local_world_size > 1 and any(_TAKEN.search(line) for line in lines):
+        return f"all {local_world_size} workers of this node got {given} in their arguments"
     return ""
 
 
@@ -196,7 +197,9 @@ def _full(path: str, seen: set[int]) -> str:
     if disk.f_flag & os.ST_RDONLY or not size:  # some report no blocks
         return ""
     if free < _NEARLY:
-        return f"the file system of {path} is full ({_bytes(free)} free of {_bytes(size)})"
+        return (
+            f"the file system of {path} is full ({format_size(free)} free of {format_size(size)})"
+        )
     if disk.f_files and not disk.f_ffree:
         return f"the file system of {path} has no inode left (df -i)"
     return ""
@@ -222,12 +225,3 @@ def _writable(mounts: str) -> list[str]:
 
 def _is_frame(line: str) -> bool:
     return line.lstrip(" |").startswith('File "')
-
-
-def _bytes(size: float) -> str:
-    unit = "bytes"
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if size < 1024 or unit == "GiB":
-            break
-        size /= 1024
-    return f"{size:.0f} {unit}"

@@ -652,7 +652,7 @@ def _waits(worker: WorkerProgram, learned: "LearnedFile | None") -> bool:
 
     Checking whether modules are fit for it takes a third of the time of their import.
     """
-    crowded = 2 * worker.workers >= 3 * linux.cpus()
+    crowded = 2 * worker.local_world_size >= 3 * linux.cpus()
     return (crowded or worker.keep is not None) and not _sets_variables(worker, learned)
 
 

@@ -21,17 +21,17 @@ _FILES = (
 class WorkerProgram(NamedTuple):
     """The program, arguments and variables that all workers of this node share.
 
-    `own` are the names of variables that differ between workers; `program` is a path; `workers` is
-    the number of workers on this node. `keep` says how long the process with the modules outlives
-    the job; None: not at all. `in_background`: the imports are for restarts only; no worker waits
-    for them, and they take only what nobody else needs.
+    `own` are the names of variables that differ between workers; `program` is a path. `keep` says
+    how long the process with the modules outlives the job; None: not at all. `in_background`: the
+    imports are for restarts only; no worker waits for them, and they take only what nobody else
+    needs.
     """
 
     program: str
     argv: tuple[str, ...]
     variables: Mapping[str, str]
     own: tuple[str, ...]
-    workers: int
+    local_world_size: int
     keep: KeepWarm | None = None
     in_background: bool = False
 

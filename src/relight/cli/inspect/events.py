@@ -13,13 +13,16 @@ from relight.base.text import did_you_mean, pluralize
 from relight.base.values import parse_count
 from relight.cli.jobs.common import HANDLE, HELP, JSON, Page, read_arguments, say
 from relight.cli.jobs.logs import parse_time
-from relight.events import event_lines
+from relight.core.group.group_replay import replay
+from relight.events import event_lines, event_schema
 from relight.events.event_lines import Line, Selection
 from relight.events.event_types import SCHEMA, Formed
 from relight.flags.spec import Flag
 from relight.job import handles
 from relight.job.handles import Handle
 from relight.job.lookup import find_job
+from relight.runner import event_log
+from relight.runner.runner import Runner
 
 _EXIT_DIFFERS = 1
 
@@ -143,8 +146,6 @@ def _is_file(target: str) -> bool:
 
 
 def _names(text: str) -> frozenset[str]:
-    from relight.events import event_schema
-
     names = frozenset(name for name in text.split(",") if name)
     known = list(event_schema.kinds())
     for name in sorted(names - set(known)):
@@ -155,9 +156,6 @@ def _names(text: str) -> frozenset[str]:
 
 def _read(source: Handle | str, *, follow: bool) -> Iterator[tuple[str, Line]]:
     """Return the lines of a job's event logs, or of a file, each with the name of its log."""
-    from relight.runner import event_log
-    from relight.runner.runner import Runner
-
     if isinstance(source, str):
         event_log.check_file(source)
         texts = event_log.of_file(source, follow=follow)
@@ -183,8 +181,6 @@ def _lines(texts: Iterator[tuple[str, str]]) -> Iterator[tuple[str, Line]]:
 
 
 def _replay(lines: Iterator[Line]) -> int:
-    from relight.core.group.group_replay import replay
-
     steps = different = 0
     try:
         for step in replay(lines):

@@ -1,7 +1,8 @@
 """`relight status`: shows the state of a job or, without one, the agents on this machine."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from relight.base import env
 from relight.base.env import Environment
 from relight.base.errors import EXIT_OK, UsageError
 from relight.base.fields import printable
@@ -22,11 +23,11 @@ from relight.flags.arguments import parse
 from relight.flags.spec import Flag
 from relight.job import handles
 from relight.job.lookup import find_job
+from relight.processes import agent_processes
+from relight.processes.agent_processes import Running, arguments
+from relight.processes.running_jobs import JobDirectory
 from relight.runner import event_log
 from relight.runner.runner import Runner
-
-if TYPE_CHECKING:
-    from relight.processes.agent_processes import Running
 
 PAGE = Page(
     "status [flags] [JOB]",
@@ -148,8 +149,6 @@ def main(argv: list[str]) -> int:
 
 
 def _print_agents(*, as_json: bool) -> int:
-    from relight.processes import agent_processes
-
     found = [
         agent._replace(run_id=agent.run_id or _requested_run_id(agent))
         for agent in agent_processes.running()
@@ -184,9 +183,6 @@ def _print_agents(*, as_json: bool) -> int:
 
 def _names() -> dict[int, str]:
     """Return the names of the jobs of agents, by pid."""
-    from relight.base import env
-    from relight.processes.running_jobs import JobDirectory
-
     try:
         return {job.pid: job.name for job in JobDirectory(env.read().variables).running()}
     except OSError:
@@ -195,8 +191,6 @@ def _names() -> dict[int, str]:
 
 def _slow_ranks(job: handles.Handle) -> list[str]:
     """Return the slow ranks of a job that agents on this machine know."""
-    from relight.processes import agent_processes
-
     try:
         running = agent_processes.running()
     except UsageError:  # the system does not show them
@@ -214,10 +208,8 @@ def _line(text: str) -> str:
     return printable(text).replace("\n", " ")
 
 
-def _requested_run_id(agent: "Running") -> str:
+def _requested_run_id(agent: Running) -> str:
     """Return the --rdzv-id in the command line of an agent whose workers have not started yet."""
-    from relight.processes.agent_processes import arguments
-
     try:
         parsed = parse(arguments(agent.command) or [], Environment({}))
     except UsageError:
@@ -225,7 +217,7 @@ def _requested_run_id(agent: "Running") -> str:
     return str(parsed.values["rdzv_id"]) if "rdzv-id" in parsed.given else ""
 
 
-def _as_object(agent: "Running") -> dict[str, Any]:
+def _as_object(agent: Running) -> dict[str, Any]:
     warm = {"pid": agent.warm_pid, "memory": agent.warm_memory} if agent.warm_pid else None
     fields = agent._asdict()
     del fields["warm_pid"], fields["warm_memory"]

@@ -1,7 +1,10 @@
 """Shared parts of the commands on jobs: reading flags, printing, and watching a job to its end."""
 
+import json
 import sys
+import threading
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 from math import isfinite
 from typing import Any, NamedTuple
 
@@ -80,8 +83,6 @@ def say(text: str) -> None:
 
 def print_json(value: Any) -> None:
     """Print JSON: on one line, or indented on a terminal."""
-    import json
-
     print(json.dumps(value, indent=2 if sys.stdout.isatty() else None))
 
 
@@ -99,8 +100,6 @@ def shown_time(text: str) -> str:
     """Return an ISO time in this machine's time zone, as `2026-01-31 12:00:00+0000`; any other
     text is returned unchanged.
     """
-    from datetime import datetime
-
     try:
         return datetime.fromisoformat(text).astimezone().strftime("%F %T%z")
     except (ValueError, OverflowError):
@@ -164,8 +163,6 @@ class Follower:
     """
 
     def __init__(self, runner: Runner, handle: Handle, where: Any, **query: Any) -> None:
-        import threading
-
         self._runner, self._handle, self._where = runner, handle, where
         self._filters = query
         self._replicas = runner.replicas(handle)

@@ -1,5 +1,6 @@
 """`relight components`: lists the components that can be submitted."""
 
+import ast
 import inspect
 from collections.abc import Callable
 from contextlib import suppress
@@ -62,8 +63,6 @@ def main(argv: list[str]) -> int:
 
 def _source(function: Callable[..., Any]) -> str:
     """Return the source of a component with the parts of its module that it uses."""
-    import ast
-
     module = inspect.getmodule(function)
     own = inspect.getsource(function).rstrip("\n")
     text = inspect.getsource(module) if module else own

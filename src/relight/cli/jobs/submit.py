@@ -1,8 +1,11 @@
 """`relight submit`: submits a job to a scheduler."""
 
+import json
 import shlex
+import signal
 import sys
 from collections.abc import Sequence
+from inspect import signature
 from typing import Any, NoReturn
 
 from relight.base.env import Environment
@@ -190,8 +193,6 @@ def _check_only_stdin(words: list[str], rest: list[str]) -> None:
 
 def _from_stdin(values: dict[str, Any]) -> tuple[str, Any]:
     """Read the object on stdin into `values`; return the component and its arguments."""
-    import json
-
     try:
         found = json.load(sys.stdin)
     except ValueError as error:
@@ -232,8 +233,6 @@ def _print_dry_run(runner: Runner, job: Prepared, *, as_json: bool) -> int:
 
 
 def _submit(runner: Runner, job: Prepared, values: dict[str, Any]) -> int:
-    import signal
-
     for note in job.notes:
         say(f"note: {note}")
     scheduler = runner.scheduler(job.scheduler)
@@ -278,8 +277,6 @@ def _forgotten_component(given: Sequence[str], left: Sequence[str]) -> UsageErro
         given: the preceding flags of `relight submit`.
         left: the flag and the words after it.
     """
-    from inspect import signature
-
     from relight.job.components.dist import ddp
 
     if left[0].partition("=")[0].lstrip("-").replace("-", "_") not in signature(ddp).parameters:

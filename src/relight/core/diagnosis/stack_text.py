@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import takewhile
 from typing import NamedTuple
 
-from relight.base.text import format_ranks
+from relight.base.text import format_ranks, pluralize
 from relight.core.failure import WorkerState
 
 MOST_LINES = 10
@@ -274,7 +274,7 @@ def render(
     lines = [line(group, named) for group in found[:MOST_LINES]]
     more = len(found) - MOST_LINES
     if more > 0:
-        lines.append(f"… and {more} more group{'s' if more > 1 else ''}")
+        lines.append(f"… and {pluralize(more, 'more group')}")
     return lines
 
 

@@ -105,7 +105,7 @@ from relight.core.group.messages import (
     WorkersSucceeded,
 )
 from relight.core.group.roster import Roster
-from relight.core.ranks import NO_GENERATION, Generation, GenerationId, NodeSlots
+from relight.core.ranks import NO_GENERATION, Generation, GenerationId, NodeSize
 
 if TYPE_CHECKING:
     from relight.core.group.checkpoint_barrier import Agreement
@@ -646,7 +646,7 @@ class Membership:
             return
         if roster.slow_ranks is None:
             joins = [self.members[each].join for each in roster.order if each is not None]
-            places = ranks.places([NodeSlots(join.local_world_size, join.role) for join in joins])
+            places = ranks.places([NodeSize(join.local_world_size, join.role) for join in joins])
             hosts = [join.host for join in joins]
             roster.slow_ranks = straggler_detector.StragglerDetector(
                 zip(places, hosts, strict=True)
@@ -1070,8 +1070,8 @@ class Membership:
         generation = Generation(
             self.generation, self.restart, address, port, self._cause, failed_host
         )
-        nodes = [NodeSlots(m.join.local_world_size, m.join.role) for m in members]
-        self._ending.world_size = sum(slots.local_world_size for slots in nodes)
+        nodes = [NodeSize(m.join.local_world_size, m.join.role) for m in members]
+        self._ending.world_size = sum(node.local_world_size for node in nodes)
         for member, place in zip(members, ranks.places(nodes), strict=True):
             self.members.start(member)
             self._send(member.node, GenerationFormed(generation, place))

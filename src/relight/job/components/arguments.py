@@ -6,6 +6,7 @@ Each parameter is a flag `--name`, with underscores or dashes; one-letter names 
 """
 
 import inspect
+import textwrap
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_type_hints
@@ -14,6 +15,7 @@ from relight.base.errors import UsageError
 from relight.base.text import closest_match
 from relight.job.components import decoding
 from relight.job.components.decoding import ParameterKind
+from relight.job.components.source import line_of
 
 _SWITCHES_OF_SUBMIT = ("--dryrun", "--wait", "--log", "--tee_logs", "--tee-logs", "--stdin",
                        "--json")  # fmt: skip
@@ -212,8 +214,6 @@ def usage(signature: Signature, command: str) -> str:
 
 
 def _entry(left: str, text: str) -> list[str]:
-    import textwrap
-
     width = 30
     wrapped = textwrap.wrap(text, 98 - width) or [""]
     if len(left) > width - 2:
@@ -348,8 +348,6 @@ def _kind(annotation: Any) -> tuple[ParameterKind, tuple[str, ...]]:
 
 
 def _wrong(target: Callable[..., Any], parameter: str, text: str) -> UsageError:
-    from relight.job.components.source import line_of
-
     hint = f"types: {_SUPPORTED}" if text.endswith("has no type") else ""
     return UsageError(f"{line_of(target, parameter)}: {text}", hint=hint)
 

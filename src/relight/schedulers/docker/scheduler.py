@@ -40,6 +40,8 @@ from relight.schedulers.api import (
 )
 from relight.schedulers.docker import replicas
 from relight.schedulers.docker.daemon import Daemon, address, explanation, refusal
+from relight.schedulers.docker.images import Images
+from relight.schedulers.docker.logs import lines
 from relight.schedulers.docker.replicas import CANCELLED, STOPPED, Container
 from relight.schedulers.docker.request import (
     LAUNCHER,
@@ -96,8 +98,6 @@ class Docker(Scheduler):
 
     def submit(self, request: Request) -> str:
         """Start the containers and return the id of the app."""
-        from relight.schedulers.docker.images import Images
-
         body = request.body
         app_id = str(body["app_id"])
         with self._daemon.client() as client:
@@ -127,8 +127,6 @@ class Docker(Scheduler):
 
     def logs(self, app_id: str, query: LogQuery) -> Iterator[str]:
         """Return the output lines of a replica."""
-        from relight.schedulers.docker.logs import lines
-
         with self._daemon.client() as client:
             found = _job(client, app_id)
         key = (query.role, query.replica)
@@ -219,8 +217,6 @@ def _packed(launcher: bytes) -> bytes:
 def _remove(client: Any, app_id: str) -> None:
     """Remove everything created for a job, by any process."""
     import docker
-
-    from relight.schedulers.docker.images import Images
 
     for listed in client.containers(all=True, filters={"label": f"{Label.APP_ID}={app_id}"}):
         try:

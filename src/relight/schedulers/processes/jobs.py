@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from relight.base.errors import MachineError, UsageError
-from relight.host.files import make_directories
+from relight.host.files import make_directories, remove_tree
 from relight.job import records
 from relight.job.app import NOTHING, AppDef, AppState
 from relight.job.status import AppStatus, ReplicaStatus
@@ -283,6 +283,4 @@ def _last_line(path: str) -> str:
 
 
 def _remove(directory: str) -> None:
-    from relight.host.files import remove_tree
-
     remove_tree(directory)

@@ -1,0 +1,87 @@
+"""Imports the modules of the one-file launcher, which carries all of them in one archive member.
+
+One compressed text is half the size of as many entries, of which each is compressed by itself.
+`launcher_file.py` writes it and puts this file beside it, as `relight/packed_modules.py`.
+
+The finder is registered for the folders of this package only: `sys.meta_path` and `sys.path_hooks`,
+which a worker forked from a warm process inherits, stay as they are.
+"""
+
+import sys
+from collections.abc import Iterable
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+MEMBER = "relight/modules"
+"""The archive member: a line `PATH SIZE` for each module, an empty line, then their sources."""
+
+
+def pack(sources: Iterable[tuple[str, bytes]]) -> bytes:
+    """Return the content of `MEMBER` for sources by path, such as `relight/agent/node.py`."""
+    sources = list(sources)
+    index = "".join(f"{path} {len(source)}\n" for path, source in sources)
+    return index.encode() + b"\n" + b"".join(source for _, source in sources)
+
+
+class PackedModules:
+    """Finder and loader of packed modules.
+
+    Args:
+        archive: the path of the archive; the modules' files are named below it.
+        packed: what `pack` returned.
+    """
+
+    def __init__(self, archive: str, packed: bytes) -> None:
+        self._archive = archive
+        self._sources: dict[str, bytes] = {}
+        index, _, rest = packed.partition(b"\n\n")
+        begin = 0
+        for line in index.decode().split("\n"):
+            path, _, size = line.rpartition(" ")
+            self._sources[path] = rest[begin : begin + int(size)]
+            begin += int(size)
+
+    def folders(self) -> set[str]:
+        """Return the directories in which the modules appear to be."""
+        return {f"{self._archive}/{path.rpartition('/')[0]}" for path in self._sources}
+
+    def find_spec(self, name: str, target: object = None) -> ModuleSpec | None:
+        """Return the spec of a packed module."""
+        del target
+        place = name.replace(".", "/")
+        for path, is_package in ((f"{place}/__init__.py", True), (f"{place}.py", False)):
+            if path in self._sources:
+                origin = f"{self._archive}/{path}"
+                spec = ModuleSpec(name, self, origin=origin, is_package=is_package)  # type: ignore[arg-type]
+                spec.has_location = True
+                if is_package:
+                    spec.submodule_search_locations = [f"{self._archive}/{place}"]
+                return spec
+        return None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """Leave it to the import system."""
+        del spec
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Execute a module in its namespace."""
+        source, file = self.get_source(module.__name__), module.__spec__.origin  # type: ignore[union-attr]
+        exec(compile(source, str(file), "exec", dont_inherit=True), module.__dict__)  # noqa: S102
+
+    def get_source(self, name: str) -> str:
+        """Return a module's source, which tracebacks show."""
+        spec = self.find_spec(name)
+        if spec is None:
+            raise ImportError(f"no packed module {name}", name=name)
+        return self._sources[str(spec.origin)[len(self._archive) + 1 :]].decode()
+
+
+def install(package: Any) -> None:
+    """Let the archive's `relight` find its packed modules."""
+    archive = package.__loader__.archive
+    package.__path__ = [f"{archive}/relight"]
+    modules = PackedModules(archive, package.__loader__.get_data(f"{archive}/{MEMBER}"))
+    for folder in modules.folders():
+        sys.path_importer_cache[folder] = modules
