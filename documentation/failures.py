@@ -51,7 +51,7 @@ SOURCES = {
     "core/diagnosis/last_words.py": ("weighed",),
     "core/link/link_state.py": ("_wait",),
     "core/group/membership.py": ("JobEnded", "_stop_hung"),
-    "core/group/restart_budget.py": ("_REPEATED", "why_no_restart", "_used_up"),
+    "core/group/restart_budget.py": ("_REPEATED", "_rule", "why_no_restart", "_used_up"),
     "core/group/group_messages.py": (
         "refusal", "other_lost_after", "lost_after_too_long", "too_few", "coming_back", "not_ready",
         "last_call", "on_probation", "dropped",

@@ -114,10 +114,12 @@ def all_differences() -> list[str]:
 
 
 _PAGES = {
+    "bad-nodes": "bad-nodes.md",
     "checkpoints": "restarts.md",
     "end-with-parent": "embedding.md",
     "failure-report": "failure-report.md",
     "hang-timeout": "hangs.md",
+    "fail-on": "restarts.md",
     "health-check": "health-check.md",
     "health-check-timeout": "health-check.md",
     "keep-warm": "warm.md",
@@ -127,6 +129,7 @@ _PAGES = {
     "preload": "warm.md",
     "record-group": "watching.md",
     "repeated-lines": "console.md",
+    "restart-on": "restarts.md",
     "restart-policy": "restarts.md",
     "watch-slow-ranks": "slow-ranks.md",
     "worker-store": "decisions/0004-worker-store.md",

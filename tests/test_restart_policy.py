@@ -94,6 +94,21 @@ def test_restart_rate_limit_ends_flapping_job(launch: Launch, train: Path) -> No
     assert restart_messages(result.stderr)[-1].startswith("all 2 restarts within 1 h are used up")
 
 
+def test_exit_code_rules_end_the_job(launch: Launch, train: Path) -> None:
+    """A budget is left; the report names the rule."""
+    ends = "os.kill(os.getpid(), signal.SIGXCPU) if restart else sys.exit(75)"
+    result = launch("run", "--nproc-per-node=2", "--max-restarts=5", "--restart-on=75,SIGXCPU",
+                    train, ends.replace("SIGXCPU", "SIGTERM"))  # fmt: skip
+    assert restart_messages(result.stderr) == [
+        "restart 1 of 5",
+        "--restart-on does not list SIGTERM",
+    ]
+    result = launch("run", "--nproc-per-node=2", "--max-restarts=5", "--fail-on=2,SIGXCPU",
+                    train, ends)  # fmt: skip
+    assert result.returncode == 128 + 24
+    assert restart_messages(result.stderr) == ["restart 1 of 5", "--fail-on lists SIGXCPU"]
+
+
 def test_failure_report_has_cause_as_json(launch: Launch, train: Path) -> None:
     result = launch("run", "--nproc-per-node=2", "--max-restarts=1", "--failure-report=why.json",
                     train, "pass")  # fmt: skip

@@ -262,6 +262,7 @@ LOADED_BEFORE = {
     "relight.flags.usage": "--help",
     "relight.agent.failure_report": "--failure-report",
     "relight.agent.health_check": "--health-check",
+    "relight.agent.bad_node": "--bad-nodes",
     "relight.host.checkpoints": "--checkpoints",
     "relight.output.event_handler": "--event-log-handler",
     "relight.host.env_fingerprint": "several nodes",

@@ -77,6 +77,9 @@ def notes_of(*argv: str) -> list[str]:
         ),
         (["--health-check=./a b"], "health_check", HealthCheck("./a b")),
         (["--restart-policy=smart"], "restart_policy", "smart"),
+        (["--restart-on=75, SIGKILL,75"], "restart_on", (75, 137)),
+        (["--fail-on=2,SIGXCPU"], "fail_on", (2, 152)),
+        (["--fail-on="], "fail_on", ()),
         (["--checkpoints=/ckpt/*.pt"], "checkpoints", "/ckpt/*.pt"),
         (["--name=my.job-1"], "name", "my.job-1"),
         (["--status=8080"], "status", PageAddress(Endpoint("127.0.0.1", 8080))),
@@ -203,6 +206,10 @@ def test_command_line_overrides_pet_variables(
         (["--tee=0:4", "x.py"], "expected 0, 1, 2 or 3"),
         (["--local-ranks-filter=0,", "x.py"], "comma-separated list of local ranks"),
         (["--numa-binding=core", "x.py"], "core is not one of"),
+        (["--fail-on=SIGXCPUS", "x.py"], "SIGXCPUS is neither an exit code from 1 to 255 nor a "),
+        (["--fail-on=KILL", "x.py"], "did you mean SIGKILL?"),
+        (["--restart-on=0", "x.py"], "expected a list such as 2,SIGXCPU"),
+        (["--restart-on=75,", "x.py"], "'' is neither"),
         (["--event-log-handler=a b", "x.py"], "a b is not one of null, console"),
     ],
 )
@@ -280,6 +287,7 @@ def test_invalid_variable_is_named_as_source(variables: dict[str, str], message:
         (["--preload=off,json"], "leave out the names or off"),
         (["--rdzv-id=" + 101 * "é"], "--rdzv-id is longer than 200 bytes"),
         (["--nnodes=2", "--rdzv-id="], "--rdzv-id is empty"),
+        (["--restart-on=137,1", "--fail-on=SIGKILL"], "--fail-on both list SIGKILL"),
     ],
 )
 def test_contradictory_flags_are_rejected_by_name(argv: list[str], message: str) -> None:
@@ -300,6 +308,7 @@ def test_contradictory_flags_are_rejected_by_name(argv: list[str], message: str)
         (["--log-dir=/dev/null", "--tee=3"], "have no effect with --log-dir=/dev/null"),
         (["--duplicate-stdout-filters=a"], "no stdout is tee'd"),
         (["--duplicate-stderr-filters=a", "--tee=1"], "no stderr is tee'd"),
+        (["--fail-on=2"], "no effect without --max-restarts: --fail-on"),
     ],
 )
 def test_values_without_effect_are_noted(argv: list[str], note: str) -> None:

@@ -214,3 +214,9 @@ def test_wrong_value_of_a_flag_names_the_file(tmp_path: Path) -> None:
     site = sites.load(written(tmp_path, "[run]\nmax-restarts = 'x'"))
     with pytest.raises(UsageError, match=r"config.toml: max-restarts = x: "):
         spec(site)
+
+
+def test_site_sets_exit_code_rules(tmp_path: Path) -> None:
+    """As a list or as on the command line."""
+    site = sites.load(written(tmp_path, '[run]\nfail-on = [2, "SIGXCPU"]\nrestart-on = "75"\n'))
+    assert (spec(site).fail_on, spec(site).restart_on) == ((2, 152), (75,))

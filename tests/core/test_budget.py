@@ -2,6 +2,7 @@
 
 import pytest
 
+from relight.base.values import parse_exit_codes
 from relight.core.failure import ErrorReport, Failure, FailureKind
 from relight.core.group.group_types import GroupSettings
 from relight.core.group.messages import JobEnded
@@ -15,8 +16,23 @@ RAISED = FAILED._replace(
 KILLED = FAILED._replace(exitcode=-9)
 
 
-def settings(most: int, window_s: float = 0.0, *, smart: bool = False) -> GroupSettings:
-    return GroupSettings(1, 1, most, restart_window_s=window_s, smart=smart)
+def settings(
+    most: int,
+    window_s: float = 0.0,
+    *,
+    smart: bool = False,
+    restart_on: str = "",
+    fail_on: str = "",
+) -> GroupSettings:
+    return GroupSettings(
+        1,
+        1,
+        most,
+        restart_window_s=window_s,
+        smart=smart,
+        restart_on=parse_exit_codes(restart_on),
+        fail_on=parse_exit_codes(fail_on),
+    )
 
 
 class Job:
@@ -189,3 +205,46 @@ def test_repeated_usage_error_ends_the_job() -> None:
     job = Job(settings(9, smart=True))
     assert isinstance(job.fails(refused), Restart)
     assert isinstance(job.fails(refused), JobEnded)
+
+
+@pytest.mark.parametrize(
+    ("rules", "exitcode", "decision"),
+    [
+        ({"fail_on": "2,SIGXCPU"}, 2, "end: --fail-on lists exit code 2"),
+        ({"fail_on": "2,SIGXCPU"}, -24, "end: --fail-on lists SIGXCPU"),
+        ({"fail_on": "2,SIGXCPU"}, 1, "restart 1 of 3"),
+        ({"restart_on": "75,SIGKILL"}, 75, "restart 1 of 3"),
+        ({"restart_on": "75,SIGKILL"}, -9, "restart 1 of 3"),
+        ({"restart_on": "75,137"}, -9, "restart 1 of 3"),
+        ({"restart_on": "75,SIGKILL"}, 1, "end: --restart-on does not list exit code 1"),
+        ({"restart_on": "75", "fail_on": "2"}, -11, "end: --restart-on does not list SIGSEGV"),
+    ],
+)
+def test_exit_code_rules_decide_before_the_budget(
+    rules: dict[str, str], exitcode: int, decision: str
+) -> None:
+    assert Job(settings(3, **rules)).reason(FAILED._replace(exitcode=exitcode)) == decision
+
+
+def test_restarts_of_listed_exit_codes_use_the_budget() -> None:
+    job = Job(settings(1, restart_on="75"))
+    failure = FAILED._replace(exitcode=75)
+    assert [job.reason(failure), job.reason(failure)] == [
+        "restart 1 of 1",
+        "end: the one restart is used up",
+    ]
+
+
+def test_exit_code_rules_judge_the_root_cause() -> None:
+    """A peer that was stopped because of the failure has an exit code of its own."""
+    stopped = FAILED._replace(rank=1, exitcode=-15, stop_signal=15, at=0.5)
+    ended = GenerationEnd([FAILED._replace(exitcode=75), stopped], (), "", 0.0)
+    wanted = settings(3, restart_on="75", fail_on="SIGTERM")
+    assert isinstance(decide(ended, RestartHistory(wanted, 0, "o", 0.0), 0, 1.0), Restart)
+
+
+def test_hang_ignores_exit_code_rules() -> None:
+    hung = FAILED._replace(exitcode=-6, stop_signal=6)
+    ended = GenerationEnd([hung], (), "no progress", 0.0, hung=True)
+    wanted = settings(3, restart_on="75", fail_on="SIGABRT,124")
+    assert isinstance(decide(ended, RestartHistory(wanted, 0, "o", 0.0), 0, 1.0), Restart)

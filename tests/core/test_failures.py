@@ -53,6 +53,19 @@ def test_equal_failures_are_reported_once() -> None:
     assert text[3].startswith("  first rank 1 on vm: ")
 
 
+def test_gpu_error_is_a_line_of_the_report() -> None:
+    """Also that of a rank that failed as a consequence, or whose crash has a stack of its own."""
+    said = "its GPU 0000:3b:00.0 reported Xid 79 (GPU has fallen off the bus) 0.4 s before"
+    for root, line in (
+        (end(1, -SEGV)._replace(gpu_error=said), f"  {said}"),
+        (end(1, -ABRT, report=CRASHED)._replace(gpu_error=said), f"  {said}"),
+        (end(1, report=error("CUDA error: unknown error"))._replace(gpu_error=said), f"  {said}"),
+        (end(1, -SEGV), f"  rank 2: {said}"),
+    ):
+        ends = [root, end(2, 3, at=5.0)._replace(gpu_error="" if root.gpu_error else said)]
+        assert diagnose(ends).render(formed_at=0, ended="now", verdict="over")[1] == line
+
+
 def test_equal_signals_and_exit_codes_are_one_cause() -> None:
     """An end that the agent had asked for is another one."""
     killed = [end(r, -SEGV) for r in (0, 1)]

@@ -307,6 +307,13 @@ def test_excluded_nodes_get_no_pod(kind: str) -> None:
     ]
 
 
+def test_agent_that_remembers_bad_nodes_knows_its_node() -> None:
+    app = ddp(env={"RELIGHT_BAD_NODES": "/shared/bad"})
+    names = [each for each in pod(app)["containers"][0]["env"] if "NODE" in each["name"]]
+    assert {"fieldRef": {"fieldPath": "spec.nodeName"}} in [each.get("valueFrom") for each in names]
+    assert "spec.nodeName" not in str(pod())
+
+
 @pytest.mark.parametrize(("j", "members"), [("4x8", 4), ("2:4x8", 2)])
 def test_coscheduling_starts_pods_together(j: str, members: int) -> None:
     *_, group, job = made(ddp(j=j), gang=True, scheduler="coscheduler")

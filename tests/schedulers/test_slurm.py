@@ -441,6 +441,28 @@ def test_options_reach_slurm(jobs: Jobs) -> None:
     assert jobs.logs(app_id) == [f"travels{where}/workspace"]
 
 
+def test_bad_nodes_are_excluded(jobs: Jobs, tmp_path: Path) -> None:
+    """A node that Slurm does not know is not: sbatch would refuse the job."""
+    bad = tmp_path / "bad"
+    bad.mkdir()
+    env = {**SHELL, "RELIGHT_BAD_NODES": str(bad)}
+    for name in ("node2", "gone"):
+        record = {"name": name, "reason": "Xid 79", "scheduler": "slurm", "user": "u", "job": "1",
+                  "since": 0.0, "until": time.time() + 3600}  # fmt: skip
+        (bad / f"{name}.0.json").write_text(json.dumps(record))
+    submit = [sys.executable, "-m", "relight", "submit", "-s", "slurm", "--dryrun"]
+    text, code = jobs.slurm.run([*submit, "utils.echo", "--msg", "hi"], env=env)
+    assert code == 0, text
+    assert "#SBATCH --exclude=node2\n" in text
+    assert re.search(r"left out: node2 until \S+ \S+: Xid 79", text)
+    assert "gone" not in text
+    asks = [*submit, "-cfg", "nodelist=node[2-3]", "utils.echo", "--msg", "hi"]
+    text, code = jobs.slurm.run(asks, env=env)
+    assert code == 0 and "--exclude" not in text, text
+    text, code = jobs.slurm.run(["sbatch", "--exclude=gone", "--wrap=true"])
+    assert code != 0 and "Invalid node name" in text
+
+
 def test_rejected_job_is_one_line_and_leaves_nothing(jobs: Jobs) -> None:
     """An unknown partition lists the existing ones."""
     before = sorted(jobs.slurm.directory.rglob("job.sbatch"))

@@ -206,8 +206,10 @@ class Agent:
         while True:
             unfit = self._check_health(outcome)
             if unfit is not None:
+                self._remember(unfit.why if unfit.is_proof else "")
                 return self._leaving().as_unfit(unfit, outcome, self._is_over)
             self._get_ready(outcome)
+            self._remember(next((f.gpu_error for f in outcome.failures if f.gpu_broken), ""))
             formed, outcome = self._wait_for_generation(), GenerationResult()
             if formed is not None:
                 workers, outcome = self._run_generation(formed)
@@ -239,6 +241,15 @@ class Agent:
 
         unfit = health_check.run(self.loop, self.journal, self.job, self._is_over)
         return unfit if unfit.why else None
+
+    def _remember(self, why: str) -> None:
+        """Remember this node as bad, if there is a reason and --bad-nodes."""
+        place = self.job.command.spec.bad_nodes
+        if not (why and place):
+            return
+        from relight.agent import bad_node
+
+        bad_node.remember(self.loop, self.journal, place, why, self.job.command.env)
 
     def _get_ready(self, outcome: GenerationResult) -> None:
         """Bind a store for the next generation; report that no workers run here, and how the last
@@ -328,6 +339,8 @@ class Agent:
         program = self.job.worker_program
         if program is not None and program.in_background:
             first = (*first, *_LOADED_FOR_RESTARTS)
+        if self.job.command.spec.bad_nodes:
+            first = (*first, "relight.agent.bad_node")
         _load(self.loop, iter((*first, *_LOADED_LATER)))
 
     def _show_job(self) -> None:

@@ -107,6 +107,8 @@ def _failure(failure: Failure, end: JobEnded) -> dict[str, Any]:
         "what": hung(failure) if hangs else how_it_ended(failure),
         "exception": failure.report and _exception(failure.report, failure),
         "evidence": failure.evidence,
+        "gpu_error": failure.gpu_error,
+        "gpu_broken": failure.gpu_broken,
         "last_lines": failure.last_lines,
         "doing": failure.doing
         and {

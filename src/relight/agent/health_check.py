@@ -15,10 +15,17 @@ from typing import NamedTuple
 
 from relight.agent.agent_config import AgentConfig
 from relight.base.env import Environment
-from relight.base.errors import signal_name
+from relight.base.errors import RelightError, signal_name
 from relight.base.text import format_duration, format_size, pluralize
-from relight.base.values import NETWORK, NO_LIMIT, BuiltinCheck, HealthCheck
+from relight.base.values import (
+    NETWORK,
+    NO_LIMIT,
+    BuiltinCheck,
+    HealthCheck,
+    parse_health_check,
+)
 from relight.events.event_types import HealthChecked
+from relight.flags import site
 from relight.health import inspection, machine_findings
 from relight.host import free_memory, system
 from relight.host.loop import Loop
@@ -38,10 +45,13 @@ _DRIVER_REMEDY = "look at dmesg; restart the driver or the machine"
 
 
 class HealthCheckFailure(NamedTuple):
-    """Result of a health check: the failure reason (empty if healthy), and the remedy."""
+    """Result of a health check: the failure reason (empty if healthy), and the remedy. `is_proof`:
+    the hardware is broken, or the site's own check says that the node is unfit, whatever the job.
+    """
 
     why: str
     remedy: str = _REPAIR
+    is_proof: bool = False
 
 
 _FIT = HealthCheckFailure("")
@@ -69,9 +79,19 @@ def run(
     if unfit is None:
         unfit = HealthCheckFailure(f"it did not end within {format_duration(limit_s)}")
     if unfit.why and check.command:
-        unfit = unfit._replace(why=f"{check.command}: {unfit.why}")
+        why = f"{check.command}: {unfit.why}"
+        unfit = unfit._replace(why=why, is_proof=_is_of_site(check, job.command.env))
     journal.record(HealthChecked(round(loop.now() - began, 3), unfit.why))
     return unfit
+
+
+def _is_of_site(check: HealthCheck, env: Environment) -> bool:
+    """Return whether a check is that of the site's configuration."""
+    try:
+        text = site.load(env).run.get("health-check", "")
+        return parse_health_check(text) == check
+    except (RelightError, ValueError):
+        return False
 
 
 def _until_known(
@@ -243,11 +263,12 @@ def _by_nvidia_smi(env: Environment) -> HealthCheckFailure:
     except FileNotFoundError:
         return _FIT  # no NVIDIA tools
     except OSError as error:
-        return HealthCheckFailure(f"nvidia-smi does not answer: {error.strerror}", _DRIVER_REMEDY)
+        why = f"nvidia-smi does not answer: {error.strerror}"
+        return HealthCheckFailure(why, _DRIVER_REMEDY, is_proof=True)
     if done.exitcode:
         text = (done.stdout + done.stderr).decode(errors="replace").strip()
         why = f"nvidia-smi exited with {done.exitcode}: {text[-_SHOWN:]}"
-        return HealthCheckFailure(why, _DRIVER_REMEDY)
+        return HealthCheckFailure(why, _DRIVER_REMEDY, is_proof=True)
     for line in done.stdout.decode(errors="replace").splitlines():
         index, used, errors = [*map(str.strip, line.split(",")), "", ""][:3]
         if used.isdecimal() and int(used) > _MOST_USED_MIB:
@@ -255,9 +276,8 @@ def _by_nvidia_smi(env: Environment) -> HealthCheckFailure:
             return HealthCheckFailure(why, machine_findings.HOLDERS_REMEDY)
         if errors.isdecimal() and int(errors):
             why = f"GPU {index} has {errors} memory errors that ECC could not correct, more than 0"
-            return HealthCheckFailure(
-                why, f"nvidia-smi --gpu-reset -i {index}; if they come again, replace it"
-            )
+            remedy = f"nvidia-smi --gpu-reset -i {index}; if they come again, replace it"
+            return HealthCheckFailure(why, remedy, is_proof=True)
     return _FIT
 
 

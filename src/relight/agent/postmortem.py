@@ -18,6 +18,7 @@ from relight.core.failure import ErrorReport, Failure, FailureKind
 from relight.core.failure import WorkerEnd as WorkerEnd
 from relight.core.group.messages import JobEnded, NodeReady
 from relight.core.workers.worker_command import Command
+from relight.host import devices, gpu_errors
 from relight.host.loop import Loop
 from relight.host.oom_detector import NOBODY
 from relight.output import error_files
@@ -33,6 +34,8 @@ _MOST_MESSAGE = 4096
 _NO_MODULE = re.compile(r"No module named '([\w.]+)'")
 _FUNCTION = "relight.worker.call"
 """The module that runs a function of `relight.launch`."""
+_OF_GPU = re.compile(r"CUDA|NCCL|CUBLAS|CUDNN|cuBLAS|cuDNN|NVML|\bGPU\b")
+"""Names in errors of a GPU, as torch and its libraries print them."""
 _MOST_WORDS = 200
 _FAULT = "Fatal Python error: Aborted\n"
 _AT_EXIT = f"terminate called without an active exception\n{_FAULT}"
@@ -70,6 +73,7 @@ def gather(
         _with_words(failure, end, logs, workers, command, elsewhere)
         for failure, end in zip(found, looked_at, strict=True)
     ]
+    found = with_gpu_errors(found, workers, command)
     found = [each for each in found if each.exitcode or _tells_error(each)]
     succeeded = tuple(workers.ranks[end.local_rank] for end in over)
     return failure_text.shared(_with_remedies(found, command, loop), loop.now()), succeeded
@@ -96,6 +100,30 @@ def _with_remedies(found: Sequence[Failure], command: Command, loop: Loop) -> li
                 remedies[module] = interpreter.remedy(command.python, command.env, module, loop)
             evidence = remedies[module]
         told.append(failure._replace(evidence=evidence))
+    return told
+
+
+def with_gpu_errors(found: Sequence[Failure], workers: Workers, command: Command) -> list[Failure]:
+    """Return failures with the errors of their GPUs in the kernel's log."""
+    errors = gpu_errors.recent(max(failure.at for failure in found))
+    if not errors:
+        return list(found)
+    visible = [device.pci for device in devices.gpus(command.env)]
+    is_mapped = len(workers.ranks) <= len(visible)
+    told = []
+    for failure in found:
+        report = failure.report
+        texts = [*failure.last_lines, failure.words, report.message if report else ""]
+        said, is_broken = gpu_errors.of_worker(
+            errors,
+            pid=failure.pid,
+            pci=visible[failure.local_rank] if is_mapped else "",
+            visible=visible,
+            at=failure.at,
+            blames_gpu=not failure.stop_signal
+            and (failure.exitcode < 0 or any(_OF_GPU.search(text) for text in texts)),
+        )
+        told.append(failure._replace(gpu_error=said, gpu_broken=is_broken))
     return told
 
 

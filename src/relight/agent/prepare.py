@@ -152,6 +152,8 @@ def _job(
         )
         facts["--max-restarts"] = str(spec.max_restarts)
         facts["--restart-policy"] = spec.restart_policy
+        facts["--restart-on"] = ",".join(map(str, spec.restart_on)) or "none"
+        facts["--fail-on"] = ",".join(map(str, spec.fail_on)) or "none"
     elif spec.rdzv_conf:
         from relight.rendezvous import conf
 
@@ -190,7 +192,10 @@ def _store_ports(env: Environment) -> range:
 def _settings_alone(spec: LaunchSpec) -> GroupSettings:
     """Return the settings of a job of one node."""
     budget, smart = spec.max_restarts, spec.restart_policy == "smart"
-    return GroupSettings(1, 1, budget.most, restart_window_s=budget.window_s, smart=smart)
+    return GroupSettings(
+        1, 1, budget.most, restart_window_s=budget.window_s, smart=smart,
+        restart_on=spec.restart_on, fail_on=spec.fail_on,
+    )  # fmt: skip
 
 
 def _worker_program(command: Command, local_world_size: int) -> "WorkerProgram | None":

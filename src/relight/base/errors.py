@@ -106,6 +106,12 @@ def exit_code_of_signal(number: int) -> int:
     return EXIT_SIGNAL_BASE + number
 
 
+def exit_code_text(code: int) -> str:
+    """Return `SIGKILL` for 137, `exit code 3` for 3."""
+    name = signal_name(code - EXIT_SIGNAL_BASE)
+    return f"exit code {code}" if " " in name else name
+
+
 def signal_name(number: int) -> str:
     """Return the name of a signal: `SIGTERM` for 15, `signal 40` for an unnamed one."""
     try:

@@ -79,6 +79,8 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "rejoin_grace_s": _SECONDS,
     "lost_after_s": (0.1, MOST_SECONDS),
     "restart_window_s": _SECONDS,
+    "restart_on": (1, 255),
+    "fail_on": (1, 255),
     "age_s": _SECONDS,
     "stopping_s": _SECONDS,
     "printed_s": _SECONDS,
@@ -106,7 +108,8 @@ _EXACT = {"args", "command", "commands", "env", "value", "cwd", "path", "workspa
 _LENGTHS = {"error_file": 1 << 20, **dict.fromkeys(_EXACT, 1 << 20), "answer": MAX_ANSWER,
             "question": MAX_TEXT}  # fmt: skip
 _ITEMS = {"lines": 200, "last_lines": 200, "stack": 60, "findings": MAX_FINDINGS, "addresses": 16,
-          "resolved": 64, "facts": MAX_FACTS, "reported": 8}  # fmt: skip
+          "resolved": 64, "facts": MAX_FACTS, "reported": 8,
+          "restart_on": 255, "fail_on": 255}  # fmt: skip
 
 
 class Malformed(ValueError):  # noqa: N818

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable
 from typing import NamedTuple
 
+from relight.base.errors import exit_code_of_signal
 from relight.base.text import closest_match
 
 STDOUT, STDERR = 1, 2
@@ -67,6 +68,13 @@ class RestartBudget(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.most}{self.per}"
+
+
+class BadNodesDirectory(NamedTuple):
+    """Where bad nodes are remembered, and for how many seconds."""
+
+    path: str
+    expiry_s: float
 
 
 class HangTimeout(NamedTuple):
@@ -359,6 +367,22 @@ def parse_signals(text: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(numbers))
 
 
+def parse_exit_codes(text: str) -> tuple[int, ...]:
+    """Parse exit codes and names of signals, such as `2,SIGXCPU`; signal n is exit code 128 + n."""
+    names = [each.name for each in signal.Signals]
+    codes = []
+    for part in (part.strip() for part in text.split(",")) if text else []:
+        code = exit_code_of_signal(signal.Signals[part]) if part in names else whole(part)
+        if code is None or not 1 <= code <= 255:
+            meant = closest_match(part, names) if code is None else ""
+            raise ValueError(
+                f"{part or repr('')} is neither an exit code from 1 to 255 nor a signal; "
+                + (f"did you mean {meant}?" if meant else "expected a list such as 2,SIGXCPU")
+            )
+        codes.append(code)
+    return tuple(dict.fromkeys(codes))
+
+
 def parse_notice(text: str) -> PreemptionSource:
     """Parse where the notice of a preemption comes from: signals, or the path of a file."""
     if not text:
@@ -524,6 +548,7 @@ def parse_count(text: str) -> int:
     return count
 
 
+_BAD_NODE_S = 7 * 86400.0
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -532,14 +557,33 @@ def parse_restarts(text: str) -> RestartBudget:
     count, slash, time = text.partition("/")
     if not slash:
         return RestartBudget(parse_count(text))
-    unit = _UNITS.get(time[-1:])
-    number = time[:-1] or "1"  # 3/h
-    if unit is None or not (number.isascii() and number.isdecimal() and len(number) < 10):
+    window_s = _time_s(time)
+    if window_s is None:
         raise ValueError("expected N or N/TIME, such as 3 or 3/1h (units: s, m, h, d)")
-    window_s = int(number) * unit
     if not 0 < window_s <= MOST_SECONDS:
         raise ValueError(f"the time must be above 0 and at most {MOST_SECONDS / 86400:.0f} days")
-    return RestartBudget(parse_count(count), float(window_s), f"/{time}")
+    return RestartBudget(parse_count(count), window_s, f"/{time}")
+
+
+def parse_bad_nodes(text: str) -> BadNodesDirectory | None:
+    """Parse `DIR`, or `DIR,TIME` where TIME is like `7d`; empty or `off` means none."""
+    if text in ("", "off"):
+        return None
+    path, comma, time = text.partition(",")
+    expiry_s = _time_s(time) if comma else _BAD_NODE_S
+    if not path or not expiry_s:
+        raise ValueError(
+            "expected DIR or DIR,TIME, such as /shared/bad-nodes,7d (units: s, m, h, d)"
+        )
+    return BadNodesDirectory(parse_pattern(path), expiry_s)
+
+
+def _time_s(text: str) -> float | None:
+    """Return the seconds of `90s`, `30m`, `1h`, `2d` or `h`; None for other texts."""
+    unit, number = _UNITS.get(text[-1:]), text[:-1] or "1"
+    if unit is None or not (number.isascii() and number.isdecimal() and len(number) < 10):
+        return None
+    return float(int(number) * unit)
 
 
 def parse_pattern(text: str) -> str:

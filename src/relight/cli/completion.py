@@ -9,6 +9,7 @@ from importlib import import_module
 from relight.base.errors import EXIT_OK, RelightError, UsageError
 from relight.base.text import did_you_mean
 from relight.cli import warm
+from relight.cli.jobs import nodes
 from relight.cli.jobs.common import HELP, Page, read_arguments
 from relight.cli.main import COMMANDS, JOB_COMMANDS
 from relight.flags.spec import FLAGS, Flag
@@ -179,4 +180,5 @@ _ARGUMENTS: dict[str, Callable[[], list[str]]] = {
     "schedulers": registry.names,
     "completion": lambda: list(SHELLS),
     "warm": lambda: list(warm.VERBS),
+    "nodes": lambda: list(nodes.VERBS),
 }

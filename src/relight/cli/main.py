@@ -45,6 +45,7 @@ COMMANDS = {
     "components": "list the components that can be submitted, and their flags",
     "schedulers": "list the schedulers and their options",
     "configure": "write a settings file to fill in",
+    "nodes": "list and forget nodes whose hardware has failed",
     "warm": "list, make and end processes that keep imported modules",
     "completion": "print completion for bash, zsh or fish",
     "version": "print the version",
@@ -60,7 +61,7 @@ JOB_COMMANDS = {
     **{
         name: f"jobs.{name}"
         for name in ("submit", "logs", "wait", "cancel", "delete", "list", "describe", "tracker",
-                     "components", "schedulers", "configure")
+                     "components", "schedulers", "configure", "nodes")
     },
 }  # fmt: skip
 """Commands, each with the module of this package that has its `main`."""

@@ -93,7 +93,9 @@ class Failure(NamedTuple):
     `relight.RunResult` relative to the time of sending, hence negative, because nodes don't share a
     clock. `stopping_s`: seconds from the stop signal to its end. `printed_s`: seconds from the
     exception of `report` to its end, or None if unknown; `went_on`: whether its program kept
-    running after that. `words` is the most informative line of its other output.
+    running after that. `words` is the most informative line of its other output. `gpu_error`: the
+    error of a GPU in the kernel's log that may be the reason; `gpu_broken`: that GPU needs a reset
+    or a repair.
     """
 
     rank: int
@@ -114,6 +116,8 @@ class Failure(NamedTuple):
     printed_s: float | None = None
     went_on: bool | None = None
     words: str = ""
+    gpu_error: str = ""
+    gpu_broken: bool = False
 
     @property
     def is_explained(self) -> bool:

@@ -13,12 +13,13 @@ import signal
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from relight.base.errors import UsageError
+from relight.base.errors import UsageError, exit_code_text
 from relight.base.values import (
     BACKENDS,
     BACKGROUND,
     STDERR,
     STDOUT,
+    BadNodesDirectory,
     Endpoint,
     HangTimeout,
     HealthCheck,
@@ -30,10 +31,12 @@ from relight.base.values import (
     StreamChoice,
     one_of,
     parse_backend,
+    parse_bad_nodes,
     parse_conf,
     parse_count,
     parse_endpoint,
     parse_event_handler,
+    parse_exit_codes,
     parse_filters,
     parse_grace,
     parse_hang_timeout,
@@ -82,12 +85,15 @@ class LaunchSpec(NamedTuple):
     local_addr: str
     max_restarts: RestartBudget
     restart_policy: str
+    restart_on: tuple[int, ...]
+    fail_on: tuple[int, ...]
     checkpoints: str
     failure_report: str
     hang_timeout: HangTimeout | None
     watch_slow_ranks: float | None
     health_check: HealthCheck | None
     health_check_timeout: float
+    bad_nodes: BadNodesDirectory | None
     monitor_interval: float
     start_method: str
     role: str
@@ -203,6 +209,12 @@ FLAGS: tuple[Flag, ...] = (
     Flag("restart-policy", one_of("always", "smart"), "always", "NAME",
          "smart: end when the same exception comes again without progress; wait longer each time; "
          "progress refills --max-restarts", from_env=False, variable="RELIGHT_RESTART_POLICY"),
+    Flag("restart-on", parse_exit_codes, (), "CODES",
+         "restart only after these exit codes and signals of the failed worker, such as 75,SIGKILL",
+         from_env=False, variable="RELIGHT_RESTART_ON"),
+    Flag("fail-on", parse_exit_codes, (), "CODES",
+         "never restart after these exit codes and signals, such as 2,SIGXCPU",
+         from_env=False, variable="RELIGHT_FAIL_ON"),
     Flag("checkpoints", parse_pattern, "", "PATTERN",
          "files, such as 'ckpt/*.pt', a new one of which counts as progress", from_env=False),
     Flag("failure-report", parse_pattern, "", "FILE",
@@ -221,6 +233,10 @@ FLAGS: tuple[Flag, ...] = (
          from_env=False, variable="RELIGHT_HEALTH_CHECK"),
     Flag("health-check-timeout", parse_interval, 60.0, "S", "how long that may take",
          from_env=False),
+    Flag("bad-nodes", parse_bad_nodes, None, "DIR[,TIME]",
+         "remember in this shared directory if the hardware of this node fails [7d]; jobs are "
+         "submitted without such nodes",
+         from_env=False, variable="RELIGHT_BAD_NODES"),
     Flag("monitor-interval", parse_interval, 0.1, "S",
          "accepted for torchrun compatibility; no effect"),
     Flag("start-method", one_of("spawn", "fork", "forkserver"), "spawn", "NAME",
@@ -313,6 +329,7 @@ def check(spec: LaunchSpec, given: "set[str]") -> list[str]:
     notes: list[str] = []
     if spec.standalone:
         _check_standalone(spec, given, notes)
+    _check_restarts(spec, given, notes)
     _check_script_form(spec, notes)
     _check_logs(spec, notes)
     static = spec.rdzv_backend == "static" and not spec.standalone
@@ -376,6 +393,19 @@ def _check_standalone(spec: LaunchSpec, given: "set[str]", notes: list[str]) -> 
     if unused:
         names = ", ".join("--" + name for name in unused)
         notes.append(f"{names}: no effect with --standalone, which takes any free port")
+
+
+def _check_restarts(spec: LaunchSpec, given: "set[str]", notes: list[str]) -> None:
+    both = sorted({*spec.restart_on} & {*spec.fail_on})
+    if both:
+        raise UsageError(
+            f"--restart-on and --fail-on both list {exit_code_text(both[0])}",
+            hint="leave it out of one of them",
+        )
+    rules = sorted({"restart-on", "fail-on"} & given)
+    if rules and not spec.max_restarts.most:
+        names = " and ".join("--" + name for name in rules)
+        notes.append(f"no effect without --max-restarts: {names}")
 
 
 def _check_script_form(spec: LaunchSpec, notes: list[str]) -> None:

@@ -49,6 +49,9 @@ EXAMPLES = {
     "master-addr": ("gpu-01",),
     "master-port": ("29500",),
     "max-restarts": ("3",),
+    "bad-nodes": ("/shared/bad-nodes", "/shared/bad-nodes,7d"),
+    "restart-on": ("75,SIGKILL",),
+    "fail-on": ("2,SIGXCPU",),
     "signals-to-handle": ("SIGTERM,SIGUSR1",),
     "shutdown-timeout": ("60",),
 }

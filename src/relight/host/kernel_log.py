@@ -1,10 +1,10 @@
-"""Finds in the kernel's log which processes the out-of-memory killer has killed.
+"""Reads the kernel's log, and finds in it which processes the out-of-memory killer has killed.
 
 Each read of /dev/kmsg returns one record, `6,1234,5678901,-;text`, with the time since boot in
 microseconds (Documentation/ABI/testing/dev-kmsg). The killer logs `Out of memory: Killed process
 1234 (python)`, or `Memory cgroup out of memory: Killed process …` (mm/oom_kill.c; before Linux 5.1,
 the second half alone), with the pid of the initial namespace. Root may read the log, and others
-where kernel.dmesg_restrict is 0. Loaded only after a SIGKILL that relight did not send.
+where kernel.dmesg_restrict is 0. Loaded only after a failure.
 """
 
 import os
@@ -20,7 +20,8 @@ _KILLED = re.compile(
 )
 _INITIAL_NAMESPACE = "pid:[4026531836]"
 """PROC_PID_INIT_INO (include/uapi/linux/nsfs.h)."""
-_CLOCKS_DIFFER_S = 1.0
+CLOCKS_DIFFER_S = 1.0
+"""How far the kernel's clock may be from the monotonic one."""
 
 
 class Kill(NamedTuple):
@@ -41,31 +42,47 @@ def kills(since: float) -> list[Kill] | None:
     Args:
         since: on the monotonic clock.
     """
+    found = records() if sees_all_pids() else None
+    return None if found is None else parse(found, since)
+
+
+def sees_all_pids() -> bool:
+    """Return whether the pids in the log are those that this process sees."""
     try:
-        if os.readlink("/proc/self/ns/pid") != _INITIAL_NAMESPACE:
-            return None
-        fd = os.open(_PATH, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        return os.readlink("/proc/self/ns/pid") == _INITIAL_NAMESPACE
+    except OSError:
+        return False
+
+
+def records(path: str = _PATH) -> list[bytes] | None:
+    """Return the records of the log, the oldest first; None if it can't be read."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return None
     try:
-        return parse(_records(fd), since)
+        return _records(fd)
     finally:
         os.close(fd)
 
 
-def parse(records: list[bytes], since: float) -> list[Kill] | None:
+def record(line: bytes) -> tuple[float, bytes] | None:
+    """Return the time of a record, on the monotonic clock, and its text; None for another line."""
+    head, _, text = line.partition(b";")
+    fields = head.split(b",")
+    if len(fields) < 3 or not fields[2].isdigit():
+        return None
+    return int(fields[2]) / 1e6, text
+
+
+def parse(lines: list[bytes], since: float) -> list[Kill] | None:
     """Return the kills in records of the log, as `kills` does."""
     found: list[Kill] = []
     oldest = float("inf")
-    for record in records:
-        head, _, text = record.partition(b";")
-        fields = head.split(b",")
-        if len(fields) < 3 or not fields[2].isdigit():
-            continue
-        at = int(fields[2]) / 1e6
+    for at, text in filter(None, map(record, lines)):
         oldest = min(oldest, at)
         match = _KILLED.match(text)
-        if match and at >= since - _CLOCKS_DIFFER_S:
+        if match and at >= since - CLOCKS_DIFFER_S:
             name = match[3].decode(errors="replace")
             found.append(Kill(int(match[2]), name, at, match[1] is not None))
     return found if oldest <= since else None
@@ -75,9 +92,12 @@ def _records(fd: int) -> list[bytes]:
     found: list[bytes] = []
     while len(found) < _MOST_RECORDS:
         try:
-            found.append(os.read(fd, _LARGEST))
+            line = os.read(fd, _LARGEST)
         except BrokenPipeError:
             continue  # records were overwritten; the next read starts after them
         except OSError:
             break  # EAGAIN: no more records
+        if not line:
+            break  # not the device
+        found.append(line)
     return found

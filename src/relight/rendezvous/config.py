@@ -159,6 +159,8 @@ def arrange(spec: LaunchSpec, env: Environment) -> tuple[Meeting, GroupSettings,
         lost_after_s=conf.lost_after_s,
         restart_window_s=spec.max_restarts.window_s,
         smart=spec.restart_policy == "smart",
+        restart_on=spec.restart_on,
+        fail_on=spec.fail_on,
     )
     return meeting, settings, notes
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from relight.base.env import Environment
 from relight.base.errors import UsageError
+from relight.health import bad_nodes
 from relight.job import macros
 from relight.job.app import AppDef
 from relight.job.handles import SESSION
@@ -51,9 +52,11 @@ def with_job_env(
     if parent:
         common["TORCHX_PARENT_RUN_ID"] = parent
     common |= trackers(env, settings)
+    place = bad_nodes.directory(env, settings.site)
+    noted = {bad_nodes.FLAG.variable: f"{place.path},{place.expiry_s:.0f}s"} if place else {}
     roles = []
     for role in app.roles:
-        variables = {**role.env, **common}
+        variables = {**noted, **role.env, **common}
         ours = {
             "RELIGHT_" + name.removeprefix("TORCHX_"): value
             for name, value in variables.items()

@@ -185,6 +185,10 @@ class Diagnosis(NamedTuple):
             lines.append(symptom.evidence)
         elif symptom.is_explained and self._adds_something(symptom):
             lines.append(f"before that, it printed: {symptom.words}")
+        every = [symptom, self.root, *self.same, *self.consequences]
+        if failure := next((each for each in every if each.gpu_error), None):
+            rank = "" if failure is symptom else f"rank {failure.rank}: "
+            lines.append(f"{rank}{failure.gpu_error}")
         return [cut(f"  {line}", 4 * WIDTH) for line in lines]
 
     def _adds_something(self, failure: Failure) -> bool:
@@ -348,6 +352,7 @@ def shared(failures: Iterable[Failure], now: float) -> tuple[Failure, ...]:
             log=_short(failure.log),
             when=_short(failure.when),
             words=_short(failure.words),
+            gpu_error=_short(failure.gpu_error),
             doing=_doing(failure, shows_stack),
         )
         size = _size(short)
@@ -398,7 +403,7 @@ def _short(text: str, field: str = "") -> str:
 
 def _size(failure: Failure) -> int:
     report = failure.report
-    texts = [failure.evidence, failure.log, failure.words, *failure.last_lines]
+    texts = [failure.evidence, failure.gpu_error, failure.log, failure.words, *failure.last_lines]
     if report is not None:
         texts += [report.type, report.message, report.where, report.source, *report.lines]
         texts += [report.cause, report.cause_where, report.doubt]

@@ -15,7 +15,8 @@ class GroupSettings(NamedTuple):
     are admitted only after the workers have saved a checkpoint. `lost_after_s`: how long a node may
     be silent before it is lost; worker leases derive from this (`core/link/lease`), so all nodes of
     a job must agree on it. `restart_window_s`: the time within which `max_restarts` are allowed; 0
-    for the whole job. `smart`: see `core/group/restart_budget`.
+    for the whole job. `smart`, `restart_on`, `fail_on`: see `core/group/restart_budget`; signal n
+    is exit code 128 + n.
     """
 
     min_nodes: int
@@ -30,6 +31,8 @@ class GroupSettings(NamedTuple):
     lost_after_s: float = 10.0
     restart_window_s: float = 0.0
     smart: bool = False
+    restart_on: tuple[int, ...] = ()
+    fail_on: tuple[int, ...] = ()
 
     @property
     def budget_renews(self) -> bool:

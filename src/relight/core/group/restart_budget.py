@@ -1,5 +1,5 @@
 """Decides whether and when workers may restart after a failure (`--max-restarts`,
-`--restart-policy`).
+`--restart-policy`, `--restart-on`, `--fail-on`).
 
     always   restart immediately after a failure while the budget lasts (as in torchrun)
     smart    as always, but the same exception at the same line, twice without progress between,
@@ -8,6 +8,9 @@
 
 A budget over time (`--max-restarts=3/1h`) counts only the restarts within that time, and progress
 refills it under both policies.
+
+`--fail-on` lists exit codes after which the job ends, `--restart-on` the only ones after which it
+restarts. Hangs and lost nodes have none, and are restarted as without rules.
 
 Progress is a step that the job had not reached before (`relight.worker.progress`), or a new
 checkpoint (`--checkpoints`). If neither is known, running for `_STABLE_S` counts as progress, but
@@ -26,6 +29,7 @@ Loaded only after a failure, or after a lost node under `smart`.
 from collections.abc import Hashable
 from typing import NamedTuple
 
+from relight.base.errors import exit_code_text
 from relight.base.text import format_duration
 from relight.core.group.group_types import GroupSettings
 
@@ -51,12 +55,13 @@ class GenerationRun(NamedTuple):
 
     `progressed`: whether there was progress, or None if unknown. `symptoms`: the key that equal
     failures share, if this one is likely to recur; None if it may have been an accident
-    (`core/diagnosis/failure_text.repeatable`).
+    (`core/diagnosis/failure_text.repeatable`). `exit_code`: that of the root cause, 0 without one.
     """
 
     seconds: float
     progressed: bool | None
     symptoms: Hashable | None = None
+    exit_code: int = 0
 
 
 class RestartHistory:
@@ -89,6 +94,8 @@ class RestartHistory:
         """
         settings = self._settings
         self._take(run)
+        if rule := _rule(settings, run.exit_code):
+            return Decision(False, rule)
         if run.progressed and settings.budget_renews:
             self._times.clear()
         if settings.restart_window_s:
@@ -139,6 +146,15 @@ class RestartHistory:
         if self._repeats > 1:
             reason += f"; --restart-policy=smart would have saved {self._repeats - 1} of them"
         return reason
+
+
+def _rule(settings: GroupSettings, exit_code: int) -> str:
+    """Return which of the user's rules forbids a restart, or an empty string."""
+    if exit_code in settings.fail_on:
+        return f"--fail-on lists {exit_code_text(exit_code)}"
+    if exit_code and settings.restart_on and exit_code not in settings.restart_on:
+        return f"--restart-on does not list {exit_code_text(exit_code)}"
+    return ""
 
 
 def why_no_restart(settings: GroupSettings) -> str:

@@ -62,9 +62,10 @@ def decide(
         now: the time.
     """
     diagnosis = _diagnose(ended)
-    can_repeat = isinstance(diagnosis, Diagnosis)  # a hang may be a network glitch
-    symptoms = failures.repeatable(diagnosis.root) if diagnosis and can_repeat else None
-    run = GenerationRun(now - ended.formed_at, ended.progressed, symptoms)
+    run = GenerationRun(now - ended.formed_at, ended.progressed)
+    if isinstance(diagnosis, Diagnosis):  # a hang may be a network glitch
+        symptoms = failures.repeatable(diagnosis.root)
+        run = run._replace(symptoms=symptoms, exit_code=diagnosis.exit_code)
     decision = history.after_failure(run, restart, now)
     if not decision.restarts:
         return end(ended, decision.reason, now)

@@ -29,6 +29,8 @@ VOLCANO = "volcano"
 EFA = "vpc.amazonaws.com/efa"
 _RANK0_ENV = "RELIGHT_RANK0_HOST"
 _REPLICA_ENV = "RELIGHT_REPLICA_ID"
+_BAD_NODES, _NODE_NAME = "RELIGHT_BAD_NODES", "RELIGHT_NODE_NAME"
+"""An agent records its node by the name in the cluster, which is not the pod's host name."""
 _START = "/etc/relight"
 """The directory of a file as old as the pod: the kubelet creates it before it pulls the image."""
 _TELL_END = (
@@ -231,7 +233,10 @@ def _escape(text: str) -> str:
 def _variables(app: AppDef, own: Role, role: Role, place: MeetingPlace) -> list[dict[str, Any]]:
     index = {"fieldRef": {"fieldPath": place.number}}
     found: list[dict[str, Any]] = [{"name": _REPLICA_ENV, "valueFrom": index}]
-    for name, path in place.starts.items():
+    fields = dict(place.starts)
+    if _BAD_NODES in own.env and _NODE_NAME not in own.env:
+        fields[_NODE_NAME] = "spec.nodeName"
+    for name, path in fields.items():
         found.append({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}})
     hosts = place.host(0)
     port = next(iter(app.roles[0].port_map.values()), 0)

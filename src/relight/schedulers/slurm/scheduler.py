@@ -120,6 +120,12 @@ class Slurm:
         except MachineError:
             return 0
 
+    def excludable(self, nodes: Sequence[str], cfg: Mapping[str, Any]) -> Sequence[str]:
+        """Return those of these nodes that a job can exclude: sbatch refuses unknown ones, and
+        those that `nodelist` asks for.
+        """
+        return states.excludable(nodes, str(cfg.get("nodelist") or ""))
+
     def render(self, app: AppDef, cfg: Mapping[str, Any], app_id: str) -> Request:
         """Return the batch script of an app. See `Scheduler.render`."""
         base = cfg.get("job_dir")

@@ -151,6 +151,18 @@ def partition(name: str) -> Partition:
     )
 
 
+def excludable(nodes: Sequence[str], nodelist: str) -> list[str]:
+    """Return those of these nodes that Slurm knows, without those of a node list; none if Slurm
+    does not answer.
+    """
+    try:
+        process = run(["sinfo", "--noheader", "--Node", "--format=%N"], _SINFO_LIMIT_S)
+    except MachineError:
+        return []
+    known = set(process.stdout.split()) - set(_hosts(nodelist))
+    return [node for node in nodes if node in known]
+
+
 def run(command: Sequence[str], limit_s: float = _LIMIT_S) -> "subprocess.CompletedProcess[str]":
     """Run a command of Slurm's.
 

@@ -1,0 +1,30 @@
+"""Remembers this node as bad (`--bad-nodes`). Loaded only when its hardware has failed."""
+
+from relight.base.env import Environment
+from relight.base.values import BadNodesDirectory
+from relight.health import bad_nodes
+from relight.health.bad_nodes import BadNode
+from relight.host import background
+from relight.host.loop import Loop
+from relight.output.journal import Journal
+
+_LIMIT_S = 3.0
+"""How long the agent waits for a shared file system."""
+
+
+def remember(
+    loop: Loop, journal: Journal, place: BadNodesDirectory, why: str, env: Environment
+) -> None:
+    """Record this node for later jobs; say so, or why that has failed. The loop runs meanwhile."""
+    results: list[BadNode | Exception] = []
+    background.call(loop, lambda: bad_nodes.remember(place, why, env), results.append)
+    loop.run_until(lambda: bool(results), _LIMIT_S)
+    found = results[0] if results else TimeoutError(None, "the file system does not answer")
+    if isinstance(found, BadNode):
+        journal.say(
+            f"later jobs leave out {found.in_words()}; "
+            f"relight nodes forget {found.name} lets them use it again"
+        )
+    else:
+        reason = (isinstance(found, OSError) and found.strerror) or str(found)
+        journal.say(f"this node can't be remembered as bad in {place.path}: {reason}")

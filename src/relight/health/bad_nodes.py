@@ -1,0 +1,134 @@
+"""Remembers nodes whose hardware has failed, in a directory that all nodes and users share
+(`--bad-nodes`), so that later jobs are submitted without them.
+
+One small file a node and user, `gpu-17.1000.json`: in a directory with the sticky bit, nobody can
+replace the file of another user. Files are written atomically and expire; broken and foreign files
+are ignored, as anybody may write there.
+
+Only proof counts (`HealthCheckFailure.is_proof`, `Failure.gpu_broken`). A check with a typing error
+fails on each node, and would leave no node for anybody.
+"""
+
+import json
+import os
+import re
+import socket
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import NamedTuple
+
+from relight.base import fields
+from relight.base.env import Environment
+from relight.base.values import BadNodesDirectory
+from relight.flags.arguments import parse
+from relight.flags.site import Site
+from relight.flags.spec import FLAG_BY_NAME
+from relight.host import files, job_origin
+
+FLAG = FLAG_BY_NAME["bad-nodes"]
+NODE_NAME = "RELIGHT_NODE_NAME"
+"""The node's name in its cluster, where that is not the host name: in a pod."""
+_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,252}[A-Za-z0-9])?")
+_LARGEST = 16384
+_MOST = 10_000
+_REASON = 300
+
+
+class BadNode(NamedTuple):
+    """A node whose hardware has failed: what was wrong, and in whose job; `scheduler` is empty
+    without one. `since` and `until` are seconds since 1970.
+    """
+
+    name: str
+    reason: str
+    scheduler: str
+    user: str
+    job: str
+    since: float
+    until: float
+
+    def in_words(self) -> str:
+        """Return the name, until when it is remembered, and the reason."""
+        return f"{self.name} until {self.until_text()}: {self.reason}"
+
+    def until_text(self) -> str:
+        """Return until when it is remembered, in local time."""
+        return time.strftime("%F %H:%M", time.localtime(self.until))
+
+
+def directory(env: Environment, site: Site) -> BadNodesDirectory | None:
+    """Return the directory of this machine's configuration, or None.
+
+    Raises:
+        UsageError: if the value is wrong, or the site locks another one.
+    """
+    found: BadNodesDirectory | None = parse([], env, (FLAG,), site).values[FLAG.field]
+    return found
+
+
+def remember(place: BadNodesDirectory, reason: str, env: Environment) -> BadNode:
+    """Record the node of this process; remove the records that have expired.
+
+    Raises:
+        OSError: if that can't be written.
+    """
+    now, origin = time.time(), job_origin.of(env.variables)
+    name = env.get(NODE_NAME) or env.get("SLURMD_NODENAME") or socket.gethostname()
+    if not _NAME.fullmatch(name):
+        raise OSError(None, f"{name!r} is not the name of a node")
+    job = f"{origin.scheduler}/{origin.scheduler_job}".strip("/")
+    found = BadNode(
+        name, reason[:_REASON], origin.scheduler, origin.user, job, now, now + place.expiry_s
+    )
+    path = os.path.join(place.path, f"{name}.{os.getuid()}.json")
+    files.replace(path, json.dumps(found._asdict()) + "\n", 0o644)
+    for path, each in _read(place):
+        if each.until <= now:
+            with suppress(OSError):  # of another user
+                os.unlink(path)
+    return found
+
+
+def known(place: BadNodesDirectory) -> list[BadNode]:
+    """Return the nodes that are remembered now, by name; of several records the one that lasts.
+
+    Raises:
+        OSError: if the directory can't be read.
+    """
+    found: dict[str, BadNode] = {}
+    for _, each in _read(place):
+        if each.until > time.time() and each.until > getattr(found.get(each.name), "until", 0.0):
+            found[each.name] = each
+    return [found[name] for name in sorted(found)]
+
+
+def forget(place: BadNodesDirectory, names: Iterable[str]) -> list[str]:
+    """Remove all records of these nodes; return the names of those that had one.
+
+    Raises:
+        OSError: if a record can't be removed, or the directory not be read.
+    """
+    wanted, removed = set(names), dict[str, None]()
+    for path, each in _read(place):
+        if each.name in wanted:
+            with suppress(FileNotFoundError):
+                os.unlink(path)
+            removed[each.name] = None
+    return list(removed)
+
+
+def _read(place: BadNodesDirectory) -> list[tuple[str, BadNode]]:
+    found = []
+    for entry in sorted(os.listdir(place.path))[:_MOST]:
+        path = os.path.join(place.path, entry)
+        if not entry.endswith(".json"):
+            continue
+        try:
+            with files.opened(path) as file:
+                each = fields.record(BadNode, fields.decode(file.read(_LARGEST)))
+        except (OSError, ValueError):
+            continue
+        if _NAME.fullmatch(each.name) and entry.startswith(f"{each.name}."):
+            found.append((path, each))
+    return found

@@ -1,0 +1,57 @@
+"""Submits jobs without the nodes that are remembered as bad (`health/bad_nodes`)."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from relight.base.env import Environment
+from relight.base.text import pluralize
+from relight.flags.site import Site
+from relight.health import bad_nodes
+from relight.schedulers.api import Scheduler
+
+_SHOWN = 5
+
+
+def add(
+    name: str, found: Scheduler, values: dict[str, Any], env: Environment, site: Site
+) -> Sequence[str]:
+    """Add the bad nodes of a scheduler to the value of its option `exclude`, if it has one: a list,
+    or a text with commas.
+
+    Args:
+        name: the scheduler's name, under which agents have recorded nodes.
+        found: the scheduler. Its `excludable`, if it has one, says which nodes it can exclude.
+        values: the values of its options, which this changes.
+        env: the environment, which may name the directory.
+        site: the site's configuration, which may name it.
+
+    Returns:
+        A note on each node, or on why no node is left out.
+
+    Raises:
+        UsageError: if the name of the directory is wrong.
+    """
+    kind = next((each.kind for each in found.options if each.name == "exclude"), None)
+    place = bad_nodes.directory(env, site) if kind in (str, list) else None
+    if place is None:
+        return []
+    try:
+        known = [each for each in bad_nodes.known(place) if each.scheduler in (name, found.name)]
+    except OSError as error:
+        return [f"bad nodes are not left out: can't read {place.path}: {error.strerror}"]
+    excludable = getattr(found, "excludable", None)
+    if known and excludable is not None:
+        possible = excludable([each.name for each in known], values)
+        known = [each for each in known if each.name in possible]
+    if not known:
+        return []
+    names = [each.name for each in known]
+    given = values.get("exclude")
+    if kind is list:
+        values["exclude"] = [*(given or ()), *(each for each in names if each not in (given or ()))]
+    else:
+        values["exclude"] = ",".join([*([given] if given else []), *names])
+    notes = [f"left out: {each.in_words()}" for each in known[:_SHOWN]]
+    more = len(known) - len(notes)
+    notes += [f"left out: {pluralize(more, 'more bad node')}"] if more else []
+    return [*notes, f"relight nodes forget {names[0]} lets jobs use it again"]
