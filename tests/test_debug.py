@@ -325,7 +325,7 @@ def test_first_rank_gets_terminal_while_others_wait(
         for pid in set(re.findall(r"relight debug (\d+)", shown)) - attached:
             attached.add(pid)
             attach(pid, types="c\n")
-        if "(Pdb) " in shown and not typed:
+        if "(Pdb) " in shown and attached and not typed:  # not before the other rank waits
             typed = True
             return "c\n"
         return ""

@@ -4,7 +4,7 @@ from conftest import LIMIT_S
 
 from relight.agent.group import Group
 from relight.core.group.group_types import GroupSettings, GroupState, NodeLost, Received
-from relight.core.group.messages import Join, NodeReady
+from relight.core.group.messages import Join, NodeLeaving, NodeReady, WorkersSucceeded
 from relight.core.ranks import NO_GENERATION
 from relight.host.loop import Loop
 
@@ -29,5 +29,27 @@ def test_suspended_coordinator_notices_lost_node_on_resume() -> None:
         loop.run_until(lambda: group.membership.state is not GroupState.RUNNING, LIMIT_S)
         assert group.membership.state is not GroupState.RUNNING
         assert "b" not in group.membership.members
+    finally:
+        loop.close()
+
+
+def test_nodes_leave_ended_job_whose_coordinator_lost_its_hold() -> None:
+    """As on a busy machine, where the record is renewed late. The agent that coordinated must not
+    wait for nodes that have left.
+    """
+    loop, coordinates = Loop(), True
+    try:
+        group = Group(loop, GroupSettings(2, 2, 0), lambda: coordinates)
+        for node in ("a", "b"):
+            join = Join(node, f"host-{node}", "", 1, "default", -1, 2, 2, 0, {}, None)
+            group.step(Received(node, join))
+            group.step(Received(node, NodeReady(NO_GENERATION, 29500, (), ())))
+        generation = group.membership.generation
+        for node in ("a", "b"):
+            group.step(Received(node, WorkersSucceeded(generation)))
+        assert group.membership.state is GroupState.ENDED
+        coordinates = False
+        group.step(Received("b", NodeLeaving("the job is over")))
+        assert list(group.membership.members) == [group.membership.members["a"]]
     finally:
         loop.close()

@@ -82,13 +82,18 @@ def below(agent: int) -> list[int]:
 
 
 def is_fork_of_agent(pid: int) -> bool:
-    """Whether it is a guard or a spawner that has not taken its own name yet."""
+    """Whether it is a guard, a spawner or a worker that has not taken its own name yet."""
+    own = b""
     try:
-        parent = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1].decode()
-        own, above = (Path(f"/proc/{each}/cmdline").read_bytes() for each in (pid, parent))
+        while pid > 1:
+            name = Path(f"/proc/{pid}/cmdline").read_bytes()
+            if name == own:
+                return True
+            own = own or name
+            pid = int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
     except OSError:
         return True  # it has just ended
-    return own == above and b"\0run\0" in own
+    return False
 
 
 def wait_until_up(marker: str, count: int) -> None:
@@ -244,8 +249,8 @@ WARM_TREE = "import os, sys; os.execv('/bin/sh', ['sh', *sys.argv[1:]])"
 def test_nothing_outlives_any_two_killed_processes(
     kind: str, tmp_path: Path, start: Start, script: Callable[[str], Path], bystanders: object
 ) -> None:
-    """Any two of agent, spawner and guard, together or in sequence while the agent is stopped; the
-    job directory is removed if they are killed together.
+    """Any two of agent, spawner and guard, together or in sequence while one is stopped; the job
+    directory is removed too, unless the agent was stopped.
     """
     jobs = []
     for number in range(4):
@@ -260,11 +265,17 @@ def test_nothing_outlives_any_two_killed_processes(
     for number, (marker, agent, _) in enumerate(jobs):
         wait_until_up(marker, OF_TWO // 2)
         guard, holder = holders(agent.pid)
+        if number == 0:
+            # On a busy machine the spawner could end first: its guard leaves the directory to an
+            # agent that still lives.
+            os.kill(holder, signal.SIGSTOP)
+            agent.kill()
+            agent.wait(LIMIT_S)
         if number == 3:
             os.kill(agent.pid, signal.SIGSTOP)
             os.kill(holder, signal.SIGKILL)
             time.sleep(0.1)
-        victims = (agent.pid, holder), (agent.pid, guard), (guard, holder), (agent.pid,)
+        victims = (holder,), (agent.pid, guard), (guard, holder), (agent.pid,)
         for pid in victims[number]:
             with contextlib.suppress(ProcessLookupError):  # ended by the one that lives
                 os.kill(pid, signal.SIGKILL)

@@ -384,17 +384,21 @@ main()
 
 
 @pytest.fixture
-def shown_warm(terminal: Terminal, warm_torch: WarmTorch) -> Callable[..., str]:
+def shown_warm(warm_torch: WarmTorch) -> Callable[..., str]:
     """The same on warm torch workers."""
 
     def run(text: str, *flags: str) -> str:
-        agent = warm_torch.begin(
-            text, *flags, stdout=terminal.agents_end, stderr=terminal.agents_end,
-            variables={"NO_COLOR": "1"},
-        )  # fmt: skip
-        return terminal.read_to_end(agent).decode().replace("\r\n", "\n")
+        terminal = Terminal(columns=200)
+        try:
+            agent = warm_torch.begin(
+                text, *flags, stdout=terminal.agents_end, stderr=terminal.agents_end,
+                variables={"NO_COLOR": "1"},
+            )  # fmt: skip
+            return terminal.read_to_end(agent).decode().replace("\r\n", "\n")
+        finally:
+            terminal.close()
 
-    return run
+    return lambda text, *flags: warm_torch.once_warm(lambda: run(text, *flags), str)
 
 
 @pytest.mark.slow

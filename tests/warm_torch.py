@@ -9,11 +9,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from conftest import LIMIT_S, PORTABLE, RELIGHT, Launch, Start, clean_environment
 
 _MODULES = "torch,torch._dynamo"
-_PATIENT = (
+PATIENT = (
     sys.executable, "-c",
     "from relight.warm import warm_processes, warm_spawner\n"
     f"warm_processes.ANSWER_S = warm_spawner.ANSWER_S = {LIMIT_S}\n"
@@ -45,6 +46,7 @@ function. Python would then destroy the modules, which takes as long as importin
 """
 
 Result = subprocess.CompletedProcess[str]
+T = TypeVar("T")
 
 
 def run_agents(
@@ -158,10 +160,10 @@ class WarmTorch:
                 a code of its own.
             variables: of the environment.
         """
-        return self._once_warm(lambda: [self._launch(
+        return self.once_warm(lambda: self._launch(
             *self._command(text, *flags, quick_exit=quick_exit), *arguments, command=(),
             cwd=self.folder, **{**self._process.variables, **variables},
-        )])[0]  # fmt: skip
+        ), lambda result: result.stderr)  # fmt: skip
 
     def run_agents(
         self, number: int, text: str, *flags: str | Path, quick_exit: bool = True
@@ -173,25 +175,29 @@ class WarmTorch:
             command = self._command(text, *flags, quick_exit=quick_exit)
             return run_agents(tuple(map(str, command)), number, self.folder, variables)
 
-        return self._once_warm(run)
+        return self.once_warm(run, lambda results: "".join(each.stderr for each in results))
 
-    def _once_warm(self, run: Callable[[], list[Result]]) -> list[Result]:
+    def once_warm(self, run: Callable[[], T], said: Callable[[T], str]) -> T:
         """Run a job, and repeat it while its workers start cold: a warm process exits under memory
         pressure.
+
+        Args:
+            run: runs the job.
+            said: returns the job's output, given the result.
         """
         for _ in range(_TRIES):
-            results = run()
-            if not any(_COLD in result.stderr for result in results):
+            result = run()
+            if _COLD not in said(result):
                 break
             self._process.forget()
-        return results
+        return result
 
     def begin(
         self,
         text: str,
         *flags: str | Path,
         quick_exit: bool = True,
-        command: tuple[str, ...] = _PATIENT,
+        command: tuple[str, ...] = PATIENT,
         variables: dict[str, str] | None = None,
         **options: object,
     ) -> "subprocess.Popen[bytes]":
@@ -207,7 +213,7 @@ class WarmTorch:
         text: str,
         *flags: str | Path,
         quick_exit: bool,
-        relight: tuple[str, ...] = _PATIENT,
+        relight: tuple[str, ...] = PATIENT,
     ) -> tuple[str | Path, ...]:
         self._process.start()
         helpers = "is_warm, quick_exit" if quick_exit else "is_warm"

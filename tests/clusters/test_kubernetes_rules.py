@@ -244,9 +244,9 @@ def test_failing_job_deletes_pods_that_still_run(server: ApiServer) -> None:
 
 def test_deadline_of_a_job_and_its_expiry(server: ApiServer) -> None:
     post(server, job(activeDeadlineSeconds=60, ttlSecondsAfterFinished=100))
-    server.elapse(59)
-    assert conditions(server) == {}
     server.elapse(1)
+    assert conditions(server) == {}
+    server.elapse(59)
     with until(lambda: "Failed" in conditions(server)):
         assert conditions(server)["Failed"] == "DeadlineExceeded"
     server.elapse(101)

@@ -367,11 +367,23 @@ def test_closed_console_does_not_stop_job(closed: list[int], tmp_path: Path) -> 
     assert found.left == []
 
 
+ALL_FAIL = """
+import os, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+here = f"launched by {os.getppid()}, rank "
+open(here + os.environ["RANK"], "w").close()
+while sum(each.startswith(here) for each in os.listdir()) < 3:
+    time.sleep(0.01)
+raise ValueError('bad')
+"""
+"""No rank is stopped before it has failed, whichever is the first."""
+
+
 @shows("last-traceback")
 @pytest.mark.needs_torch
 def test_identical_tracebacks_appear_once_on_terminal(start: Start, tmp_path: Path) -> None:
     """Under torchrun each worker prints its own, and the failure box lacks them."""
-    (tmp_path / "train.py").write_text("raise ValueError('bad')\n")
+    (tmp_path / "train.py").write_text(ALL_FAIL)
     shown = {}
     for command in (THEIRS, OURS):
         terminal = Terminal(columns=200)

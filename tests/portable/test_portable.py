@@ -200,6 +200,27 @@ def test_guardian_ends_leftover_processes(
     wait_for(lambda: not pipes(guardian))
 
 
+def test_children_are_killed_before_their_parents(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this process is killed midway, the guardian must find those that are left: a process in a
+    session of its own can only be found by its parent.
+    """
+    row = portable._PsRow
+    rows = [row(1, 0, 1, gone=False), row(10, 1, 10, gone=False)]
+    rows += [row(pid, pid - 1, pid, gone=False) for pid in (11, 12)]
+    signals = []
+
+    def kill(pid: int, number: int) -> None:
+        signals.append((number, pid))
+        if number == signal.SIGKILL:
+            rows[:] = [each for each in rows if each.pid != pid]
+
+    monkeypatch.setattr(portable, "_processes", lambda: list(rows))
+    monkeypatch.setattr(os, "kill", kill)
+    portable.sweep({10}, ())
+    assert signals[:3] == [(signal.SIGSTOP, pid) for pid in (10, 11, 12)]
+    assert signals[3:] == [(signal.SIGKILL, pid) for pid in (12, 11, 10)]
+
+
 def pipes(pid: int) -> set[str]:
     try:
         found = {os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()}

@@ -33,7 +33,8 @@ def test_status_web_page_shows_restart_and_outlives_job(
                   script(FAILS_ONCE))  # fmt: skip
     assert agent.stderr is not None
     first = read_link(agent.stderr.fileno())
-    state = find(first, lambda each: each["job"]["generation"] == 1 and len(each["ranks"]) == 2)
+    state = find(first, lambda each: each["job"]["generation"] == 1 and len(each["ranks"]) == 2
+                 and each["failures"])  # fmt: skip
     assert state["job"]["restart"] == 1
     assert "rank 1 raised ValueError: bad batch, token=<hidden>" in state["failures"][0]["text"]
     (lane,) = state["lanes"]

@@ -277,7 +277,7 @@ def wait_for(nice):
 def spoil(child):
     raise UnfitError("x", "x")
 
-priority.IDLE_S, priority.GENTLE_S = 0.2, 1.5
+priority.IDLE_S, priority.GENTLE_S = 1.0, 2.5
 usual = os.getpriority(0, 0)
 reader, writer = os.pipe()
 guard = stand_guard(AgentProcess.parent(writer))

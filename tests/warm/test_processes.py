@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 from conftest import LIMIT_S, RELIGHT, clean_environment
+from warm_torch import PATIENT
 
 from relight.host import user_sockets
 from relight.preload import file_tracer
@@ -65,10 +66,16 @@ class Shell:
         self.script = folder / "train.py"
         self.script.write_text("import json\nprint('trains')\n")
 
-    def relight(self, *words: str | Path, under: tuple[str, ...] = (), **variables: str) -> Result:
+    def relight(
+        self,
+        *words: str | Path,
+        under: tuple[str, ...] = (),
+        by: tuple[str, ...] = RELIGHT,
+        **variables: str,
+    ) -> Result:
         """Run a command line of relight to its end."""
         return subprocess.run(
-            [*under, *RELIGHT, *map(str, words)],
+            [*under, *by, *map(str, words)],
             cwd=self.folder,
             env=clean_environment(**{**self.variables, **variables}),
             stdin=subprocess.DEVNULL,
@@ -96,6 +103,10 @@ class Shell:
 
     def takes(self, *flags: str, **options: object) -> bool:
         return TOOK in self.job(*flags, **options).stderr
+
+    def takes_late(self) -> bool:
+        """Whether a job takes the warm process, however late that answers."""
+        return TOOK in self.relight("run", "--preload=json", "-v", self.script, by=PATIENT).stderr
 
     def list(self) -> "list[dict[str, object]]":
         found: list[dict[str, object]] = json.loads(self.relight("warm", "--json").stdout)
@@ -719,23 +730,20 @@ def test_garbage_on_the_socket_is_harmless(shell: Shell) -> None:
     (path,) = (x for x in (shell.runtime / "relight").iterdir() if stat.S_ISSOCK(x.stat().st_mode))
     folder = os.open(path.parent, os.O_PATH)
     address = f"/proc/self/fd/{folder}/{path.name}"
-    kept = []
-    for text in (b"", b"tak", b"nonsense\n", b"x" * 100_000, b"take", b"\0" * 20, b"stop"):
-        connection = socket.socket(socket.AF_UNIX)
-        connection.settimeout(5)
-        connection.connect(address)
-        with contextlib.suppress(OSError):
-            connection.sendall(text)
-        kept.append(connection)
-    for _ in range(100):
-        with socket.socket(socket.AF_UNIX) as connection:
+    with contextlib.ExitStack() as kept:
+        for text in (b"", b"tak", b"nonsense\n", b"x" * 100_000, b"take", b"\0" * 20, b"stop"):
+            connection = kept.enter_context(socket.socket(socket.AF_UNIX))
+            connection.settimeout(5)
             connection.connect(address)
-    os.close(folder)
-    assert shell.takes()
-    for connection in kept:
-        connection.close()
+            with contextlib.suppress(OSError):
+                connection.sendall(text)
+        for _ in range(100):
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.connect(address)
+        os.close(folder)
+        assert shell.takes_late()
     assert shell.pids() == [pid]
-    assert shell.takes()
+    assert shell.takes_late()
 
 
 # No orphans.

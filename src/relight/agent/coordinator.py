@@ -333,7 +333,8 @@ class Coordinator:
         self._probe(peer, on=False)
 
     def _has_lost_nodes(self) -> bool:
-        return any(group.membership.lost() for group in self.groups.values())
+        memberships = [group.membership for group in self.groups.values()]
+        return any(each.lost() for each in memberships if each.end is None)
 
     def _forget_empty_groups(self) -> None:
         """Forget jobs without nodes: if nodes come back, the job starts again from generation 0."""

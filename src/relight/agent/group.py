@@ -107,8 +107,9 @@ class Group:
     def step(self, event: Event) -> None:
         """Process an event and carry out its effects. A process that does not coordinate now, as
         after a suspension, defers the event, so that it misses nothing if it coordinates again.
+        After the end of the job nothing is left to decide: nodes only take the result and leave.
         """
-        if not self._coordinates():
+        if self.membership.end is None and not self._coordinates():
             if not isinstance(event, Tick):
                 self._put_off.append(event)
             self._alarm.set_after(_AGAIN_S)

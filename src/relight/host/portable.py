@@ -376,9 +376,9 @@ def _processes() -> list[_PsRow]:
     return found
 
 
-def descendants(running: Collection[int], reaped: Collection[int]) -> set[int]:
+def descendants(running: Collection[int], reaped: Collection[int]) -> list[int]:
     """Return the workers and the descendants that can be found: all processes in a worker's
-    session, and all whose parents are alive up to such a process.
+    session, and all whose parents are alive up to such a process, each after that parent.
 
     Args:
         running: workers that have not been reaped.
@@ -387,11 +387,11 @@ def descendants(running: Collection[int], reaped: Collection[int]) -> set[int]:
     """
     processes = {process.pid: process for process in _processes()}
     if not processes:
-        return set(running)
+        return list(running)
     own = os.getpid()
     strangers = {pid for pid in reaped if pid in processes}
     sessions = (set(running) | set(reaped)) - strangers
-    found: set[int] = set()
+    found: dict[int, bool] = {}
     more = [p.pid for p in processes.values() if p.session in sessions or p.parent == own]
     children: dict[int, list[int]] = {}
     for process in processes.values():
@@ -399,25 +399,26 @@ def descendants(running: Collection[int], reaped: Collection[int]) -> set[int]:
     while more:
         pid = more.pop()
         if pid not in found and pid != own:
-            found.add(pid)
+            found[pid] = not processes[pid].gone
             more += children.get(pid, ())
-    return {pid for pid in found if not processes[pid].gone}
+    return [pid for pid, runs in found.items() if runs]
 
 
 def sweep(running: Collection[int], reaped: Collection[int]) -> None:
     """Kill the processes of `descendants`; return when they are gone, or stuck in the kernel.
 
-    All are stopped before the first is killed: a process is hard to find once its parent has ended.
+    All are stopped before the first is killed, and children are killed before their parents: a
+    process can't be found once its parent has ended, and this one may be killed midway.
     """
-    stopped: set[int] = set()
-    while more := descendants(running, reaped) - stopped:
+    stopped: list[int] = []
+    while more := [pid for pid in descendants(running, reaped) if pid not in stopped]:
         _kill(more, signal.SIGSTOP)
-        stopped |= more
+        stopped += more
     end = time.monotonic() + _SETTLE_S
-    _kill(stopped, signal.SIGKILL)
+    _kill(stopped[::-1], signal.SIGKILL)
     while stopped and time.monotonic() < end:
         stopped = descendants(running, reaped)
-        _kill(stopped, signal.SIGKILL)
+        _kill(stopped[::-1], signal.SIGKILL)
 
 
 def _kill(pids: Collection[int], number: int) -> None:
