@@ -13,8 +13,8 @@ NEEDS = {
 }
 """The needs of a script that contains these words."""
 KNOWN = {
-    "02_redis_refused_peers_sigterm_handler": "names the line that raises, not its caller",
-    "79_hang_busy_loop": "without a sign before, an endless loop looks like training on a GPU",
+    "79_hang_busy_loop": "no report: one rank computes and the other waits, as in a long step; "
+    "without regular steps before, no time limit tells an endless loop from one",
 }
 """Faults of the second corpus whose report is not completely right, and why."""
 

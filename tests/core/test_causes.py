@@ -277,6 +277,17 @@ def test_missing_rank_is_blamed_if_nobody_failed(
     assert verdict.certainty is Certainty.LIKELY
 
 
+@pytest.mark.parametrize("exitcode", [1, -signal.SIGABRT])
+def test_rank_that_aborts_at_exit_is_noticed_before_its_peers(exitcode: int) -> None:
+    lost = [stopped(rank, None, report=LOST, printed_s=0.1, stopping_s=0.2) for rank in (0, 1)]
+    first = end(2, exitcode, last_lines=AT_EXIT[1:])
+    verdict = judge(first, *(each._replace(exitcode=1) for each in lost))
+    assert (verdict.root, verdict.rule) == (
+        first, "left_early" if exitcode == -signal.SIGABRT else "own_failure",
+    )  # fmt: skip
+    assert judge(first, stopped(0, None)).rule == "own_failure"
+
+
 def test_an_exception_of_a_rank_that_left_early_is_told() -> None:
     """It may have handled that, and returned, or called sys.exit."""
     lost = end(0, report=LOST)

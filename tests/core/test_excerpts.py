@@ -26,6 +26,12 @@ NO_HOST = (
          "Connection closed by peer"),
         ("[../third_party/gloo/gloo/transport/tcp/pair.cc:598] Read error [127.0.0.1]:4705",
          "Read error [127.0.0.1]:4705"),
+        ("[/x/pair.cc:553] Connection closed by peer [127.0.0.1]:4705. This is typically caused by "
+         "a remote worker crashing. Check the logs of the remote worker before reporting an error.",
+         "Connection closed by peer [127.0.0.1]:4705."),
+        ("Read error [127.0.0.1]:4705: Connection reset by peer. This is typically caused by a "
+         "remote worker hanging or bugs in the application. Check the logs of the remote worker.",
+         "Read error [127.0.0.1]:4705: Connection reset by peer."),
         ("[enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598",
          "unexpected pos 704 vs 598"),
         ("[enforce fail at alloc_cpu.cpp:127] err == 0. can't allocate memory",

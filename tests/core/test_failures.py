@@ -283,6 +283,45 @@ def test_line_that_a_signal_handler_has_interrupted_is_called_so() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("source", "caller", "expected"),
+    [
+        ("raise ValueError(x)", "/srv/job/train.py", True),
+        ("raise ValueError(x)", "/lib/python3.11/site-packages/torch/nn.py", False),
+        ("x['lr']", "/srv/job/train.py", False),
+    ],
+    ids=["check", "called by a library", "no check"],
+)
+def test_caller_of_a_check_is_named_if_the_traceback_is_too_long(
+    source: str, caller: str, expected: bool
+) -> None:
+    frames = (
+        f'  File "{caller}", line 30, in <module>',
+        '  File "/srv/job/train.py", line 12, in step',
+        f"    {source}",
+        "ValueError: bad batch",
+    )
+    for lines, is_named in ((frames, False), ((*["  text"] * 40, *frames), expected)):
+        failure = end(report=error()._replace(source=source, lines=lines))
+        shown = diagnose([failure]).render(formed_at=0, ended="now", verdict="over")
+        assert shown[1:3] == ["  /srv/job/train.py:12 in step", f"    {source}"]
+        assert (shown[3] == "  called at train.py:30") is is_named
+        assert rows_of([f"relight: {shown[0]}", *shown[1:]]) <= 25
+
+
+def test_exception_of_a_thread_follows_the_last_words() -> None:
+    lines = ("Exception in thread reader:", *PRINTED.lines)
+    failure = end(report=PRINTED._replace(lines=lines), words="no batch within 2 s")
+    shown = diagnose([failure]).render(formed_at=0, ended="now", verdict="over")
+    assert shown[:2] == [
+        "rank 0 exited with code 1 after printing: no batch within 2 s",
+        "  before that, it printed: Exception in thread reader: ValueError: bad batch "
+        "(train.py:12 in step)",
+    ]
+    handled = diagnose([failure._replace(report=PRINTED)])
+    assert "before that" not in handled.render(formed_at=0, ended="now", verdict="over")[1]
+
+
 def test_place_of_an_exception_group_follows_that_of_its_first_exception() -> None:
     report = error("2 of 5 (2 sub-exceptions): ValueError: x", "ExceptionGroup")
     failure = end(report=report._replace(cause_where="/srv/job/train.py:20"))
@@ -423,7 +462,7 @@ def test_cut_text_ends_at_sentence_or_word(text: str, expected: str) -> None:
         (
             "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer "
             "[127.0.0.1]:4187. This is typically caused by a remote worker crashing. Check the "
-            "remote worker for logs.",
+            "logs of the remote worker before reporting an error. GLHF! 🏖️",
             "Connection closed by peer [127.0.0.1]:4187.",
         ),
         ("wait timeout after 9ms, keys: " + "x" * 300, "wait timeout after 9ms, keys: " + "x" * 20),

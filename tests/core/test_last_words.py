@@ -46,6 +46,7 @@ NOISE = """\
 [2026-01-02 03:04:05][train.data][INFO] - errors: 0
 [Gloo] Rank 1 is connected to 1 peer ranks. Expected number of connected peer ranks is : 1
 WARNING: could not find a cache
+2026-01-02 03:04:05,678 CRITICAL uncaught exception
  50%|#####     | 5/10 [00:01<00:01,  4.00it/s]
 -----
 """
@@ -83,6 +84,8 @@ WARNING: could not find a cache
         ("FATAL: no data\n" + "INFO: released a slot\n" * 150 + "bye\n", "FATAL: no data"),
         ("kernel: block size 0\nFatal Python error: Floating point exception\n",
          "kernel: block size 0"),
+        ("step 7\nTimeout (0:05:00)!\nThread 0x00007f0a (most recent call first):\n"
+         '  File "/srv/job/train.py", line 5 in wait\n', "Timeout (0:05:00)!"),
         ("retry failed\nretry failed\nERROR: storage is gone\n", "ERROR: storage is gone"),
         ("loading\ncannot read /data\nbye\n", "cannot read /data"),
         ("loading\naccuracy is too low\n" + NOISE, "accuracy is too low"),

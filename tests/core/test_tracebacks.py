@@ -763,6 +763,52 @@ def test_exception_is_found_after_any_output(name: str, before: list[str]) -> No
         assert (later.type, later.where) == (report.type, report.where)
 
 
+FULL = """\
+Traceback (most recent call last):
+  File "/x/site-packages/torch/serialization.py", line 1312, in _save
+    zip_file.write_record(name, storage, num_bytes)
+OSError: [Errno 28] No space left on device
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "/srv/job/train.py", line 9, in save
+    torch.save(state, file)
+  File "/x/site-packages/torch/serialization.py", line 854, in __exit__
+    self.file_like.write_end_of_file()
+RuntimeError: [enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "/srv/job/train.py", line 11, in <module>
+    save()
+  File "/srv/job/train.py", line 8, in save
+    with open(path, "wb") as file:
+OSError: [Errno 28] No space left on device
+"""
+
+
+def test_exception_raised_twice_is_where_it_was_first() -> None:
+    """A file that is closed tries to write again."""
+    report = from_stderr(FULL)
+    assert report is not None
+    assert (report.where, report.cause) == ("/srv/job/train.py:9 in save", "")
+    assert "  … 2 frames …" in excerpt(report.lines, 12)  # not all are of torch
+
+
+@pytest.mark.parametrize("name", ["futures-3.11", "pool-3.11"])
+def test_traceback_of_another_process_is_not_in_the_message_before_it(name: str) -> None:
+    before = ['  File "/srv/job/train.py", line 10, in data', "SyntaxError: invalid syntax"]
+    report, later = (
+        from_stderr(read(name)),
+        from_stderr("\n".join([*before, "epoch done", read(name)])),
+    )
+    assert report is not None
+    assert later is not None
+    assert (later.type, later.where) == (report.type, report.where)
+
+
 HOSTILE = [
     HEADER, MAIN, HEADER + "A: b\n", "A: b\n", "SyntaxError: x\n", '  File "a", line 1\n',
     '", line 1', '  File "', "Fatal Python error: x\n", "terminate called after 'x'\n  what():\n",

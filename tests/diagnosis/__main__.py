@@ -1,4 +1,4 @@
-"""How right the failure reports are: `python -m tests.diagnosis [--torchrun] [--write] [NAME…]`.
+"""How right the failure reports are: `python -m tests.diagnosis [NAME…]`; `--help` has the options.
 
 Runs every fault of the corpora with relight, and with `--torchrun` with torchrun too, and compares
 the report with the truth that stands in the script:
@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -208,24 +209,32 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.diagnosis")
     parser.add_argument("names", nargs="*", help="beginnings of names of scripts")
     parser.add_argument("--torchrun", action="store_true", help="run them with torchrun as well")
+    parser.add_argument("--jobs", type=int, default=1, help="how many faults run at a time")
     parser.add_argument("--write", action="store_true", help="write docs/diagnosis.md")
     options = parser.parse_args()
     relight = shlex.join([sys.executable, "-m", "relight", "run"])
     torchrun = shlex.join([sys.executable, "-m", "torch.distributed.run"])
+    found = faults(options.names)
+
+    def tried(fault: Fault) -> tuple[Sequence[str], Score, Score | None]:
+        stderr, report = run(fault, relight)
+        lines = report_of(stderr)
+        of_torchrun = None
+        if options.torchrun and fault.kind != "hang" and "--hang-timeout" not in fault.run:
+            of_torchrun = score_torchrun(fault, run(fault, torchrun)[0])
+        return lines, score(fault, lines, report), of_torchrun
+
     ours: dict[Fault, Score] = {}
     theirs: dict[Fault, Score] = {}
-    for fault in faults(options.names):
-        stderr, found = run(fault, relight)
-        lines = report_of(stderr)
-        ours[fault] = score(fault, lines, found)
-        wrong = [name for name, right in ours[fault]._asdict().items() if not right]
-        print(f"{fault.name}: {'right' if not wrong else 'WRONG: ' + ', '.join(wrong)}", flush=True)
-        if wrong:
-            print(f"    rank={fault.rank} line={fault.line} says={fault.says}")
-            print("".join(f"    | {line}\n" for line in lines[:12]), flush=True)
-        if options.torchrun and fault.kind != "hang" and "--hang-timeout" not in fault.run:
-            stderr, _ = run(fault, torchrun)
-            theirs[fault] = score_torchrun(fault, stderr)
+    with ThreadPoolExecutor(options.jobs) as pool:
+        for fault, (lines, own, other) in zip(found, pool.map(tried, found), strict=True):
+            ours[fault] = own
+            theirs.update({fault: other} if other else {})
+            wrong = [name for name, right in own._asdict().items() if not right]
+            print(f"{fault.name}: {'WRONG: ' + ', '.join(wrong) if wrong else 'right'}", flush=True)
+            if wrong:
+                print(f"    rank={fault.rank} line={fault.line} says={fault.says}")
+                print("".join(f"    | {line}\n" for line in lines[:12]), flush=True)
     right = sum(each.is_right for each in ours.values())
     print(f"{right} of {len(ours)} reports are right")
     rows = ["| | faults | rank | line | reason | false |", "|---|---|---|---|---|---|"]

@@ -239,7 +239,7 @@ def left_script(failure: Failure) -> bool:
 def own_failure(known: Known) -> Verdict | None:
     """The first to fail that blames nobody."""
     found = known.of(Role.OWN, Role.REPORTED)
-    if known.of(Role.VICTIM):
+    if _lost_a_peer(known):
         found = [failure for failure in found if not left_script(failure)]
     found = [
         failure for failure in found if not (handling(failure) and _may_be_well(failure, known))
@@ -394,10 +394,10 @@ def _sender(collective: str, rank: int, world_size: int) -> int | None:
 
 def left_early(known: Known) -> Verdict | None:
     """A rank came to the end of its script while others still needed it."""
-    victims = known.of(Role.VICTIM)
+    aborted = [failure for failure in known.ends if left_script(failure)]
+    victims = _lost_a_peer(known) if aborted else known.of(Role.VICTIM)
     if not victims:
         return None
-    aborted = [failure for failure in known.ends if left_script(failure)]
     if aborted:
         says = f"{format_ranks(_ranks_of(aborted))} came to the end of the script"
         says += " and aborted at exit (SIGABRT)"
@@ -412,6 +412,16 @@ def left_early(known: Known) -> Verdict | None:
     root = next((each for each in over if _printed([each])), over[0])
     says = f"{format_ranks(_ranks_of(over))} had left the script"
     return _left_early(victims[0], root, _ranks_of(over), says, _printed([root]))
+
+
+def _lost_a_peer(known: Known) -> list[Failure]:
+    """Return the victims, or else those that lost a peer while they were being stopped: a worker
+    that aborts at exit may be noticed before its peers fail.
+    """
+    stopped = known.of(Role.STOPPED)
+    return known.of(Role.VICTIM) or [
+        each for each in stopped if each.is_explained and blame.of_failure(each) is Blame.PEER
+    ]
 
 
 def had_succeeded(end: WorkerEnd, first_at: float, doing: WorkerState | None) -> bool:

@@ -45,20 +45,22 @@ _ADDRESS = re.compile(
 )
 _NEXT_OF_GROUP = re.compile(r"^ +\+-+ (?:[2-9]|\d\d+) -+$")
 """Separator that Python prints before the second and later exceptions of an ExceptionGroup."""
-_NATIVE_PLACES = (
+_UNTELLING = (
     re.compile(
         r"\[(?:enforce\ fail\ at\ )?[^\]\s]+\.(?:cc|cpp|cu|cuh|cxx|h|hpp):\d+\]\ ?"
         r"(?:(?:(?:false|\w+\ ?[=!<>]=?\ ?\w+)?\.\ )(?=[^\W\d]{3}))?"
     ),
     re.compile(r"\[/[^\]\s]+:\d+\] "),
+    re.compile(r"(?<=\.) This is typically caused by a remote worker (?:crashing|hanging).*"),
     re.compile(r"(?<=NCCL error) in: \S+:\d+(?=, )"),
     re.compile(
         r'^.{0,200}?INTERNAL ASSERT FAILED at "[^"\n]+":\d+, please report a bug to PyTorch\. '
         r"?(?=.)"
     ),
 )
-"""The places in torch's own sources where an error was noticed: `[/pytorch/…/pair.cc:553] `, and
-`[enforce fail at alloc_cpu.cpp:127] err == 0. `.
+"""What tells a user nothing: the places in torch's own sources where an error was noticed, such as
+`[/pytorch/…/pair.cc:553] ` and `[enforce fail at alloc_cpu.cpp:127] err == 0. `, and gloo's guess
+after `Connection closed by peer`, which is wrong for a peer that left early or was stopped.
 """
 
 
@@ -82,11 +84,11 @@ def excerpt(lines: Sequence[str], rows: int) -> list[str]:
 
 def headline(report: ErrorReport, most: int) -> str:
     """Return the message of an exception in at most `most` characters: its first line, with the
-    next one after a colon, and without the place in C++ where torch noticed the error.
+    next one after a colon, and without what tells a user nothing, such as a place in C++.
     """
     message = report.message
-    for place in _NATIVE_PLACES:
-        message = place.sub("", message)
+    for untelling in _UNTELLING:
+        message = untelling.sub("", message)
     lines = [line.strip() for line in message.split("\n") if line.strip()]
     text, *rest = lines or [""]
     while rest and text.endswith(":"):

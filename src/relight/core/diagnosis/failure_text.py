@@ -7,6 +7,7 @@ same place) are merged with it. This file is loaded only after a failure.
 import re
 import signal
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from relight.base.errors import exit_code_of_signal, signal_name
@@ -16,7 +17,12 @@ from relight.core.diagnosis import blame, causes
 from relight.core.diagnosis.causes import Certainty, Role, Verdict, role
 from relight.core.diagnosis.excerpts import WIDTH, cut, cut_left, excerpt, headline, rows_of
 from relight.core.diagnosis.last_words import is_error, record
-from relight.core.diagnosis.traceback_lines import frame_of, is_header, without_numbers
+from relight.core.diagnosis.traceback_lines import (
+    TracebackLine,
+    frame_of,
+    is_header,
+    without_numbers,
+)
 from relight.core.failure import CRASHES, ErrorReport, Failure, FailureKind, WorkerState
 
 _ROWS = 25
@@ -39,6 +45,7 @@ _IMPLICIT = "During handling of the above exception"
 """Only `raise … from` names a cause; an exception raised in an `except` block may have another."""
 _AT_ONCE_S = 2.0
 """A worker that has been killed later than that had not ended when it was asked to."""
+_IN_THREAD = "Exception in thread "
 _SIGCHLD_HANDLER = "/torch/utils/data/_utils/signal_handling.py"
 _MAX_CONSEQUENCES = 4
 _MAX_RECORDED = 7
@@ -110,6 +117,7 @@ class Diagnosis(NamedTuple):
             report = symptom.report
             if report is not None and report.source and symptom.is_explained:
                 lines.append(cut(f"    {report.source}", WIDTH))
+        after_place = len(lines)
         first = f"first rank {root.rank} " if self.same else ""
         if is_other:
             first = f"rank {root.rank} "
@@ -129,6 +137,12 @@ class Diagnosis(NamedTuple):
         if room - rows_of([*followed, *recorded]) < _LEAST_EVIDENCE:
             followed = _consequences(self.consequences, symptom.at, 1)
         evidence = _evidence(symptom, room - rows_of([*followed, *recorded]))
+        caller = _caller(symptom) if where else None
+        if caller is not None and not any(frame_of(line) == caller for line in evidence):
+            at = f"  called at {caller.file.rpartition('/')[2]}:{caller.line}"
+            lines.insert(after_place, cut(at, WIDTH))
+            room -= 1
+            evidence = _evidence(symptom, room - rows_of([*followed, *recorded]))
         left = room - rows_of([*evidence, *followed])
         recorded = self._recorded(min(left, _MAX_RECORDED))
         return [*lines, *evidence, *followed, *recorded, *end]
@@ -185,6 +199,9 @@ class Diagnosis(NamedTuple):
             lines.append(symptom.evidence)
         elif symptom.is_explained and self._adds_something(symptom):
             lines.append(f"before that, it printed: {symptom.words}")
+        elif symptom.words and report is not None and _is_of_thread(report):
+            at = f" ({report.where.rpartition('/')[2]})" if report.where else ""
+            lines.append(f"before that, it printed: {_printed_exception(report, _WHAT)}{at}")
         every = [symptom, self.root, *self.same, *self.consequences]
         if failure := next((each for each in every if each.gpu_error), None):
             rank = "" if failure is symptom else f"rank {failure.rank}: "
@@ -205,7 +222,7 @@ class Diagnosis(NamedTuple):
     def _hint(self) -> str:
         """Return one line that may help to understand the cause."""
         verdict, symptom = self.verdict, self.verdict.symptom
-        if symptom.aborted_at_exit:
+        if symptom.aborted_at_exit or causes.left_script(symptom):
             return "a C++ thread was still running at exit (SIGABRT)"
         if blame.text_of(symptom.report, ()).startswith(("BdbQuit", "bdb.BdbQuit")):
             return "pdb was quit, or had no terminal; breakpoint() waits for `relight debug`"
@@ -302,6 +319,20 @@ def _where(failure: Failure) -> str:
     if report is not None and (failure.is_explained or _may_have_ended(failure)):
         return report.where
     return failure.doing.handling_where if failure.doing and causes.handling(failure) else ""
+
+
+def _caller(failure: Failure) -> TracebackLine | None:
+    """Return where the user's code called the function that raised an exception on purpose, such
+    as a check of an argument.
+    """
+    report = failure.report
+    if report is None or not (failure.is_explained and report.source.startswith("raise")):
+        return None
+    frames = [frame for line in report.lines if (frame := frame_of(line))]
+    for caller, frame in reversed(list(pairwise(frames))):
+        if report.where.startswith(f"{frame.file}:{frame.line} in "):
+            return caller if caller.own else None
+    return None
 
 
 def _may_have_ended(failure: Failure) -> bool:
@@ -461,12 +492,24 @@ def _after_printing(failure: Failure, most: int) -> str:
         return ""
     if report.others:
         return "; nothing that it printed tells why"
-    said = f"{report.type}: {headline(report, most)}"
-    if report.lines and not is_header(report.lines[0]):  # such as `Exception in thread reader:`
-        said = f"{record(report.lines[0])}: {said}"
+    said = _printed_exception(report, most)
     if failure.printed_s is None or failure.printed_s < _NOTED_S:
         return f" after printing: {said}"
     return f", {format_duration(failure.printed_s, digits=1)} after printing: {said}"
+
+
+def _printed_exception(report: ErrorReport, most: int) -> str:
+    """Return an exception after the line before its traceback, `Exception in thread reader:`."""
+    said = f"{report.type}: {headline(report, most)}"
+    if report.lines and not is_header(report.lines[0]):
+        said = f"{record(report.lines[0])}: {said}"
+    return said
+
+
+def _is_of_thread(report: ErrorReport) -> bool:
+    """Return whether an exception has ended a thread: nobody has handled it."""
+    is_printed = report.kind is FailureKind.PRINTED and not report.others
+    return is_printed and bool(report.lines) and report.lines[0].startswith(_IN_THREAD)
 
 
 def _exception(report: ErrorReport, most: int) -> str:

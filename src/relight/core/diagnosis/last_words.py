@@ -42,7 +42,8 @@ _NOISE = re.compile(
     | ^wandb: | ^Set\ the\ environment\ variable\ HYDRA_FULL_ERROR | ^Error\ executing\ job\ with
     | RemoteTraceback:\ *$ | ^During\ handling\ of | ^The\ above\ exception\ was
     | ^Fatal\ Python\ error:\  | ^(?:Current\ thread|Thread)\ 0x | ^Extension\ modules:
-    | ^\ *<no\ Python\ frame> | ^Timeout\ \(\d+:\d\d:\d\d | ^Call\ stack:$
+    | \b(?i:un(?:caught|handled)\ exception):?$
+    | ^\ *<no\ Python\ frame> | ^Call\ stack:$
     | ^(?:Message:\ ['"] | Arguments:\ [(]) | ^future:\ <Task\b
     | resource_tracker: | <omitting\ python\ frames>""",
     re.VERBOSE,

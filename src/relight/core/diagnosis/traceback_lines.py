@@ -162,9 +162,11 @@ def omitted(lines: Sequence[str]) -> list[str]:
     frames = count = 0
     before = 0
     names: dict[str, None] = {}
+    only_libraries = True
     for line in lines:
         if (frame := frame_of(line)) is not None:
             frames += 1
+            only_libraries &= not frame.own
             if frame.library:
                 names[frame.library] = None
         elif (match := _OMITTED.match(line)) is not None:
@@ -177,7 +179,7 @@ def omitted(lines: Sequence[str]) -> list[str]:
             count += 1
     parts = []
     if frames:
-        of = f" of {', '.join(list(names)[:3])}" if names else ""
+        of = f" of {', '.join(list(names)[:3])}" if names and only_libraries else ""
         parts.append(f"{frames:,} frame{'s' if frames > 1 else ''}{of}")
         count = 0  # the sources of the frames
     if count := count + before:

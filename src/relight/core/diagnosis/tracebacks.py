@@ -114,6 +114,8 @@ _AFTERWARDS = re.compile(
     r"|Set the environment variable HYDRA_FULL_ERROR|[^|\n]{0,80}\d%\|"
     r"|(?:Call stack|usage|Usage|wandb): ?|\[[IWEF] )"
 )
+_REMOTE = re.compile(r"^[\w.]*RemoteTraceback: *$")
+"""The line before the traceback of another process (multiprocessing, concurrent.futures, loky)."""
 _AT_EXIT = re.compile(r"^(?:\[?[IW](?: |\d{4} )|wandb: |\S+\.py:\d+: \w*Warning)")
 """Library messages during the exit of a process, at times many."""
 _NO_FRAME = "<no Python frame>"
@@ -343,9 +345,13 @@ def _raised(lines: Sequence[str], group: Sequence[tuple[_Traceback, bool]]) -> l
         elif (quoting or telling) and _is_outermost(lines, traceback):
             end_quote()
         new = _Raised(traceback.exception, traceback.end, (traceback,))
-        if raised and lines[raised[-1].exception] == lines[new.exception]:
-            # The same exception, as another process raised it.
-            new = new._replace(stack=(traceback, raised.pop().stack[-1]))
+        text = lines[new.exception]
+        same = next((n for n, each in enumerate(raised) if lines[each.exception] == text), None)
+        if same is not None:
+            # The same exception, as another process or an outer block raised it.
+            inner = [part for each in reversed(raised[same:]) for part in each.stack]
+            del raised[same:]
+            new = new._replace(stack=(traceback, *inner))
         raised.append(new)
     end_quote()
     return raised
@@ -492,7 +498,7 @@ def _is_other(line: str) -> bool:
         (frame is not None and not frame.function)  # a SyntaxError begins with its place
         or is_chained(line)
         or is_header(line)
-        or any(known.match(line) for known in (_NOT_FATAL, _LOG, _AFTERWARDS))
+        or any(known.match(line) for known in (_NOT_FATAL, _LOG, _AFTERWARDS, _REMOTE))
     )
 
 
