@@ -18,7 +18,7 @@ NOTHING = WorkerImports(0, 1000.0, 1000.0, False, False, False)
 TRAINS = WorkerImports(
     modules=1000,
     age_s=90.0,
-    quiet_s=60.0,
+    quiet_s=20.0,
     has_optimizer=True,
     has_stepped=False,
     is_restarted=False,
@@ -26,7 +26,7 @@ TRAINS = WorkerImports(
 
 
 def test_imports_are_complete_at_first_step_and_not_while_data_is_read() -> None:
-    """As late.py: torch, a minute of data, then the model, which imports 850 modules more."""
+    """Torch, 20 s of data, then the model, which imports 850 modules more."""
     assert not are_complete(TRAINS)
     assert not are_complete(TRAINS._replace(has_stepped=True, quiet_s=0.0))
     assert are_complete(TRAINS._replace(has_stepped=True, quiet_s=SETTLE_S))
@@ -45,6 +45,11 @@ def test_imports_without_a_step_are_complete_after_silence(seen: WorkerImports) 
     assert are_complete(seen)
     assert not are_complete(seen._replace(quiet_s=SETTLE_S / 2))
     assert not are_complete(NOTHING._replace(is_restarted=True))
+
+
+def test_job_without_visible_step_is_warm_within_a_minute() -> None:
+    """As a script that updates its parameters by hand: ten seconds of imports, then silence."""
+    assert are_complete(TRAINS._replace(age_s=40.0, quiet_s=30.0))
 
 
 def test_process_that_lacks_many_modules_is_replaced() -> None:

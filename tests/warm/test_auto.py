@@ -175,6 +175,20 @@ def test_user_sitecustomize_runs_in_watched_and_forked_workers(
     assert [event["warm"] for event in events(logs, "WorkersWarm")] == [False, True]
 
 
+def test_package_beside_the_script_is_not_imported_from_site_packages(
+    run: Callable[..., Path], script: Script, tmp_path: Path
+) -> None:
+    """As in a clone of timm, where timm is installed, too: nothing is imported in vain."""
+    (tmp_path / "site-packages").mkdir()
+    script("import tomllib", "site-packages/own.py")
+    script("import csv", "own.py")
+    folders = [str(tmp_path / "site-packages"), os.environ.get("PYTHONPATH", "")]
+    logs = run(BEFORE + "import own", PYTHONPATH=os.pathsep.join(filter(None, folders)))
+    assert not events(logs, "PreloadWithout")
+    assert [event["left_out"] for event in events(logs, "PreloadReady")] == ["own"]
+    assert next(logs.glob("*/attempt_1/0/stdout.log")).read_text() == "csv\n"
+
+
 def test_unfit_package_is_left_out(
     run: Callable[..., Path], script: Script, tmp_path: Path
 ) -> None:

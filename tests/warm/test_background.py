@@ -1,6 +1,7 @@
 """Without a flag, a job that may be restarted imports in the background what its workers need."""
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -8,6 +9,9 @@ from pathlib import Path
 
 import pytest
 from conftest import LIMIT_S, Start
+
+from relight.core.status.preload_status import IMPORTING, READY, PreloadStatus
+from relight.processes.running_jobs import JobDirectory
 
 Script = Callable[[str], Path]
 _SOON = """
@@ -32,6 +36,19 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
     sys.exit(1)
 print("csv" in {*before, *getattr(sys.meta_path[0], "_hidden", ())})
 """
+_HELD = """
+import os, sys, time
+import slow
+open("hold", "w").close()
+while not os.path.exists("go"):
+    time.sleep(0.01)
+sys.exit(int(os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"))
+"""
+_SLOW = """
+import os, time
+while os.path.exists("hold"):
+    time.sleep(0.01)
+"""
 _BEFORE = "import sys\nbefore = set(sys.modules)\n"
 _HOOK = "print(b'RELIGHT_HOOK' in open('/proc/self/environ', 'rb').read())\n"
 
@@ -41,12 +58,14 @@ def _events(logs: Path) -> list[dict[str, object]]:
     return [json.loads(line) for text in texts for line in text.splitlines()]
 
 
-def _run(start: Start, path: Path, memory: str, is_over: Callable[[], bool]) -> Path:
+def _run(
+    start: Start, path: Path, memory: str, is_over: Callable[[], bool], **variables: str
+) -> Path:
     """Run a script whose first generation fails when `is_over`; return the logs."""
     logs = path.parent / "logs"
     agent = start(
         "run", "--max-restarts=1", f"--log-dir={logs}", "-r1", path,
-        command=(sys.executable, "-c", _SOON, memory),
+        command=(sys.executable, "-c", _SOON, memory), variables=variables,
     )  # fmt: skip
     deadline = time.monotonic() + LIMIT_S
     while not is_over():
@@ -94,3 +113,28 @@ def test_workers_are_watched_only_where_a_restart_can_use_it(
     agent = start("run", *flags, script(_HOOK), variables=variables)
     out, _ = agent.communicate(timeout=LIMIT_S)
     assert out.decode().strip() == str(is_watched)
+
+
+def test_status_shows_progress_of_background_import(
+    start: Start, script: Script, tmp_path: Path
+) -> None:
+    packages = tmp_path / "site-packages"
+    packages.mkdir()
+    (packages / "slow.py").write_text(_SLOW)
+    variables = {
+        "PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(packages)]),
+        "XDG_RUNTIME_DIR": str(tmp_path),
+    }
+    jobs = JobDirectory(variables)
+    seen: list[PreloadStatus] = []
+
+    def is_ready() -> bool:
+        seen.extend(job.preload for job in jobs.running() if job.preload is not None)
+        if seen and seen[-1].importing == "slow":
+            (tmp_path / "hold").unlink(missing_ok=True)
+        return bool(seen) and seen[-1].state == READY
+
+    _run(start, script(_HELD), "free", is_ready, **variables)
+    held = next(each for each in seen if each.importing == "slow")
+    assert held.state == IMPORTING
+    assert 0 <= held.imported < held.modules == seen[-1].modules

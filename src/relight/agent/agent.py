@@ -352,8 +352,9 @@ class Agent:
         from relight.agent.status.view import View
 
         def look() -> View:
-            node = self.node
-            return View(node.state, node.workers, node.restart, self.journal, node.end)
+            node, preload = self.node, self._services.preload
+            status = None if preload is None else preload.status()
+            return View(node.state, node.workers, node.restart, self.journal, node.end, status)
 
         log = self.journal.events
         began = time.time() - (self.loop.now() - log.began)

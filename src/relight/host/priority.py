@@ -19,21 +19,37 @@ IDLE_S = 15.0
 """How long the work may get hardly any time, on a machine whose processors are all busy."""
 GENTLE_S = 45.0
 """Seconds after which it gets the usual priority, so that it ends about as soon as other work."""
+STARVED_S = 60.0
+"""How long work that stays low may starve at SCHED_IDLE: by then, where half a processor is idle,
+the imports of a job have ended.
+"""
+_STARVED_SHARE = 0.25
+"""Work that gets less of a processor starves."""
+_STARVED_NICE = 19
+"""Gives 1.4 % of a processor beside one process of normal priority, SCHED_IDLE 0.3 % (sched(7)):
+too little to slow down ranks that wait for each other by more than that, however long it takes.
+"""
 _SHARE = 4
 """Without SCHED_IDLE: one part of the time in this many is for work, the rest for others."""
+_BUSY_PAUSE = 100
+"""Work that stays low without SCHED_IDLE gets about 1 % of a busy processor."""
 _QUARTER_NICE = 5
 """Gives a quarter of a processor beside one process of normal priority (sched(7))."""
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}.get(platform.machine(), 0)
 _IDLE_CLASS = 3 << 13  # linux/ioprio.h
 
 
-def lower() -> Callable[[], None]:
-    """Take the lowest priority that can be undone; return the function that undoes it."""
+def lower(*, stays_low: bool = False) -> Callable[[], None]:
+    """Take the lowest priority that can be undone; return the function that undoes it.
+
+    Args:
+        stays_low: whether the work never gets the usual priority.
+    """
     idle = _can_come_back()
     nice = os.getpriority(os.PRIO_PROCESS, 0)
     if idle:
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    pacer = _Pacer()
+    pacer = _Pacer(stays_low=stays_low)
     if not idle:
         sys.meta_path.insert(0, pacer)
     _set_io(_IDLE_CLASS)
@@ -51,19 +67,30 @@ def lower() -> Callable[[], None]:
     return restore
 
 
-def raise_step_by_step(pid: int, seconds: float) -> float | None:
+def raise_step_by_step(pid: int, seconds: float, *, stays_low: bool = False) -> float | None:
     """Raise the priority of a process that works at SCHED_IDLE: after `IDLE_S` to a quarter of a
-    processor, after `GENTLE_S` to that of this process.
+    processor, after `GENTLE_S` to that of this process. If it is to stay low, raise it to nice 19,
+    and only if it starves for `STARVED_S`.
 
     Args:
         pid: the process. Without SCHED_IDLE it works a quarter of the time, and ends that itself.
         seconds: since it began.
+        stays_low: whether it never gets the priority of this process.
 
     Returns:
         After how many seconds, counted from its begin, to call this again; None for never.
     """
     try:
         policy, usual = os.sched_getscheduler(pid), os.getpriority(os.PRIO_PROCESS, 0)
+        if stays_low:
+            if seconds < STARVED_S:
+                return STARVED_S
+            if policy != os.SCHED_IDLE:
+                return None
+            if linux.usage(pid)[0] > seconds * _STARVED_SHARE:
+                return seconds + STARVED_S
+            _raise(pid, _STARVED_NICE, _STARVED_NICE)
+            return None
         if seconds >= GENTLE_S:
             if policy == os.SCHED_IDLE or os.getpriority(os.PRIO_PROCESS, pid) > usual:
                 _raise(pid, usual, 0)
@@ -86,16 +113,36 @@ def _raise(pid: int, nice: int, autogroup: int) -> None:
 class _Pacer:
     """An import finder that delays each import for a while; it finds no module itself."""
 
-    def __init__(self) -> None:
-        self._worked = time.process_time()
+    def __init__(self, *, stays_low: bool) -> None:
+        self._stays_low = stays_low
+        self._worked, self._waited = time.process_time(), _runqueue_wait_s()
         self._until = time.monotonic() + GENTLE_S
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
         del name, path, target
         worked = time.process_time() - self._worked
-        if worked > 0.01 and time.monotonic() < self._until:
-            time.sleep(worked * (_SHARE - 1))
-            self._worked = time.process_time()
+        if worked > 0.01 and (self._stays_low or time.monotonic() < self._until):
+            waited = _runqueue_wait_s() - self._waited
+            time.sleep(pause_s(worked, waited if self._stays_low else 0.0))
+            self._worked, self._waited = time.process_time(), _runqueue_wait_s()
+
+
+def pause_s(worked_s: float, waited_s: float) -> float:
+    """Return how long to pause after work, so that it gets a quarter of an idle processor, but
+    hardly anything of a busy one, where it waited for others to be preempted.
+    """
+    return worked_s * (_SHARE - 1) + waited_s * _BUSY_PAUSE
+
+
+def _runqueue_wait_s() -> float:
+    """Return how long this process was ready to run without a processor (Documentation/scheduler/
+    sched-stats.rst of Linux); 0 where the system does not tell.
+    """
+    try:
+        with open("/proc/self/schedstat", "rb") as file:
+            return int(file.read().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 def _can_come_back() -> bool:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from relight.base.errors import RelightError
 from relight.core.status.goodput import Account
+from relight.core.status.preload_status import PreloadStatus
 from relight.core.status.snapshot import RankUse
 from relight.job.app import AppState
 
@@ -51,7 +52,8 @@ class RoleStatus(NamedTuple):
 
 class AppStatus(NamedTuple):
     """A job. It has failed when one replica has failed, and is over when all are; `restarts` is
-    None if unknown. `account` breaks down its time, if known.
+    None if unknown. `account` breaks down its time, if known; `preload` says how far imports for
+    restarts are, on this node.
     """
 
     state: AppState
@@ -60,6 +62,7 @@ class AppStatus(NamedTuple):
     restarts: int | None = None
     url: str = ""
     account: Account | None = None
+    preload: PreloadStatus | None = None
 
     @property
     def msg(self) -> str:

@@ -117,7 +117,7 @@ def stand_guard(
         agent: the agent, whose end is the end of this process; None for a warm process.
         others: other processes whose end is the end of this process: the warm process that has
             forked this one; those that a warm process is not to outlive, as long as it imports.
-        stays_low: the child keeps a priority that it has lowered.
+        stays_low: the child never gets the usual priority while it imports.
 
     Raises:
         OSError: if no process can be forked, or no descriptor is left.
@@ -148,7 +148,7 @@ def _watch(
 ) -> NoReturn:
     """Kill all descendants when the agent or one of the others ends, or when the imports of a warm
     process take too long; exit as the child does. Raise the priority of a child that has lowered
-    it, unless it is to stay low: its imports would last for ever where all processors are busy.
+    it: its imports would last for ever where all processors are busy.
     """
     begin = time.monotonic()
     try:
@@ -169,15 +169,14 @@ def _watch(
             poll.register(agent.control, 0)  # its other end is closed
         else:
             poll.register(from_child, select.POLLIN)
-        raise_at = None if stays_low else priority.IDLE_S
+        raise_at = priority.raise_step_by_step(pid, 0.0, stays_low=stays_low)
         limit = None if agent else IMPORT_LIMIT_S
         while True:
             passed = time.monotonic() - begin
             times = [at - passed for at in (raise_at, limit) if at is not None]
             ready = dict(poll.poll(max(0.0, min(times)) * 1000 if times else None))
             passed = time.monotonic() - begin
-            if not stays_low:
-                raise_at = priority.raise_step_by_step(pid, passed)
+            raise_at = priority.raise_step_by_step(pid, passed, stays_low=stays_low)
             if from_child in ready:
                 requests.read()
                 if requests.are_imports_done:
@@ -199,8 +198,8 @@ def _watch(
                 child.close()
                 child = ProcessHandle(pid)
                 poll.register(child, select.POLLIN)
-                if not stays_low:
-                    raise_at = priority.raise_step_by_step(pid, time.monotonic() - begin)
+                passed = time.monotonic() - begin
+                raise_at = priority.raise_step_by_step(pid, passed, stays_low=stays_low)
                 os.write(to_child, b"\n")
         if agent is not None and not ready.keys() & {other.fileno() for other in others}:
             linux.let_end(child)  # it also sees the end of the agent, and cleans up

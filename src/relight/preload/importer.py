@@ -12,9 +12,9 @@ import signal
 import site
 import sys
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from importlib.machinery import PathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
@@ -108,7 +108,7 @@ def preload(
 def _wanted(setup: dict[str, Any], tell: Tell) -> list[str]:
     names: list[str] = setup["modules"]
     if setup["learned"]:
-        names = _installed(names)
+        names = _installed(names, setup["argv"])
         others = _packages(setup["modules"]) - _packages(names) - {"relight"}
         left_out = [n for n in sorted(others) if n.isidentifier() and PathFinder.find_spec(n)]
         tell(f"left_out {' '.join(left_out)}")
@@ -163,7 +163,10 @@ def _import_all(
             tell(f"without {name} {undone.seconds:.3f} {undone.reason}")
             # Most of the modules that it imports may fit.
             tops = _packages([name, culprit])
-            others = [x for x in _installed(undone.modules) if x.partition(".")[0] not in tops]
+            argv = baseline.argv
+            others = [
+                x for x in _installed(undone.modules, argv) if x.partition(".")[0] not in tops
+            ]
             left = [*others, *left]
     os.close(progress)
     if unfit and not fits and not asked & sys.modules.keys():
@@ -231,6 +234,7 @@ class _Baseline:
 
     Attributes:
         is_asked: whether the user named the modules.
+        argv: the workers' command line.
     """
 
     def __init__(
@@ -244,7 +248,7 @@ class _Baseline:
         self._descriptors = descriptors
         self._directory = os.readlink("/proc/self/cwd")
         self._path = list(sys.path)
-        self._setup = setup
+        self.argv: list[str] = setup["argv"]
         self.is_asked = not setup["learned"]
         self._known = set(loaded)
         self._watch = watch
@@ -259,7 +263,7 @@ class _Baseline:
             __import__(name)
         except BaseException as error:
             if self.is_asked and not imports.wanted:
-                hint = _hint(error, self._setup["argv"])
+                hint = _hint(error, self.argv)
                 raise UnfitError(name, f"it can't be imported: {error!r}{hint}") from None
         if imports in sys.meta_path:
             sys.meta_path.remove(imports)
@@ -301,7 +305,7 @@ class _Baseline:
             if reason:
                 raise UnfitError(culprit, reason, lasting=watched.is_lasting)
         new = sys.modules.keys() - self._known
-        check_shadows(self._setup["argv"], new)
+        check_shadows(self.argv, new)
         if not self.is_asked:
             _check_files(new)
         self._known.update(new)
@@ -339,18 +343,30 @@ def _descriptors() -> dict[int, str]:
 
 def check_shadows(argv: list[str], modules: Collection[str]) -> None:
     """Check that no preloaded module is shadowed by one beside the script."""
+    specs = {
+        name: getattr(sys.modules.get(name), "__spec__", None)
+        for name in sorted(_packages(modules))
+    }
+    for name, origin in _beside(specs, argv).items():
+        reason = f"the script would import another {name}: {origin}"
+        raise UnfitError(name, reason, lasting=False)
+
+
+def _beside(specs: Mapping[str, ModuleSpec | None], argv: list[str]) -> dict[str, str | None]:
+    """Return those of these packages that the script would find beside itself instead, and where;
+    none that is built in.
+    """
     folder = _folder(argv)
     known = folder in sys.path_importer_cache
-    for name in sorted(_packages(modules)):
-        spec = getattr(sys.modules.get(name), "__spec__", None)
-        if spec is None or not spec.has_location:
-            continue  # built in: can't be shadowed
-        other = PathFinder.find_spec(name, [folder])
-        if other is not None and other.loader is not None and other.origin != spec.origin:
-            reason = f"the script would import another {name}: {other.origin}"
-            raise UnfitError(name, reason, lasting=False)
+    found = {}
+    for name, spec in specs.items():
+        if spec is not None and spec.has_location:
+            other = PathFinder.find_spec(name, [folder])
+            if other is not None and other.loader is not None and other.origin != spec.origin:
+                found[name] = other.origin
     if not known:
         sys.path_importer_cache.pop(folder, None)
+    return found
 
 
 def _folder(argv: list[str]) -> str:
@@ -388,31 +404,29 @@ def _install_directories() -> tuple[str, ...]:
     )
 
 
-def _installed(names: list[str]) -> list[str]:
-    """Return the modules that are installed, and not the user's own."""
+def _installed(names: list[str], argv: list[str]) -> list[str]:
+    """Return the modules that are installed, and not the user's own, on PYTHONPATH or beside the
+    script.
+    """
     places = _install_directories()
-    fits: dict[str, bool] = {}
-    for name in names:
-        top = name.partition(".")[0]
-        if top not in fits:
-            fits[top] = top.isidentifier() and top != "relight" and _is_installed(top, places)
+    tops = {top for top in _packages(names) if top.isidentifier() and top != "relight"}
+    specs = {top: PathFinder.find_spec(top) for top in tops - {*sys.builtin_module_names}}
+    others = {
+        top
+        for top, spec in specs.items()
+        if spec is None or not spec.origin or not spec.origin.startswith(places)
+    }
+    fit = tops - others - _beside(specs, argv).keys()
     # Other names are for importlib.import_module only, and may contain anything.
     return [
         name
         for name in names
-        if fits[name.partition(".")[0]] and all(map(str.isidentifier, name.split(".")))
+        if name.partition(".")[0] in fit and all(map(str.isidentifier, name.split(".")))
     ]
 
 
 def _packages(names: Collection[str]) -> set[str]:
     return {name.partition(".")[0] for name in names}
-
-
-def _is_installed(top: str, places: tuple[str, ...]) -> bool:
-    if top in sys.builtin_module_names:
-        return True
-    spec = PathFinder.find_spec(top)
-    return spec is not None and bool(spec.origin) and str(spec.origin).startswith(places)
 
 
 def _check_files(modules: Collection[str]) -> None:

@@ -156,7 +156,9 @@ def serve(
         if lasting is not None:
             lasting.show(guard.pid)
         linux.become_subreaper()
-        restore = priority.lower() if setup["low_priority"] else None
+        restore = (
+            priority.lower(stays_low=setup["in_background"]) if setup["low_priority"] else None
+        )
         random_state = RandomState()
         descriptors: list[int] = [control_fd]
         watches: list[Temporary | Arguments | Inputs] = [random_state.temporary]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from relight.base.values import AUTO
+from relight.core.status.preload_status import WAITING, PreloadStatus
 from relight.core.workers import import_ahead
 from relight.events.event_types import Event, WorkersWarm
 from relight.host.loop import Loop
@@ -93,6 +94,12 @@ class BackgroundPreload:
     def fork_beside(self) -> "Fork | None":
         """Return how to start workers beside those that run; None if that is not possible."""
         return None if self._preload is None else self._preload.fork_beside()
+
+    def status(self) -> PreloadStatus:
+        """Return how far the imports are."""
+        if self._preload is None:
+            return PreloadStatus(WAITING, self._why_not)
+        return self._preload.status()
 
     def close(self) -> None:
         """End the warm spawner and return when it is gone. Its workers must be gone by now."""

@@ -37,6 +37,14 @@ from typing import TYPE_CHECKING, Any
 
 from relight.base.errors import MachineError
 from relight.base.text import format_duration
+from relight.core.status.preload_status import (
+    IMPORTING,
+    READY,
+    UNUSABLE,
+    WAITING,
+    LeftOut,
+    PreloadStatus,
+)
 from relight.core.workers import import_ahead
 from relight.core.workers.import_ahead import ImportProgress
 from relight.events.event_types import (
@@ -171,6 +179,7 @@ class Preload:
         self._first_cold = False
         self._files = files()
         self._is_held_up = False
+        self._left_out: dict[str, str] = {}
         if watched is not None:
             self._generations, self._first_cold = 1, True
             self._learn()
@@ -189,7 +198,7 @@ class Preload:
         if modules.learned is not None:
             modules.names = modules.learned.known.fit
             for unfit in modules.learned.known.unfit:
-                self._record(PreloadWithout(*unfit, asked=False))
+                self._note_left_out(PreloadWithout(*unfit, asked=False))
         self._why_not = "" if modules.names else "it is not known yet what the script imports"
         if modules.names and _waits(self._worker_program, modules.learned):
             self._start(low_priority=False)
@@ -454,7 +463,27 @@ class Preload:
         """Report a module that the warm spawner does not keep."""
         if self._modules.learned is not None:
             self._modules.learned.note_unfit(module, reason, seconds)
-        self._record(PreloadWithout(module, reason, seconds, not self._modules.is_auto))
+        self._note_left_out(PreloadWithout(module, reason, seconds, not self._modules.is_auto))
+
+    def _note_left_out(self, event: PreloadWithout) -> None:
+        self._left_out[event.module] = event.reason
+        self._record(event)
+
+    def status(self) -> PreloadStatus:
+        """Return how far the imports are."""
+        left_out = tuple(LeftOut(*each) for each in self._left_out.items())
+        if self._spawner is None:
+            is_over = self._asked is not None and not self._tries
+            return PreloadStatus(UNUSABLE if is_over else WAITING, self._why_not, left_out=left_out)
+        asked, spawner = self._asked or (), self._spawner
+        if spawner.is_ready:
+            return PreloadStatus(READY, "", len(asked), len(asked), left_out=left_out)
+        importing = spawner.importing
+        imported = asked.index(importing) if importing in asked else 0
+        seconds = self._loop.now() - spawner.began
+        return PreloadStatus(
+            IMPORTING, "", len(asked), imported, importing, seconds, left_out=left_out
+        )
 
     def learned(self, unfit: dict[str, str], directories: list[str]) -> None:
         """Store the workers' imports for the next job with this script."""

@@ -72,6 +72,7 @@ class WarmSpawner:
         owner: receives its messages.
 
     Attributes:
+        began: when it started, on the loop's clock.
         guard: the pid of its guard; 0 while a process that is to outlive the job imports.
         pid: its own pid; that of the process with the modules until it is ready.
         importing: the module that it imports now, or an empty string.
@@ -89,7 +90,7 @@ class WarmSpawner:
         self._loop = loop
         self._owner = owner
         self.importing, self.importing_since = "", loop.now()
-        self._began = loop.now()
+        self.began = loop.now()
         self._left_out = ""
         self._buffer = b""
         self.pid, self._control = origin.pid, origin.control
@@ -177,7 +178,7 @@ class WarmSpawner:
                     self._child.guards(self.pid)
                 self.is_ready = True
                 self.importing = ""
-                numbers = int(modules), self._loop.now() - self._began, float(mib)
+                numbers = int(modules), self._loop.now() - self.began, float(mib)
                 self._owner.ready(PreloadReady(self.pid, *numbers, self._left_out))
             elif word == "left_out":
                 self._left_out = rest

@@ -172,6 +172,7 @@ def snapshot(served: ServedJob) -> NodeSnapshot:
         user=origin.user,
         scheduler=origin.scheduler,
         scheduler_job=origin.scheduler_job,
+        preload=view.preload if served.end is None else None,
     )
 
 

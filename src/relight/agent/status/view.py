@@ -9,6 +9,7 @@ from relight.agent.worker_group import WorkerGroup
 from relight.base.values import MOST_NAME
 from relight.core.group.messages import GenerationFormed, JobEnded, NodeReady
 from relight.core.status.goodput import Account
+from relight.core.status.preload_status import PreloadStatus
 from relight.host.loop import Loop
 from relight.output.journal import Journal
 
@@ -20,7 +21,7 @@ _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ012345
 
 class View(NamedTuple):
     """The agent's state, its latest workers, the number of the last restart, its events, how the
-    job has ended, and where the time has gone.
+    job has ended, how far imports for restarts are, and where the time has gone.
     """
 
     state: NodeReady | GenerationFormed | WorkerGroup | None
@@ -28,6 +29,7 @@ class View(NamedTuple):
     restart: int
     journal: Journal
     end: JobEnded | None
+    preload: PreloadStatus | None
     account: Account | None = None
 
 

@@ -123,6 +123,11 @@ def main(argv: list[str]) -> int:
 
         for text in in_words(found.account) if is_worth_telling(found.account) else ():
             print(f"  {text}")
+    if found.preload is not None:
+        from relight.core.status import preload_status
+
+        for text in preload_status.describe(found.preload):
+            print(f"  {printable(text)}")
     if found.url:
         print(f"  {'logs' if found.url.startswith('file:') else 'URL'}: {found.url}")
     rows = [

@@ -137,6 +137,7 @@ def status_object(handle: Handle, found: AppStatus) -> dict[str, Any]:
         "ui_url": found.url,
         "url": found.url,
         "goodput": plain(found.account) if found.account is not None else None,
+        "preload": plain(found.preload) if found.preload is not None else None,
     }
 
 

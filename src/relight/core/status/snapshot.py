@@ -7,6 +7,7 @@ while after the job has ended (processes/running_jobs). base/fields validates it
 from typing import NamedTuple
 
 from relight.core.status.goodput import Account
+from relight.core.status.preload_status import PreloadStatus
 
 WAITING, RUNNING, STOPPING, DONE, ENDED = "waiting", "running", "stopping", "done", "ended"
 """States of a node, in this order: without workers; workers run; workers are being stopped; all
@@ -57,7 +58,7 @@ class NodeSnapshot(NamedTuple):
     `reason` explains the end; `blamed` are the known ranks that caused a failure, on any node.
     `run_directory` has the logs and the event log, if they are kept. `account` is the use of time.
     `version` is the agent's version of relight. `scheduler` and `scheduler_job` are empty for a job
-    without a scheduler.
+    without a scheduler. `preload` is None for a job that has ended or imports nothing ahead.
     """
 
     id: str
@@ -88,6 +89,7 @@ class NodeSnapshot(NamedTuple):
     user: str = ""
     scheduler: str = ""
     scheduler_job: str = ""
+    preload: PreloadStatus | None = None
 
 
 class Output(NamedTuple):

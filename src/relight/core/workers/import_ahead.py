@@ -14,9 +14,10 @@ QUIET_S = 5.0
 """Without a step to be seen, imports are complete after this long and this much silence."""
 SETTLE_S = 1.0
 """A step is often followed by a few more imports: of a logger, for example."""
-STEP_LIMIT_S = 120.0
-"""How long a silent worker that has torch's optimizers may take to its first step: after that, it
-may not train at all, or with a compiled step, which runs no hooks.
+STEP_LIMIT_S = 30.0
+"""How long a silent worker that has torch's optimizers may take to its first step. After that, it
+may read data for long, and import more then, for which the process is replaced; or there is no step
+to be seen: a compiled one runs no hooks, and some scripts update parameters by themselves.
 """
 SHARE = 0.01
 """Of the modules that a process has: if it lacks fewer, to import all of them again costs more."""

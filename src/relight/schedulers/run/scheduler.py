@@ -212,7 +212,7 @@ def _status(job: WholeJob) -> AppStatus:
     )  # fmt: skip
     url = f"file:{own.run_directory}" if own.run_directory else ""
     message = "; ".join(filter(None, (_message(own) + _unseen(job), early_exits(job))))
-    return AppStatus(_state(own), message, replicas, own.restart, url, own.account)
+    return AppStatus(_state(own), message, replicas, own.restart, url, own.account, own.preload)
 
 
 def _unseen(job: WholeJob) -> str:

@@ -1,0 +1,53 @@
+"""How far the imports for restarts are, for `relight status`."""
+
+from typing import NamedTuple
+
+from relight.base.text import format_duration, pluralize
+
+WAITING, IMPORTING, READY, UNUSABLE = "waiting", "importing", "ready", "unusable"
+"""States: the import has not begun; it runs; the next workers have the modules; they never will."""
+_MOST_SHOWN = 5
+
+
+class LeftOut(NamedTuple):
+    """A module that each worker imports itself, and the reason."""
+
+    module: str
+    reason: str
+
+
+class PreloadStatus(NamedTuple):
+    """The imports on one node.
+
+    `modules` is the number of known modules, `imported` how many of them are done, `importing` the
+    current one, and `seconds` the time since the import began. `reason` says why restarts are cold.
+    """
+
+    state: str
+    reason: str = ""
+    modules: int = 0
+    imported: int = 0
+    importing: str = ""
+    seconds: float = 0.0
+    left_out: tuple[LeftOut, ...] = ()
+
+
+def describe(status: PreloadStatus) -> list[str]:
+    """Return the lines of `relight status`."""
+    known = pluralize(status.modules, "module")
+    if status.state == IMPORTING:
+        took = format_duration(status.seconds)
+        now = f", now {status.importing}" if status.importing else ""
+        text = (
+            f"{status.imported} of {known} imported in {took}{now}; until then, restarts are cold"
+        )
+    elif status.state == READY:
+        text = f"restarts are warm, {known} imported"
+    else:
+        text = f"restarts are cold: {status.reason}"
+    lines = [f"preload: {text}"]
+    shown = status.left_out[:_MOST_SHOWN]
+    lines += [f"preload: left out {each.module}: {each.reason}" for each in shown]
+    if more := len(status.left_out) - len(shown):
+        lines.append(f"preload: left out {pluralize(more, 'more module')}")
+    return lines

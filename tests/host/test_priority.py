@@ -1,0 +1,48 @@
+"""The priority of work in the background."""
+
+import os
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from relight.host import linux, priority
+
+
+@pytest.fixture
+def idle_process() -> Iterator[int]:
+    with subprocess.Popen(["sleep", "600"]) as process:
+        os.sched_setscheduler(process.pid, os.SCHED_IDLE, os.sched_param(0))
+        yield process.pid
+        process.kill()
+
+
+def _raise(pid: int, seconds: float) -> float | None:
+    return priority.raise_step_by_step(pid, seconds, stays_low=True)
+
+
+@pytest.mark.needs_root
+def test_starving_background_work_rises_to_nice_19(idle_process: int) -> None:
+    limit_s = priority.STARVED_S
+    assert _raise(idle_process, limit_s - 1) == limit_s
+    assert os.sched_getscheduler(idle_process) == os.SCHED_IDLE
+    assert _raise(idle_process, limit_s) is None
+    assert os.sched_getscheduler(idle_process) == os.SCHED_OTHER
+    assert os.getpriority(os.PRIO_PROCESS, idle_process) == 19
+
+
+@pytest.mark.needs_root
+def test_background_work_with_processor_time_stays_idle(
+    idle_process: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit_s = priority.STARVED_S
+    monkeypatch.setattr(linux, "usage", lambda _: (limit_s / 2, 0, 0))
+    assert _raise(idle_process, limit_s) == 2 * limit_s
+    assert os.sched_getscheduler(idle_process) == os.SCHED_IDLE
+    assert _raise(idle_process, 3 * limit_s) is None
+
+
+def test_paced_work_gets_little_of_a_busy_processor() -> None:
+    """A quarter of an idle one, 1 % of one that it shares."""
+    assert priority.pause_s(0.1, 0.0) == pytest.approx(0.3)
+    assert priority.pause_s(0.1, 0.1) > 10.0
