@@ -115,9 +115,10 @@ dist: setup  ## Build the wheel, the sdist and the one-file launcher, and try th
 docs: $(LONG_READY)  ## Build the documentation site in .build/site
 	$(BIN)/python -m documentation.site
 
-pages: setup  ## Write the generated pages: flags, failure guide, README figures and picture
+pages: setup  ## Write the generated pages: flags, failure guide, limits, README figures and picture
 	$(BIN)/python -m documentation.from_torchrun
 	$(BIN)/python -m documentation.failures
+	$(BIN)/python -m documentation.limits
 	$(BIN)/python -m benchmarks.readme
 	$(BIN)/python -m documentation.picture
 

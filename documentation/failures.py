@@ -41,8 +41,9 @@ SOURCES = {
     "agent/coordinator.py": ("JobEnded",),
     "core/diagnosis/blame.py": ("OTHER_ADDRESS",),
     "core/diagnosis/causes.py": (
-        "missing_rank", "lost_connection", "different_sizes", "left_early", "_left_early",
-        "elsewhere", "different_collectives", "first_victim", "_printed", "_was_handling",
+        "missing_rank", "lost_connection", "_without_code", "different_sizes", "left_early",
+        "_left_early", "elsewhere", "different_collectives", "first_victim", "_printed",
+        "_was_handling",
     ),
     "core/workers/worker_command.py": ("LAUNCH_PASSES", "instead_of"),
     "core/diagnosis/failure_text.py": (
@@ -104,11 +105,11 @@ Search this page for its text, with `…` for a name or a number. The reports be
 where they differ between machines.
 
 A report starts with the cause: what, where, on which node. Then come the traceback, the knock-on
-failures ("what followed"), the exit code, and why there was no restart.
+failures ("what followed"), the exit code, and the reason for not restarting.
 """
 _TAIL = """\
 Any other code is [the root cause's own](exit-codes.md). Each error that begins with
-`relight: error:` is followed by a hint; the site (`make docs`) has a page of all of them.
+`relight: error:` is followed by a hint; the site (`make docs`) has a page of all errors.
 """
 
 if __name__ == "__main__":

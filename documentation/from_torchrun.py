@@ -64,8 +64,8 @@ def page() -> str:
     common = [row(flag, named) for flag in FLAGS if flag.name in theirs]
     own = [row(flag, named) for flag in FLAGS if flag.name not in theirs]
     rule = "|---|---|---|---|---|"
-    head = ("| flag | what it does | default | variable | differs |", rule)
-    own_head = ("| flag | what it does | default | variable | see |", rule)
+    head = ("| flag | description | default | variable | differs |", rule)
+    own_head = ("| flag | description | default | variable | see |", rule)
     tables = "\n".join((*head, *common)) + "\n" + _OWN + "\n".join((*own_head, *own)) + "\n"
     return _HEAD + tables + _ALL + "\n".join(all_differences()) + "\n"
 
@@ -131,6 +131,8 @@ _PAGES = {
     "repeated-lines": "console.md",
     "restart-on": "restarts.md",
     "restart-policy": "restarts.md",
+    "tracker": "trackers.md",
+    "watch-metric": "watching.md",
     "watch-slow-ranks": "slow-ranks.md",
     "worker-store": "decisions/0004-worker-store.md",
 }

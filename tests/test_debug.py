@@ -103,7 +103,7 @@ def test_breakpoint_waits_and_prints_attach_command(script: str) -> None:
 def test_detaching_leaves_rank_at_breakpoint(script: str) -> None:
     with running(script) as job:
         first = attach(job.pid(), types="x = 50\n")
-        assert first.stdout.endswith("detached: rank 0 waits on\n")
+        assert first.stdout.endswith("detached: rank 0 is still waiting\n")
         assert ":7 in step" in job.waits() or sys.version_info >= (3, 13)
         second = attach(job.process.pid, types="p x\nc\nc\n")
         assert "-> return x" in second.stdout, "where it is"
@@ -251,11 +251,9 @@ def test_breakpoint_works_in_forked_workers(script: str) -> None:
 
 
 def test_attach_errors_say_what_to_do() -> None:
-    with pytest.raises(
-        UsageError, match="rank 7 of 5 does not run on this machine; here: ranks 0-1"
-    ):
+    with pytest.raises(UsageError, match="rank 7 of 5 is not on this machine; here: ranks 0-1"):
         debug._choose({0: 10, 1: 11}, {}, 7, "5")
-    with pytest.raises(UsageError, match="rank 7 of 5 does not run on this machine; here: none"):
+    with pytest.raises(UsageError, match="rank 7 of 5 is not on this machine; here: none"):
         debug._choose({}, {}, 7, "5")
     with pytest.raises(UsageError, match=r"rank 0 \(pid 10\), rank 1 \(pid 11\)") as several:
         debug._choose({0: 10, 1: 11}, {10: True, 11: True}, None, "5")

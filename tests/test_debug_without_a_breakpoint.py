@@ -20,4 +20,4 @@ def test_hint_names_breakpoint_and_python_that_can_attach(launch: Launch) -> Non
     assert done.returncode == EXIT_MACHINE
     assert "hint: put breakpoint() in the script" in done.stderr
     can_attach = sys.version_info >= (3, 14)
-    assert ("python -m pdb -p PID" if can_attach else "needs Python 3.14") in done.stderr
+    assert ("python -m pdb -p PID" if can_attach else "requires Python 3.14") in done.stderr

@@ -155,6 +155,30 @@ def test_job_leaves_nothing_behind_in_caller(caller: Caller, mode: str) -> None:
     ], result.stderr
 
 
+@pytest.mark.parametrize("args", [[], ["fail"]], ids=["succeeds", "fails"])
+def test_job_ending_within_a_second_is_not_shown_later(caller: Caller, args: list[str]) -> None:
+    """Its status socket would stay open in a program that goes on."""
+    result = caller(
+        f"""
+        from relight.agent.agent import Agent
+        show_end = Agent._show_end
+        def ends_slowly(agent, *end):
+            show_end(agent, *end)
+            agent.loop.run_until(lambda: False, 1.2)
+        Agent._show_end = ends_slowly
+        def sockets():
+            paths = [f"/proc/self/fd/{{each}}" for each in os.listdir("/proc/self/fd")]
+            names = [os.readlink(path) for path in paths if os.path.lexists(path)]
+            return [name for name in names if name.startswith("socket")]
+        before = sockets()
+        relight.run(spec._replace(args={args!r}), in_process=True)
+        print(sockets() == before)
+        """,
+        "in process",
+    )
+    assert result.stdout.endswith("True\n"), result.stderr
+
+
 def test_caller_handler_runs_after_signal_stops_job(caller: Caller) -> None:
     """In process the agent takes the signal first, then calls the program's own handler once."""
     result = caller(
@@ -210,25 +234,29 @@ def test_in_process_rejected_when_unsafe(caller: Caller) -> None:
 
 REFUSED = {
     "'train.py'": ("takes a RunSpec", "relight.RunSpec("),
-    "RunSpec('nowhere.py')": ("there is no file nowhere.py", ""),
+    "RunSpec('nowhere.py')": ("no such file: nowhere.py", ""),
     "RunSpec('train.py', flags=['--tea=3'])": ("unknown flag: --tea", "did you mean --tee?"),
-    "RunSpec('train.py', flags=['other.py'])": ("'other.py' is no flag", "script"),
+    "RunSpec('train.py', flags=['other.py'])": ("'other.py' is not a flag", "script"),
     "RunSpec('train.py', flags='--tee=3')": ("flags='--tee=3'", "flags=['--tee=3']"),
     "RunSpec('train.py', 'a b')": ("args='a b'", "args=['a', 'b']"),
-    "RunSpec('train.py', [1])": ("args=[1]: 1 is no text", "'1'"),
+    "RunSpec('train.py', [1])": ("args=[1]: 1 is not a string", "'1'"),
     "RunSpec('train.py', min_nodes=4, max_nodes=2)": ("--nnodes=4:2", "--nnodes=2:4"),
     "RunSpec('train.py', nproc_per_node='two')": ("--nproc-per-node=two", "a number"),
-    "RunSpec('train.py', env={'A': 1})": ("env: A=1", "a text"),
-    "RunSpec('train.py', env=None)": ("env=None", "texts by name"),
-    "RunSpec('train.py', env={'A=B': ''})": ("'A=B' is no name of a variable",),
-    "RunSpec('train.py', env={'A': '\\0'})": ("env: A='\\x00'", "no null character"),
-    "RunSpec('train.py', flags=[1])": ("flags=[1]: 1 is no text", "'1'"),
-    "RunSpec('train.py', flags=None)": ("flags=None", "a list of texts"),
+    "RunSpec('train.py', env={'A': 1})": ("env: A=1", "a string"),
+    "RunSpec('train.py', env=None)": ("env=None", "a dict of strings"),
+    "RunSpec('train.py', env={'A=B': ''})": ("'A=B' is not a variable name",),
+    "RunSpec('train.py', env={'A': '\\0'})": ("env: A='\\x00'", "a NUL character"),
+    "RunSpec('train.py', flags=[1])": ("flags=[1]: 1 is not a string", "'1'"),
+    "RunSpec('train.py', flags=None)": ("flags=None", "a list of strings"),
     "RunSpec('train.py', module='yes')": ("module='yes'", "True or False"),
     "RunSpec('train.py', max_restarts=1.5)": ("--max-restarts=1.5", "a whole number"),
     "RunSpec(5)": ("script=5", "'5'"),
-    "RunSpec('train.py'), on_event=3": ("on_event=3", "a function of one event"),
-    "RunSpec('train.py'), timeout_s=0": ("timeout_s=0", "above 0", "timeout_s=None is no limit"),
+    "RunSpec('train.py'), on_event=3": ("on_event=3", "a function with one argument"),
+    "RunSpec('train.py'), timeout_s=0": (
+        "timeout_s=0",
+        "above 0",
+        "use timeout_s=None for no limit",
+    ),
     "RunSpec('train.py'), timeout_s=-1": ("timeout_s=-1", "above 0"),
     "RunSpec('train.py'), timeout_s=float('nan')": ("timeout_s=nan", "above 0"),
     "RunSpec('train.py'), timeout_s=float('-inf')": ("timeout_s=-inf", "above 0"),

@@ -425,7 +425,7 @@ def test_interrupted_demo_cleans_up(
     assert not processes_with(f"STARTED_BY={tmp_path}")
 
 
-def test_documented_notice_handler_saves_one_whole_step(start: Start, tmp_path: Path) -> None:
+def test_documented_notice_handler_saves_one_whole_step(warm_torch: WarmTorch) -> None:
     """docs/clusters/slurm.md: all ranks leave after the same step, whichever gets the signal."""
     page = (EXAMPLES.parent / "docs" / "clusters" / "slurm.md").read_text()
     loop = page.partition("```python\n")[2].partition("```")[0]
@@ -441,16 +441,12 @@ def test_documented_notice_handler_saves_one_whole_step(start: Start, tmp_path: 
                 os.write(1, b"up\\n")
             time.sleep(0.01)
     """
-    script = tmp_path / "train.py"
-    script.write_text(textwrap.dedent(before) + loop)
-    agent = start("run", "--on-preempt=SIGUSR1", "--nproc-per-node=2", script, cwd=tmp_path)
+    flags = ("--on-preempt=SIGUSR1", "--nproc-per-node=2")
+    agent = warm_torch.begin(textwrap.dedent(before) + loop, *flags, quick_exit=False)
     assert agent.stdout is not None and agent.stdout.readline() == b"up\n"
     agent.send_signal(signal.SIGUSR1)
     _, err = agent.communicate(timeout=LIMIT_S)
     assert agent.returncode == 85, err
     show = "import torch; c = torch.load('checkpoint.pt'); print(c['step'] - c['model']['weight'])"
-    shown = subprocess.run(
-        [sys.executable, "-c", show], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-    assert shown.stdout == "tensor([[1.]])\n"
-    assert not (tmp_path / "checkpoint.tmp").exists()
+    assert warm_torch.run(show).stdout == "tensor([[1.]])\n"
+    assert not (warm_torch.folder / "checkpoint.tmp").exists()

@@ -38,6 +38,13 @@ AS_ON_ONE_NODE = {
 """One rank fails on its own, in a way that tests/faults shows on one node, or in that of
 `exception_on_one_rank`, `exit_with_a_code` or `killed_by_somebody_else`, which stay.
 """
+TORCH_AS_ON_ONE_NODE = {
+    "torch_autograd_function", "torch_checkpoint_of_another_model", "torch_damaged_checkpoint",
+    "torch_exception_before_init", "torch_index_out_of_range", "torch_loader_that_fails",
+    "torch_loader_that_is_stuck", "torch_no_gpu", "torch_spawned_process_that_fails",
+    "torch_unknown_backend",
+}  # fmt: skip
+"""The same for scripts of torch: the peers fail, if at all, as in those that stay."""
 NEVER_WARM = ("torch_invalid_rank",)
 """Its crash depends on the content of memory."""
 LATE = ("torch_monitored_barrier", "torch_rank_that_never_comes")
@@ -111,7 +118,7 @@ def warm_faults() -> Iterator[object]:
         if path.stem not in NEVER_WARM:
             yield pytest.param(
                 path,
-                marks=[pytest.mark.long] * (path.stem in LATE),
+                marks=[pytest.mark.long] * (path.stem in (*LATE, *TORCH_AS_ON_ONE_NODE)),
                 id=path.stem.removeprefix("torch_"),
             )
 

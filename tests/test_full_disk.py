@@ -146,7 +146,7 @@ def test_unwritable_log_falls_back_to_console(
     assert result.returncode == 0, result.stderr
     assert "printed" in result.stdout
     assert f"relight: can't write logs to {disk}/" in result.stderr
-    assert "No space left on device; the output goes to the console" in result.stderr
+    assert "No space left on device; output goes to the console" in result.stderr
 
 
 @pytest.mark.needs_mounts

@@ -232,8 +232,8 @@ def test_unimportable_function_is_one_line_error(
     """
     path = tmp_path / "caller.py"
     for text, said, hint in (
-        (unguarded, f"{path} calls relight.launch also when a worker imports it", "put the call"),
-        (below, f"train is not in {path} when a worker imports that", "define it above"),
+        (unguarded, f"{path} calls relight.launch when a worker imports it", "put the call"),
+        (below, f"train is missing from {path} when a worker imports it", "define it above"),
     ):
         result = call(text, PYTHONPATH=no_cloudpickle)
         *_, error, what_to_do = result.stderr.splitlines()
@@ -355,9 +355,9 @@ def test_rank_exiting_before_return_is_named(call: Call) -> None:
         attempt(leaves, [], None)
     """)
     assert result.stdout.splitlines() == [
-        "WorkersFailedError rank 0 ended with 0 before leaves returned ['None']",
-        "WorkersFailedError ranks 0 and 1 ended with 0 before leaves returned ['SystemExit: 0']",
-        "WorkersFailedError rank 0 ended with 0 before leaves_later returned ['None']",
+        "WorkersFailedError rank 0 exited with 0 before leaves returned ['None']",
+        "WorkersFailedError ranks 0 and 1 exited with 0 before leaves returned ['SystemExit: 0']",
+        "WorkersFailedError rank 0 exited with 0 before leaves_later returned ['None']",
         "KeyError the cause [\"KeyError: 'the cause'\"]",
         "[0, 1]",
     ], result.stderr
@@ -377,13 +377,13 @@ REFUSED = {
     "1, nproc_per_node=0": ("nproc_per_node=0", "at least 1 worker"),
     "1, flags='--tee=3'": ("flags='--tee=3'", "flags=['--tee=3']"),
     "1, hosts='a,b'": ("hosts='a,b'", "hosts=['a', 'b']"),
-    "1, env={'A': 1}": ("env: A=1", "a text"),
-    "1, env=['A']": ("env=['A']", "texts by name"),
-    "1, env={1: 'a'}": ("1 is no name of a variable",),
-    "1, flags=None": ("flags=None", "a list of texts"),
-    "1, flags=[1]": ("flags=[1]: 1 is no text",),
-    "1, hosts=[1]": ("hosts=[1]: 1 is no text",),
-    "1, hosts=5": ("hosts=5", "a list of texts"),
+    "1, env={'A': 1}": ("env: A=1", "a string"),
+    "1, env=['A']": ("env=['A']", "a dict of strings"),
+    "1, env={1: 'a'}": ("1 is not a variable name",),
+    "1, flags=None": ("flags=None", "a list of strings"),
+    "1, flags=[1]": ("flags=[1]: 1 is not a string",),
+    "1, hosts=[1]": ("hosts=[1]: 1 is not a string",),
+    "1, hosts=5": ("hosts=5", "a list of strings"),
     "1, ssh=5": ("ssh=5", "options by name"),
     "1, nnodes=float('inf')": ("nnodes=inf", "a number"),
     "1, max_restarts=float('nan')": ("max_restarts=nan", "a number"),
@@ -434,7 +434,7 @@ def test_kwargs_function_rejects_near_miss_options() -> None:
     check_call(functools.partial(free, host="x"), (), {})
     check_call(print, ("a",), {"end": ""})
     for name, meant in (("nproc_per_nod", "nproc_per_node"), ("host", "hosts")):
-        with pytest.raises(UsageError, match=f"{name} would go to free") as caught:
+        with pytest.raises(UsageError, match=f"{name} would be passed to free") as caught:
             check_call(free, (), {name: 2})
         assert f"did you mean {meant}?" in caught.value.hint
         assert "functools.partial" in caught.value.hint

@@ -115,4 +115,4 @@ def test_remote_rank_exiting_before_return_is_named(call: Call) -> None:
         except RelightError as error:
             print("caught", error.message)
     """)
-    assert result.stdout.endswith("caught rank 1 ended with 0 before work returned\n"), result
+    assert result.stdout.endswith("caught rank 1 exited with 0 before work returned\n"), result

@@ -230,7 +230,7 @@ def test_waiting_node_reports_who_left_and_why(seconds: str, tmp_path: Path, scr
         ("disk=900000T", "has [0-9.]+ GiB free, less than [0-9]+ GiB(.|\n)*hint: make room there"),
         ("memory=900000T", "[0-9]+ GiB are available, less than(.|\n)*hint: end what else"),
         ("shm=900000T", "/dev/shm has .* free, less than(.|\n)*hint: docker run --shm-size"),
-        ("gpu", "0 of 0 GPUs can be used.*, for 1 worker"),
+        ("gpu", "0 of 0 GPUs are usable.*, for 1 worker"),
         ("disk,memory,shm,gpu", "gpu: "),
     ],
 )

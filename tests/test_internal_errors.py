@@ -65,7 +65,7 @@ def test_unwritable_stderr_keeps_exit_code(error: str, code: int) -> None:
         ("RecursionError()", 70,
          "relight: error: internal error in relight (a bug): RecursionError (at "),
         ("OSError(24, 'Too many open files', '/etc/hosts')", 4,
-         "relight: error: this machine refuses /etc/hosts: Too many open files\nhint: look at"),
+         "relight: error: this machine refuses /etc/hosts: Too many open files\nhint: check"),
         ("OSError(13, 'Permission denied')", 4, "refuses PermissionError: [Errno 13] Permission"),
     ],
 )  # fmt: skip

@@ -129,11 +129,11 @@ def test_preempted_agent_reports_each_step(start: Start, script: Callable[[str],
     code, _, err = end(agent)
     assert code == 75
     lines = [line for line in err.splitlines() if "OMP_NUM_THREADS" not in line]
-    assert lines[0] == "relight: preempted: got SIGTERM; another signal stops the workers now"
-    assert lines[1].endswith(
-        " is preempted: got SIGTERM; workers may save a checkpoint first, for 30 s"
+    assert (
+        lines[0] == "relight: preempted: got SIGTERM; send another signal to stop the workers now"
     )
-    assert lines[2:] == ["relight: preempted: all workers have left in time; exit code 75"]
+    assert lines[1].endswith(" is preempted: got SIGTERM; workers have 30 s to save a checkpoint")
+    assert lines[2:] == ["relight: preempted: all workers exited in time; exit code 75"]
 
 
 @pytest.mark.parametrize("how", ["signal", "file"])
@@ -187,7 +187,7 @@ def test_worker_exiting_after_notice_lets_others_save(
     code, out, err = end(agent)
     assert (code, out) == (85, "rank 0 saved\n"), err
     assert (
-        "local rank 1 has exited after the notice of a preemption: waiting for local rank 0 to "
+        "local rank 1 exited after a preemption notice: waiting for local rank 0 to "
         "save a checkpoint and leave, for 2 min at most" in err
     )
 
@@ -198,7 +198,7 @@ def test_workers_that_miss_deadline_are_killed(start: Start, script: Callable[[s
     agent.send_signal(signal.SIGTERM)
     code, _, err = end(agent)
     assert code == 143
-    assert "preempted: workers did not leave within 0.3 s; they are killed" in err
+    assert "preempted: workers did not exit within 0.3 s; killing them" in err
 
 
 def test_second_signal_stops_workers_immediately(

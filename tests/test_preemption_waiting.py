@@ -122,7 +122,7 @@ def test_waiting_agent_with_saved_workers_exits_75(
     second.send_signal(signal.SIGTERM)
     _, err = second.communicate(timeout=LIMIT_S)
     assert second.returncode == 75, err
-    assert b"the workers had saved and left before; exit code 75" in err
+    assert b"workers already checkpointed and exited; exit code 75" in err
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_node_preempted_during_restart_exits_75_if_saved(
     second.send_signal(signal.SIGTERM)
     _, err = second.communicate(timeout=LIMIT_S)
     assert second.returncode == code, err
-    assert (b"the workers had saved and left before; exit code 75" in err) == (code == 75)
+    assert (b"workers already checkpointed and exited; exit code 75" in err) == (code == 75)
 
 
 def test_preempted_node_whose_workers_finish_does_not_rejoin(
@@ -205,8 +205,8 @@ def test_node_preempted_without_coordinator_checkpoints(
     second.send_signal(signal.SIGCONT)
     _, err = first.communicate(timeout=LIMIT_S)
     assert first.returncode == 75, err
-    assert b"preempted: all workers have left in time" in err
-    read_until(second.stderr, b"is preempted: got SIGTERM; workers may save a checkpoint first")
+    assert b"preempted: all workers exited in time" in err
+    read_until(second.stderr, b"is preempted: got SIGTERM; workers have")
     second.send_signal(signal.SIGTERM)
     assert second.wait(LIMIT_S) == 75
 
@@ -288,7 +288,7 @@ def test_preempted_node_cut_off_from_group_checkpoints_alone(
     agent.send_signal(signal.SIGTERM)
     out, err = agent.communicate(timeout=LIMIT_S)
     assert (agent.returncode, out) == (75, b"saves\nhas saved\n"), err
-    assert b"the group has not answered; workers may save a checkpoint first" in err
+    assert b"the group has not answered; workers have" in err
 
 
 def test_preempted_node_with_stopped_workers_blames_nobody(
@@ -313,6 +313,6 @@ def test_preempted_node_with_stopped_workers_blames_nobody(
     other.send_signal(signal.SIGCONT)
     _, err = preempted.communicate(timeout=LIMIT_S)
     assert preempted.returncode == 143, err
-    assert b"preempted: workers were stopped before they left; exit code 143" in err
+    assert b"preempted: workers had to be stopped; exit code 143" in err
     assert b"was killed by" not in err
     other.kill()

@@ -118,8 +118,12 @@ def test_non_positive_time_is_rejected(name: str, value: str) -> None:
         ("protocol=ftp", "etcd", "protocol=ftp: expected http or https"),
         ("tls_cert=a", "c10d", "tls_key and tls_ca missing"),
         ("tls_cert=a,tls_ca=b", "static", "tls_key missing"),
-        ("etcd_user=a", "etcd", "etcd_user and etcd_password_file go together"),
-        ("etcd_password_file=a", "etcd-v2", "etcd_user and etcd_password_file go together"),
+        ("etcd_user=a", "etcd", "etcd_user and etcd_password_file must be set together"),
+        (
+            "etcd_password_file=a",
+            "etcd-v2",
+            "etcd_user and etcd_password_file must be set together",
+        ),
     ],
 )
 def test_invalid_value_is_rejected_by_key(text: str, backend: str, says: str) -> None:
@@ -142,7 +146,7 @@ def test_unknown_key_gives_a_note(name: str, meant: str) -> None:
     """The note names the nearest known key, or all; torchrun ignores it silently."""
     values, [note] = conf(f"{name}=1")
     assert values == Conf()
-    assert f"{name} has no effect: it is not a known key; " in note
+    assert f"{name} has no effect: unknown key; " in note
     if meant:
         assert note.endswith(f"did you mean {meant}?")
     else:

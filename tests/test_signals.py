@@ -116,7 +116,7 @@ def test_user_signals_spare_workers_without_a_handler(start: Start, script: Scri
     assert agent.stderr is not None
     while b"passed SIGUSR1 on" not in (line := agent.stderr.readline()):
         assert line
-    assert b"none, because no worker has a handler" in line
+    assert b"none, as no worker has a handler" in line
     agent.send_signal(signal.SIGTERM)
     out, _ = agent.communicate(timeout=LIMIT_S)
     assert out.count(b"got SIGTERM") == 2

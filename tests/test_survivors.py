@@ -295,7 +295,7 @@ dist.destroy_process_group()
 
 @pytest.mark.slow
 @pytest.mark.needs_torch
-@pytest.mark.parametrize("kills", ["2:3", "0:3", "1:3 2:3"])
+@pytest.mark.parametrize("kills", ["0:3", "1:3 2:3"])
 def test_losses_equal_uninterrupted_run(warm_torch: WarmTorch, kills: str) -> None:
     """They equal, bit for bit, those of a run that rewraps its model at that step: DDP's first step
     sums in another order.
@@ -308,6 +308,28 @@ def test_losses_equal_uninterrupted_run(warm_torch: WarmTorch, kills: str) -> No
     count = len(kills.split())
     assert f"; {pluralize(3 - count, 'rank')} stayed" in result.stderr
     assert set(result.stdout.splitlines()) == set(whole.stdout.splitlines())
+
+
+@pytest.mark.slow
+@pytest.mark.needs_torch
+def test_losses_on_two_nodes_equal_uninterrupted_run(warm_torch: WarmTorch) -> None:
+    def run(kills: str, rebuild: str) -> list[str]:
+        variables = f"os.environ.update(KILLS={kills!r}, REBUILD={rebuild!r})"
+        text = DDP.replace("import torch\n", f"{variables}\nimport torch\n", 1)
+        text = text.replace("print(rank,", "print(rank, file=open(f'out{rank}', 'a'), *(")
+        text = text.replace(", flush=True)", ",))")
+        meet = (f"--rdzv-endpoint=localhost:{free_port()}", "--rdzv-backend=c10d", "--rdzv-id=j")
+        flags = (*meet, "--nnodes=2", "--nproc-per-node=2", "--max-restarts=1")
+        results = warm_torch.run_agents(2, text, *flags)
+        assert [each.returncode for each in results] == [0, 0], results
+        assert ("; 1 rank stayed" in "".join(each.stderr for each in results)) == bool(kills)
+        outputs = sorted(warm_torch.folder.glob("out*"))
+        lines = [line for path in outputs for line in path.read_text().splitlines()]
+        for path in outputs:
+            path.unlink()
+        return lines
+
+    assert {*run("2:3", "")} == {*run("", "3")}
 
 
 @pytest.mark.slow
@@ -359,14 +381,12 @@ def test_replaced_rank_is_forked_from_warm_process(
     assert pids["1-0"] != pids["1-1"]
 
 
-def test_job_of_several_nodes_restarts_all_and_says_why(launch: Launch, script: Script) -> None:
+def test_health_check_restarts_all_and_says_why(launch: Launch, script: Script) -> None:
     text = BEGIN + FAIL.replace("FAILING", "[2]").replace("HOW", KILL)
-    flags = ("--nproc-per-node=4", "--max-restarts=1", "--nnodes=1:2", "--rdzv-id=job")
-    where = ("--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{free_port()}")
-    conf = "--rdzv-conf=last_call_timeout=0.1"
-    result = launch("run", *flags, *where, conf, script(text))
+    flags = ("--nproc-per-node=4", "--max-restarts=1", "--health-check=memory")
+    result = launch("run", *flags, script(text))
     assert result.returncode == 0, result.stderr
-    assert "all ranks restart: ranks stay only in a job of one node" in result.stderr
+    assert "all ranks restart: --health-check checks the node without workers" in result.stderr
     assert "was replaced" not in result.stderr
 
 

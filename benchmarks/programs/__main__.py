@@ -62,7 +62,8 @@ class Sample(NamedTuple):
         start_s: start of the command to the first step of both ranks.
         restart_s: the kill to the next step of both; None without a kill.
         cpu_s: processor time of the restarted ranks until then.
-        loaded: names of the files of modules that the restarted rank 0 has loaded.
+        loaded: number of files of modules that the restarted rank 0 has loaded; `marks.jsonl` in
+            the folder's `venv` has the names of the last run.
         digests: of parameters and random states, by name, and by attempt, rank and step.
         said: what relight has said about the preloading.
     """
@@ -70,7 +71,7 @@ class Sample(NamedTuple):
     start_s: float
     restart_s: float | None
     cpu_s: float
-    loaded: list[str]
+    loaded: int
     digests: dict[str, dict[str, str]]
     said: list[str]
 
@@ -189,7 +190,7 @@ class Bench:
             max(each["time"] for each in first) - began,
             max(each["time"] for each in again) - killed if again else None,
             sum(each["cpu_s"] for each in again),
-            next((each["loaded"] for each in again if each["rank"] == 0), []),
+            next((len(each["loaded"]) for each in again if each["rank"] == 0), 0),
             digests,
             [x for x in lines if x.startswith("relight: ") and any(word in x for word in words)],
         )
@@ -202,7 +203,8 @@ class Bench:
             time.sleep(0.2)
 
     def _read(self) -> list[Mark]:
-        return [json.loads(line) for line in self._marks.read_text().splitlines()]
+        lines = self._marks.read_text().split("\n")[:-1]  # the rest is being written
+        return [json.loads(line) for line in lines]
 
     def _wait(
         self, agent: "subprocess.Popen[bytes]", log: Path,
@@ -288,7 +290,7 @@ def _as_text(samples: Samples, wait_s: float) -> list[str]:
         cold = theirs[0] if theirs else None
         rows.append(" | ".join((
             program, *_compare(_restarts(theirs), _restarts(ours)),
-            f"{statistics.median(len(each.loaded) for each in ours):.0f}" if ours else "",
+            f"{statistics.median(each.loaded for each in ours):.0f}" if ours else "",
             " / ".join(sorted({verdict(each, cold) for each in ours})),
             *_compare([x.start_s for x in theirs], [x.start_s for x in ours]),
             *_compare([x.start_s for x in theirs], [x.start_s for x in second])[1:],
@@ -372,7 +374,7 @@ def _measure(
                 by.setdefault(name, []).append(sample)
                 print(f"{program.name}, {name}: start {sample.start_s:.2f} s, restart "
                       f"{sample.restart_s or 0:.2f} s, CPU {sample.cpu_s:.2f} s, "
-                      f"{len(sample.loaded)} files", *sample.said, sep="\n    ",
+                      f"{sample.loaded} files", *sample.said, sep="\n    ",
                       flush=True)  # fmt: skip
     return by
 

@@ -51,8 +51,8 @@ _CALLED_FROM = (
 _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "rdzv_configs": ((Mapping,), "values by name"),
     "signals_to_handle": ((str,), "names such as 'SIGTERM,SIGINT'"),
-    "duplicate_stdout_filters": ((list, tuple, type(None)), "a list of texts"),
-    "duplicate_stderr_filters": ((list, tuple, type(None)), "a list of texts"),
+    "duplicate_stdout_filters": ((list, tuple, type(None)), "a list of strings"),
+    "duplicate_stderr_filters": ((list, tuple, type(None)), "a list of strings"),
     "virtual_local_rank": ((bool,), "True or False"),
 }
 """Fields that this module reads before `relight run` checks their values, and their types."""
@@ -256,12 +256,12 @@ def launch_agent(
     main_module.refuse_while_importing()
     if health_check_server is not None:
         raise UsageError(
-            "health_check_server: relight serves none",
-            hint="relight status, or the events of relight.run, tell how a job is",
+            "health_check_server is not supported",
+            hint="use relight status, or relight.run's events",
         )
     for name in _TYPES:
         if not hasattr(config, name):
-            raise UsageError(f"{config!r} has no {name}: expected a LaunchConfig")
+            raise UsageError(f"{config!r} has no {name}; expected a LaunchConfig")
         _check_type(name, getattr(config, name))
     if not config.run_id:
         config.run_id = str(uuid.uuid4().int)
@@ -274,9 +274,7 @@ def launch_agent(
             raise _error(name, result, {}, {each.rank: each for each in result.failures})
         return dict.fromkeys(result.exit_codes)
     if not callable(entrypoint):
-        raise UsageError(
-            f"entrypoint={entrypoint!r}: expected a function, or the name of a program"
-        )
+        raise UsageError(f"entrypoint={entrypoint!r}: expected a function or a program name")
     return _call(config, entrypoint, args)
 
 
@@ -301,7 +299,7 @@ def _call(config: Any, function: Callable[..., Any], args: list[Any]) -> dict[in
     missing = sorted(set(result.exit_codes) - set(results) - left)
     if missing:
         raise WorkersFailedError(
-            f"ranks {', '.join(map(str, missing))} ended with 0 before {name} returned",
+            f"ranks {', '.join(map(str, missing))} exited with 0 before {name} returned",
             hint="look for os._exit in it",
         )
     return {rank: results.get(rank) for rank in result.exit_codes}
@@ -367,7 +365,7 @@ def _logs(specs: Any) -> dict[str, str]:
     if not isinstance(specs, (DefaultLogsSpecs, torchs)):
         raise UsageError(
             f"logs_specs={specs!r}: only DefaultLogsSpecs is supported",
-            hint="its log_dir, redirects, tee and local_ranks_filter say where output goes",
+            hint="set its log_dir, redirects, tee and local_ranks_filter",
         )
     ranks = specs._local_ranks_filter or ()
     return {
@@ -529,7 +527,7 @@ def replace_torchs() -> None:
         try:
             module = importlib.import_module(name)
         except ModuleNotFoundError as error:
-            raise UsageError(f"{name} can't be imported: {error}") from None
+            raise UsageError(f"can't import {name}: {error}") from None
         replace_in(module)
 
 
@@ -553,13 +551,13 @@ def main(argv: Sequence[str]) -> None:
     is_module, words = argv[:1] == ["-m"], list(argv[argv[:1] == ["-m"] :])
     if not words:
         raise UsageError(
-            "no program was given",
+            "no program given",
             hint="python -m relight.torch_launcher accelerate launch train.py",
         )
     program = words[0]
     path = program if os.path.isfile(program) else shutil.which(program)
     if not (is_module or path):
-        raise UsageError(f"there is no script or program {program}", hint="-m takes a module")
+        raise UsageError(f"no such script or program: {program}", hint="use -m for a module")
     replace_torchs()
     if is_module:
         sys.argv = words

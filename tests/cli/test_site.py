@@ -83,10 +83,10 @@ def test_rdzv_conf_merges_key_by_key(site: Site) -> None:
 @pytest.mark.parametrize(
     ("words", "variables", "message"),
     [
-        (["--hang-timeout=off"], {}, "--hang-timeout=off: {} locks it to auto"),
-        ([], {"RELIGHT_HANG_TIMEOUT": "9"}, "RELIGHT_HANG_TIMEOUT=9: {} locks it to auto"),
+        (["--hang-timeout=off"], {}, "--hang-timeout=off: locked to auto by {}"),
+        ([], {"RELIGHT_HANG_TIMEOUT": "9"}, "RELIGHT_HANG_TIMEOUT=9: locked to auto by {}"),
         (["--rdzv-conf=keep_alive_interval=2"], {},
-         "--rdzv-conf: keep_alive_interval=2: {} locks it to 1"),
+         "--rdzv-conf: keep_alive_interval=2: locked to 1 by {}"),
     ],
 )  # fmt: skip
 def test_locked_value_cannot_be_changed(
@@ -104,9 +104,9 @@ def test_locked_value_may_be_repeated(site: Site) -> None:
 
 def test_flag_locked_without_a_value_stays_at_its_default() -> None:
     site = Site("/etc/relight/config.toml", locked=frozenset({"run.status", "rdzv-conf.takeover"}))
-    with pytest.raises(UsageError, match=r"locks it to its default"):
+    with pytest.raises(UsageError, match=r"locked to its default"):
         spec(site, "--status=8080")
-    with pytest.raises(UsageError, match=r"takeover=alone: .* locks it to its default"):
+    with pytest.raises(UsageError, match=r"takeover=alone: locked to its default by"):
         spec(site, "--rdzv-conf=takeover=alone")
     assert spec(site).status is None
 
@@ -133,9 +133,9 @@ def test_scheduler_options_of_site_come_last() -> None:
 @pytest.mark.parametrize(
     ("given", "file", "message"),
     [
-        ({"partition": "x"}, {}, "s's option partition=x: site.toml locks it to gpu"),
-        ({"privileged": "true"}, {}, "s's option privileged=true: site.toml locks it to False"),
-        ({}, {"Partition": "x"}, "in f: s's option partition=x: site.toml locks it to gpu"),
+        ({"partition": "x"}, {}, "s's option partition=x: locked to gpu by site.toml"),
+        ({"privileged": "true"}, {}, "s's option privileged=true: locked to False by site.toml"),
+        ({}, {"Partition": "x"}, "in f: s's option partition=x: locked to gpu by site.toml"),
     ],
 )
 def test_locked_scheduler_option_cannot_be_changed(
@@ -184,7 +184,7 @@ def test_relight_run_reads_the_file(
     assert launch("run", path, **env).stdout.split() == ["2", "2"]
     assert launch("launch", "--use-env", path, **env).stdout.split() == ["2", "2"]
     refused = launch("run", "--nproc-per-node=1", path, **env)
-    assert refused.returncode == 2 and "locks it to 2" in refused.stderr
+    assert refused.returncode == 2 and "locked to 2" in refused.stderr
 
 
 def test_nothing_is_read_without_a_file(tmp_path: Path) -> None:

@@ -70,7 +70,22 @@ def test_events_without_log_files_come_from_agent(
     assert follower.wait(LIMIT_S) == 0
     assert names(follower.stdout.read())[-3:] == ["WorkerExited", "StateChanged", "Ended"]
     over = relight("events", "train")
-    assert (over.returncode, "has kept no event log" in over.stderr) == (2, True)
+    assert (over.returncode, "has ended and kept no event log" in over.stderr) == (2, True)
+
+
+def test_internal_events_are_hidden_by_default(relight: Command, tmp_path: Path) -> None:
+    log = tmp_path / "events.jsonl"
+    events = (event_types.StateChanged("link", "a", "b", "Tick"), event_types.Restarting(1, 3, "x"))
+    lines = [event_types.line_of(event_types.LoggedEvent(1, 1.0, 1.0, each)) for each in events]
+    log.write_text("".join(f"{line}\n" for line in lines))
+
+    def shown(*flags: str) -> list[str]:
+        return [line.split()[1] for line in relight("events", log, *flags).stdout.splitlines()]
+
+    assert shown() == ["Restarting"]
+    assert shown("--all") == ["StateChanged", "Restarting"]
+    assert shown("--name", "StateChanged") == ["StateChanged"]
+    assert names(relight("events", "--json", log).stdout) == ["StateChanged", "Restarting"]
 
 
 def test_recorded_group_is_replayed(
@@ -122,10 +137,10 @@ def test_events_and_logs_of_one_rank_of_submitted_job(
     [
         (("events",), "needs one job or file"),
         (("events", "x", "--name", "WorkerExit"), "did you mean WorkerExited?"),
-        (("events", "x", "--replay", "--rank=1"), "contradicts --rank"),
+        (("events", "x", "--replay", "--rank=1"), "combined with --rank"),
         (("events", "/tmp/is-not-there/events.jsonl"), "No such file"),
-        (("events", "x"), "there is no job x"),
-        (("logs", "x", "--grep", "a", "--regex", "b"), "contradict"),
+        (("events", "x"), "no such job: x"),
+        (("logs", "x", "--grep", "a", "--regex", "b"), "mutually exclusive"),
         (("run", "--record-group", "x.py"), "keeps no log files"),
     ],
 )  # fmt: skip
@@ -152,7 +167,7 @@ def test_file_that_is_not_an_event_log_is_rejected(
     (tmp_path / "events.jsonl").write_bytes(rubbish)
     found = relight("events", *flags, tmp_path)
     assert (found.returncode, found.stdout) == (2, "")
-    assert f"{tmp_path}/events.jsonl is no event log: no line of it is an event" in found.stderr
+    assert f"{tmp_path}/events.jsonl is not an event log" in found.stderr
 
 
 def test_agent_keeps_latest_events_in_64_kib(tmp_path: Path) -> None:

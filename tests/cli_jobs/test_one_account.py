@@ -38,11 +38,11 @@ time.sleep(600)
     ),
     "signal": (
         "if os.environ['RANK'] == '1':\n    os.kill(os.getpid(), 10)\ntime.sleep(600)\n",
-        "rank 1 was killed by SIGUSR1: relight did not send it",
+        "rank 1 was killed by SIGUSR1: not sent by relight",
     ),
     "signal that stops jobs": (
         "if os.environ['RANK'] == '1':\n    os.kill(os.getpid(), 15)\ntime.sleep(600)\n",
-        "rank 1 was killed by SIGTERM: relight did not send it",
+        "rank 1 was killed by SIGTERM: not sent by relight",
     ),
     "hang": (
         """\

@@ -208,7 +208,7 @@ def test_list_shows_running_and_ended_jobs_newest_first(
     relight: Command, ended: Ended, submitted: Submitted
 ) -> None:
     """The list is a table, or JSON."""
-    assert relight("list").stderr == "relight: there are no jobs\n"
+    assert relight("list").stderr == "relight: no jobs\n"
     assert relight("list", "--json").stdout == "[]\n"
     bad = ended("utils.sh", "false")["handle"]
     running = submitted("utils.sh", "sleep", "300")
@@ -243,7 +243,7 @@ def test_list_hides_older_jobs_that_ended(relight: Command, ended: Ended, tmp_pa
         )
     found = relight("list")
     assert len(found.stdout.splitlines()) == 1 + 10
-    assert found.stderr == "relight: 2 older jobs that ended: relight list --all\n"
+    assert found.stderr == "relight: 2 older jobs hidden; relight list --all shows them\n"
     every = relight("list", "--all")
     assert (len(every.stdout.splitlines()), every.stderr) == (1 + 12, "")
     assert len(json.loads(relight("list", "--json").stdout)) == 12
@@ -270,7 +270,7 @@ def test_job_forgotten_by_scheduler_is_still_listed(
     ]  # fmt: skip
     found = relight("status", handle)
     why = "sh/0 failed with exit code 4"
-    assert found.stdout == f"{handle} FAILED\n  {why}; its scheduler no longer knows it\n"
+    assert found.stdout == f"{handle} FAILED\n  {why}; it is no longer known to its scheduler\n"
     assert [job["message"] for job in shown] == ["", why]
     assert "command" in relight("describe", handle).stdout
 

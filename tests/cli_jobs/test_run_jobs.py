@@ -161,8 +161,8 @@ def test_cancel_stops_job_and_keeps_its_end(
     assert relight("wait", "mine").returncode != 0
     assert "(it had ended before)" in relight("cancel", "mine").stderr
     assert relight("delete", "mine").returncode == 0
-    assert "there is no job mine" in relight("status", "mine").stderr
-    assert relight("list").stderr == "relight: there are no jobs\n"
+    assert "no such job: mine" in relight("status", "mine").stderr
+    assert relight("list").stderr == "relight: no jobs\n"
 
 
 def test_wait_exits_with_job_exit_code(
@@ -241,7 +241,7 @@ def test_killed_agent_leaves_no_entry(
     start("run", script(WAITS), variables=variables)
     os.kill(find().pid, signal.SIGKILL)
     deadline = time.monotonic() + LIMIT_S
-    while relight("list").stderr != "relight: there are no jobs\n":
+    while relight("list").stderr != "relight: no jobs\n":
         assert time.monotonic() < deadline
     assert not os.listdir(jobs.path)
 

@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 from conftest import LIMIT_S, Start
 
-from relight.base.errors import MachineError
-from relight.cli.inspect import stacks
+from relight.base.errors import MachineError, UsageError
+from relight.cli.inspect import debug, stacks
+from relight.core.status.snapshot import NodeSnapshot
+from relight.processes.running_jobs import JobDirectory
 from relight.schedulers.processes.record import LocalRecord
 from relight.stacks import rank_processes
 
@@ -153,9 +155,41 @@ def test_missing_or_non_python_process_is_an_error(relight: Command, start: Star
     process.wait()
     found = relight("stacks", str(process.pid))
     assert (found.returncode, found.stdout) == (2, "")
-    assert f"there is no process {process.pid} on this machine" in found.stderr
+    assert f"no such process on this machine: {process.pid}" in found.stderr
     for number in ("0", "9" * 18):
-        assert "there is no process" in relight("stacks", number).stderr
+        assert "no such process" in relight("stacks", number).stderr
+
+
+def ended(pid: int) -> NodeSnapshot:
+    return NodeSnapshot(f"train-{pid}", "train", pid, "n", "r", ("train.py",), "", "default", 1.0,
+                        2.0, "ended", 0, 0, 0, "start", 0, 1, 1, 3, "x", "", ())  # fmt: skip
+
+
+def test_pid_of_an_ended_agent_names_its_job(relight: Command, variables: dict[str, str]) -> None:
+    with subprocess.Popen(["true"]) as process:
+        process.wait()
+    JobDirectory(variables).keep(ended(process.pid))
+    for command in ("stacks", "debug"):
+        found = relight(command, str(process.pid))
+        job = f"run://relight/train-{process.pid}"
+        assert f"process {process.pid} has ended: {job} is FAILED" in found.stderr
+        assert found.returncode == 2
+
+
+def test_ended_job_is_over_even_if_its_pid_is_reused(
+    variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    JobDirectory(variables).keep(ended(os.getpid()))
+    other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE,
+                             env={**os.environ, "RANK": "0"})  # fmt: skip
+    try:
+        for command in (stacks, debug):
+            with pytest.raises(UsageError, match=rf"train-{os.getpid()} is over: FAILED"):
+                command.main(["train"])
+    finally:
+        other.communicate()
 
 
 def test_local_job_is_found_by_handle_or_id(
@@ -179,7 +213,7 @@ def test_local_job_is_found_by_handle_or_id(
 
     part = relight("stacks", f"{job}/waits/0")
     assert part.returncode == 2
-    assert "is a part of a job" in part.stderr
+    assert "is part of a job" in part.stderr
 
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
@@ -191,4 +225,4 @@ def test_local_job_is_found_by_handle_or_id(
     LocalRecord(str(next((tmp_path / "state" / "jobs").glob("*")))).stop(LIMIT_S)
     over = relight("stacks", job)
     assert over.returncode == 2
-    assert "is over: CANCELLED" in over.stderr
+    assert "has ended: CANCELLED" in over.stderr

@@ -56,7 +56,7 @@ def test_cancel_and_delete_accept_several_jobs(
     assert found.stderr.splitlines() == [f"relight: {handle} CANCELLED" for handle in handles]
     found = relight("delete", *names)
     assert (found.returncode, found.stdout) == (0, "")
-    assert found.stderr.splitlines() == [f"relight: {handle} is deleted" for handle in handles]
+    assert found.stderr.splitlines() == [f"relight: deleted {handle}" for handle in handles]
     assert job_directories(tmp_path / "state") == []
 
 
@@ -70,7 +70,7 @@ def test_delete_stops_job_and_removes_everything(
     for command in ("status", "logs", "wait", "cancel", "delete", "describe"):
         found = relight(command, handle)
         assert (found.returncode, found.stdout) == (2, "")
-        assert found.stderr.startswith(f"relight: error: there is no job {handle}\n")
+        assert found.stderr.startswith(f"relight: error: no such job: {handle}\n")
 
 
 def test_custom_log_directory_is_deleted_with_job(

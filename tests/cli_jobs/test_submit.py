@@ -82,7 +82,7 @@ def test_dry_run_notes_missing_script(relight: Command) -> None:
     """The note is on stderr; the request is shown anyway."""
     found = relight("submit", "--dryrun", "dist.ddp", "--script", "no.py")
     assert found.returncode == 0
-    assert "relight: note: there is no file no.py\n" in found.stderr
+    assert "relight: note: no such file: no.py\n" in found.stderr
 
 
 def test_submit_prints_only_handle_on_stdout(relight: Command) -> None:

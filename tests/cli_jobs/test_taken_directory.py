@@ -37,7 +37,7 @@ def test_job_uses_and_is_found_in_fallback_directory(
     )
     assert agent.stderr is not None
     text = ""
-    own, taken = shared / f"relight-{os.getuid()}-1", f"relight-{os.getuid()} is taken by another"
+    own, taken = shared / f"relight-{os.getuid()}-1", f"relight-{os.getuid()} belongs to another"
     while f"this job is in {own}\n" not in text:
         line = agent.stderr.readline().decode()
         assert line, text

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from relight.cli import inspect as cli
 from relight.cli.inspect import top as command
 from relight.cli.inspect import top_view
 from relight.cli.inspect.top_view import ConfirmScreen, OutputScreen, TopView
-from relight.core.status.snapshot import RankUse
+from relight.core.status.charts import Progress
+from relight.core.status.snapshot import Chart, RankUse
 from relight.host import gpus
 from relight.inspect import top_rows
 from relight.inspect.top_rows import JobLook, Row, SampleHistory
@@ -174,6 +176,36 @@ def test_gpus_of_this_machine_are_shown(
     assert top_rows.gpus_line(gpus.Gpus().look()) == shown
 
 
+def test_rank_shows_what_its_processes_use_of_gpus(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """On this machine; its children, such as data loaders, count."""
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"""#!/bin/sh
+case "$1" in
+*compute-apps*) printf 'GPU-b, {os.getpid()}, 4096\\nGPU-b, 1, 100\\nGPU-a, 1, [N/A]\\n' ;;
+*uuid*) printf 'GPU-a, 0\\nGPU-b, 1\\n' ;;
+*) printf '0, A, 10, 1, 81559\\n1, A, 97, 2, 81559\\n' ;;
+esac
+""")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    here = gpus.Gpus().look()
+    assert gpus.use_of(here, os.getpid()) == gpus.GpuUse(0.97, 4 << 30)
+    looked = job(replica(0, pid=os.getpid()), replica(1, host="b"))
+    heads, lines = top_rows.table(SampleHistory().rows([looked], partial(gpus.use_of, here)))
+    assert heads == ["REPLICA", "HOST", "STATE", "GPU", "GPU MEMORY"]
+    assert [line[3:] for line in lines] == [["97%", "4.0 GiB"], ["", ""]]
+
+
+def test_headline_shows_progress_and_numbers_over_time() -> None:
+    charts = Chart("steps/s", 0.0, 1.0, (1.0, 2.0)), Chart("loss", 0.0, 1.0, (3.0, 0.25))
+    looked = job(progress=Progress(6, 100, 2.0, 46.5), charts=charts)
+    assert top_rows.headline(looked)[1:] == [
+        "  step 6 of 100, 2 steps/s, about 46 s left", "  steps/s ▁█ 2   loss █▁ 0.25",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("text", ["exit 9", "exec sleep 60", None])
 def test_failing_hanging_or_missing_nvidia_smi_is_tried_once(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str | None
@@ -215,7 +247,7 @@ class FakeRunner:
                 if f"run://relight/{each}" in self.jobs
             }
         if str(wanted) not in self.jobs:
-            raise UsageError(f"there is no job {wanted}")
+            raise UsageError(f"no such job: {wanted}")
         return self.jobs[str(wanted)]
 
     @staticmethod
@@ -285,8 +317,8 @@ def test_unresponsive_scheduler_hides_no_other_jobs() -> None:
 def test_unknown_job_and_replica_handle_are_rejected(relight: Command) -> None:
     found = relight("top", "run://relight/nope-1")
     assert (found.returncode, found.stdout) == (2, "")
-    assert "there is no job run://relight/nope-1" in found.stderr
-    with pytest.raises(UsageError, match="is a part of a job"):
+    assert "no such job: run://relight/nope-1" in found.stderr
+    with pytest.raises(UsageError, match="is part of a job"):
         watched(FakeRunner(), "run://relight/train-1/default/3")
 
 
@@ -322,7 +354,7 @@ def test_dumb_terminal_gets_table(variables: dict[str, str]) -> None:
             [*RELIGHT, "top"], stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, check=True,
             env=clean_environment(**variables, TERM=term), timeout=LIMIT_S,
         )  # fmt: skip
-        assert found.stderr == b"relight: there are no jobs\n"
+        assert found.stderr == b"relight: no jobs\n"
     os.close(ours)
     os.close(theirs)
 
@@ -331,7 +363,7 @@ def test_missing_textual_error_gives_remedy(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.delattr(cli, "top_view")
     monkeypatch.delitem(sys.modules, "relight.cli.inspect.top_view")
     monkeypatch.setitem(sys.modules, "textual.app", None)
-    with pytest.raises(UsageError, match="needs the package textual") as raised:
+    with pytest.raises(UsageError, match="requires the textual package") as raised:
         command._view()
     assert "relight top --once" in raised.value.hint
 
@@ -485,7 +517,7 @@ def test_failed_refresh_is_reported_and_last_rows_stay(monkeypatch: pytest.Monke
         assert len(played.shown()) == 3
         played.error, played.jobs = "", []
         played.view._again.set()
-        await played.until(pilot, lambda: "there are no jobs" in played.summary)
+        await played.until(pilot, lambda: "no jobs" in played.summary)
 
     played.play(keys)
 

@@ -5,6 +5,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import LIMIT_S, Start
@@ -46,3 +47,55 @@ def test_rank_usage_includes_child_processes(
     assert first["use"]["step_age_s"] > 0
     assert second["use"]["memory"] < 100 << 20
     assert first["last_line"] == "last line in a file"
+
+
+TRAINS = """\
+import os, sys, time
+from relight.worker import progress, report
+report(lr=0.1)
+for step in range(5000):
+    progress(step, total=5000)
+    print(f"step {step} loss: {1 / (step + 1):.4f}", flush=True)
+    print(f"acc={step}", file=sys.stderr, flush=True)
+    time.sleep(0.05)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", [(), ("--redirects=3",)])
+def test_numbers_are_reported_and_found_in_output(
+    start: Start, relight: Command, script: Callable[[str], Path], tmp_path: Path,
+    variables: dict[str, str], flags: tuple[str, ...],
+) -> None:  # fmt: skip
+    start("run", f"--log-dir={tmp_path}/logs", *flags, "--watch-metric=loss: ([0-9.]+)",
+          "--watch-metric", "acc=([0-9]+)", script(TRAINS), variables=variables)  # fmt: skip
+    deadline = time.monotonic() + LIMIT_S
+    found: dict[str, Any] = {}
+    while len(found.get("charts", ())) < 4 or not (found["progress"] or {}).get("remaining_s"):
+        assert time.monotonic() < deadline, found
+        time.sleep(0.2)
+        text = relight("status", "--json", "train").stdout
+        found = json.loads(text) if text else {}
+    (rank,) = found["roles"][0]["replicas"]
+    assert set(rank["use"]["reported"]) == {"lr", "loss", "acc"}
+    assert {each["name"] for each in found["charts"]} == {"steps/s", "lr", "loss", "acc"}
+    assert found["progress"]["total"] == 5000
+    shown = relight("status", "train").stdout
+    assert " of 5000, " in shown and " steps/s, about " in shown and "loss " in shown
+
+
+def test_metric_that_no_line_has_is_named_at_the_end(
+    launch: Command, script: Callable[[str], Path]
+) -> None:
+    job = launch("run", "--watch-metric=los: (.+)", script("import time\ntime.sleep(1.2)\n"))
+    assert (job.returncode, "--watch-metric: no line of the workers had los" in job.stderr) == (
+        0, True,
+    )  # fmt: skip
+
+
+def test_bad_metric_is_refused_before_anything_starts(
+    launch: Command, script: Callable[[str], Path]
+) -> None:
+    job = launch("run", "--watch-metric=loss: (", script("print('began')\n"))
+    assert (job.returncode, job.stdout) == (2, "")
+    assert "--watch-metric=loss: (: not a regular expression" in job.stderr

@@ -38,7 +38,7 @@ class Mpi:
             # As ssh does: the words are one command line for a shell there.
             enter = shlex.join([*lab[name].entrance, "env", f"--chdir={directory}", "--"])
             lines.append(f'{name}) exec {enter} sh -c "$*" ;;')
-        lines += ["esac", 'echo "there is no host $host" >&2', "exit 255", ""]
+        lines += ["esac", 'echo "no such host: $host" >&2', "exit 255", ""]
         self.enter = directory / "enter"  # a program named ssh would get ssh's flags
         self.enter.write_text("\n".join(lines))
         self.enter.chmod(0o755)

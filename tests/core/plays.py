@@ -12,6 +12,8 @@ verbs:
     silent1   nothing was heard of it for 1 s; `heard`: it is, over the connection that it had
     returns   it comes with the workers of its generation; `returns-done` if they have succeeded
     idle      it comes again, without workers
+    left      its workers have left the group and keep their process; `left-failed`: one has ended
+              badly; `left-ahead`: they had done steps, `left-failed-ahead`
     quiet30   its workers have done nothing for 30 s, and may so for 10 s; `quiet0`: they do again
     -         nothing but time passes
 
@@ -143,6 +145,11 @@ class Table:
             "preempted": [NodePreempted(generation, "got SIGTERM", 30.0)],
             "-": [],
         }
+        if verb.startswith("left"):
+            failures = (record(host=node),) if "failed" in verb else ()
+            ahead = "ahead" in verb
+            ready = NodeReady(generation, 29500, failures, (), progressed=ahead, survivors=1)
+            return [Received(node, ready)]
         if verb.startswith("called"):
             limit = [m for m in self.heard[node] if isinstance(m, CheckpointLimit)][-1].limit
             calls = int(verb.removeprefix("called"))
@@ -172,7 +179,7 @@ class Table:
         return [Received(node, message) for message in messages[verb]]
 
     def announce(self, node: str, *, done: bool = False, lapsed: bool = False) -> Announce:
-        generation, place, _ = self.last[node]
+        generation, place, *_ = self.last[node]
         rank, size = place.group_rank, place.group_world_size
         restart = generation.restart
         return Announce(generation.id, restart, rank, size, done, self.succeeded, lapsed)
@@ -203,6 +210,8 @@ class Table:
                     key = f"form {generation.number}{restart}:"
                     places.setdefault(key, {})[place.group_rank] = node
                     found[key] = [n for _, n in sorted(places[key].items())]
+                    if message.survivors_stay:
+                        found.setdefault(f"stay {generation.number}:", []).append(node)
                 case CheckpointLimit(which, limit):
                     found.setdefault(f"limit {limit} {which.number}:", []).append(node)
                 case StopWorkers(which, _, checkpoint_first, at, _, capture_stacks):

@@ -95,7 +95,7 @@ def test_smart_ends_job_on_repeated_exception() -> None:
     job = Job(settings(10, smart=True))
     assert job.reason(RAISED) == "restart 1 of 10"
     assert job.reason(RAISED) == (
-        "end: the same exception at the same line came again, without progress between"
+        "end: same exception at the same line again, without progress in between"
     )
 
 
@@ -135,7 +135,7 @@ def test_smart_restarts_as_long_as_job_progresses() -> None:
 def test_long_run_does_not_override_missing_progress() -> None:
     job = Job(settings(9, smart=True))
     job.fails(RAISED, after_s=4000.0, progressed=False)
-    assert job.reason(RAISED, after_s=4000.0, progressed=False).startswith("end: the same")
+    assert job.reason(RAISED, after_s=4000.0, progressed=False).startswith("end: same exception")
 
 
 def test_long_run_counts_as_progress_if_progress_is_unknown() -> None:
@@ -161,7 +161,7 @@ def test_smart_backoff_doubles_without_progress() -> None:
 def test_plain_policy_has_no_backoff() -> None:
     job = Job(settings(20, 3600.0))
     assert [job.fails(KILLED) for _ in range(3)][-1] == Restart(
-        "rank 0 was killed by SIGKILL: relight did not send it (pid 1 on vm); "
+        "rank 0 was killed by SIGKILL: not sent by relight (pid 1 on vm); "
         "restart 3, 3 of 20 within 1 h", 0.0, "vm",
     )  # fmt: skip
     assert job.history.after_lost_node(GenerationRun(1.0, None)) == 0.0

@@ -21,6 +21,7 @@ from worker_ends import (
 
 from relight.core.diagnosis import blame, causes
 from relight.core.diagnosis.causes import Certainty, Role, Verdict, role
+from relight.core.diagnosis.failure_text import diagnose
 from relight.core.diagnosis.stack_text import NO_CODE, SHUTTING_DOWN
 from relight.core.failure import ErrorReport, Failure, FailureKind, WorkerEnd, WorkerState
 
@@ -218,6 +219,8 @@ def test_possible_peer_connection_is_at_most_likely() -> None:
     """A peer had ended, or nobody could look at it."""
     for others in ([stopped(1)], [end(1, at=0.5, report=LOST)]):
         assert judge(end(0, at=1.0, report=RESET), *others).certainty is Certainty.LIKELY
+    unseen = judge(end(0, at=1.0, report=RESET), world_size=2)  # rank 1 ended with 0 when stopped
+    assert unseen.certainty is Certainty.LIKELY
 
 
 @pytest.mark.parametrize("doing", [OVER, READS._replace(in_program=False), None])
@@ -245,6 +248,38 @@ def test_the_only_rank_that_lost_no_connection_is_where_the_others_led() -> None
     assert verdict.why == "rank 0 lost no connection, but all others did"
     assert judge(lost[0], stopped(0, READS)).root.rank == 1
     assert judge(*lost, stopped(0, READS), stopped(3, READS)).root.rank == 1
+
+
+def test_the_only_rank_that_lost_no_connection_may_be_in_an_exit_function() -> None:
+    lost = [end(rank, at=1.0, report=RESET) for rank in (0, 2)]
+    verdict = judge(*lost, stopped(1, WorkerState(NO_CODE, (), False)))
+    assert (verdict.root.rank, verdict.certainty) == (1, Certainty.LIKELY)
+    assert verdict.says == "rank 1 ran no Python code (at start or exit)"
+    assert verdict.why == "rank 1 lost no connection, but all others did"
+
+
+def test_connection_to_a_process_of_the_data_loader_blames_no_rank() -> None:
+    """Torch does not always notice first that the process is gone."""
+    loader = '  File "/x/site-packages/torch/utils/data/dataloader.py", line 7, in _next_data'
+    pipe = '  File "/usr/lib/python3.11/multiprocessing/connection.py", line 395, in _recv'
+    lost = RESET._replace(lines=(loader, pipe, "ConnectionResetError: [Errno 104] reset"))
+    assert role(end(report=lost)) is Role.OWN
+    assert role(end(report=lost._replace(lines=(pipe,)))) is Role.VICTIM
+    lines = diagnose([end(report=lost)]).render(formed_at=0, ended="now", verdict="over")
+    assert "  the connection was one to a process of the DataLoader, which had ended" in lines
+
+
+def test_order_of_lost_connections_counts_less_than_the_odd_place() -> None:
+    """On a busy machine, an agent may notice all of them at once."""
+    peers = [end(r, at=1.0, report=RESET._replace(where=f"t.py:{r} in reduce")) for r in (0, 2)]
+    odd = end(1, at=1.1, report=RESET._replace(where="t.py:32"))
+    verdict = judge(*peers, odd)
+    assert (verdict.root, verdict.certainty) == (odd, Certainty.LIKELY)
+    assert verdict.why == "ranks 0, 2 lost a connection at the same time, all in one function"
+    for others in ([*peers, odd._replace(at=3.0)], [*peers, odd, stopped(3)], [peers[0], odd]):
+        assert judge(*others).root.rank == 0
+    assert judge(*peers, odd, succeeded=(3,)).root.rank == 0
+    assert judge(*peers, odd, world_size=4).root.rank == 0
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from relight.core.status.cold_cause import ColdCause
 from relight.events.event_types import PreloadWithout, WarmProcessUnfit, WorkersWarm
 
-UNFIT = WarmProcessUnfit(4711, "OMP_NUM_THREADS has another value")
+UNFIT = WarmProcessUnfit(4711, "OMP_NUM_THREADS changed")
 
 
 def test_unfit_warm_process_is_the_cause_of_a_cold_start() -> None:
@@ -11,7 +11,7 @@ def test_unfit_warm_process_is_the_cause_of_a_cold_start() -> None:
     cold.step(UNFIT)
     cold.step(WorkersWarm(False, "it is not ready"))
     assert cold.is_surprise
-    assert cold.text() == f"the warm process 4711 does not fit: {UNFIT.reason}"
+    assert cold.text() == f"can't use warm process 4711: {UNFIT.reason}"
     cold.step(WorkersWarm(False, "it is not ready"))
     assert (cold.is_surprise, cold.text()) == (False, "it is not ready")
 

@@ -73,7 +73,7 @@ def test_malformed_lines_are_skipped(text: str) -> None:
          'Moved            at=3 to="b"'),
         ('{"v": 2, "t": 1, "time": 1, "event": "Ended", "code": 3}', "Ended            code=3"),
         ('{"t": 1, "time": 1, "event": "WorkersFrozen", "frozen": true}',
-         "WorkersFrozen    the workers are frozen: their lease has expired"),
+         "WorkersFrozen    workers are frozen: lease expired"),
     ],
 )  # fmt: skip
 def test_lines_of_other_versions_shown_verbatim(text: str, shown: str) -> None:

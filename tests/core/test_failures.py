@@ -98,7 +98,7 @@ def test_equal_signals_and_exit_codes_are_one_cause() -> None:
         ),
         (end(exitcode=9, report=error(kind=FailureKind.RECORDED)), "raised ValueError: bad batch"),
         (end(exitcode=-2, report=error("", "KeyboardInterrupt")), "raised KeyboardInterrupt"),
-        (end(exitcode=-2, report=error()), "was killed by SIGINT: relight did not send it"),
+        (end(exitcode=-2, report=error()), "was killed by SIGINT: not sent by relight"),
         (end(exitcode=-SEGV, report=CRASHED), "was killed by SIGSEGV"),
         (
             end(exitcode=-6, report=CRASHED),
@@ -109,13 +109,13 @@ def test_equal_signals_and_exit_codes_are_one_cause() -> None:
         (end(exitcode=-ABRT, report=PRINTED, last_lines=AT_EXIT), "was killed by SIGABRT"),
         (end(exitcode=-ABRT, last_lines=AT_EXIT), "was killed by SIGABRT"),
         (end(exitcode=-KILL, evidence="out of memory"), "was killed by SIGKILL: out of memory"),
-        (end(exitcode=-TERM), "was killed by SIGTERM: relight did not send it"),
+        (end(exitcode=-TERM), "was killed by SIGTERM: not sent by relight"),
         (end(exitcode=-TERM, stop_signal=TERM), "was killed by SIGTERM"),
-        (end(exitcode=137), "exited with code 137, as a shell reports SIGKILL"),
+        (end(exitcode=137), "exited with code 137 (128 + SIGKILL)"),
         (end(exitcode=130), "exited with code 130"),
         (
             end(exitcode=247),
-            "exited with code 247, as sys.exit(-9) does, perhaps for a process that got SIGKILL",
+            "exited with code 247, which is sys.exit(-9), perhaps for a process that got SIGKILL",
         ),
         (
             end(report=PRINTED, printed_s=2.0, went_on=True),
@@ -127,7 +127,7 @@ def test_equal_signals_and_exit_codes_are_one_cause() -> None:
         ),
         (
             end(report=PRINTED._replace(others=(0,))),
-            "exited with code 1; nothing that it printed tells why",
+            "exited with code 1; none of its output explains why",
         ),
         (
             end(stop_signal=TERM, doing=READS._replace(place=" has ended"), words="no /data"),
@@ -148,9 +148,9 @@ def test_exception_that_ranks_printed_which_went_on_has_ended_nobody() -> None:
         diagnosis = diagnose([other, survivor._replace(report=error())])
         assert diagnosis.root.rank == 1
         lines = diagnosis.render(formed_at=0, ended="now", verdict="over")
-        assert lines[0] == "rank 1 exited with code 1; nothing that it printed tells why"
+        assert lines[0] == "rank 1 exited with code 1; none of its output explains why"
         assert lines[1].startswith("  on vm: ")
-        assert "the last traceback; rank 0 printed it too, and ran on:" in lines
+        assert "its last traceback; rank 0 printed it too and kept running:" in lines
 
 
 @pytest.mark.parametrize(
@@ -334,7 +334,7 @@ def test_place_of_an_exception_group_follows_that_of_its_first_exception() -> No
 @pytest.mark.parametrize(
     ("failures", "succeeded_ranks", "expected"),
     [
-        ([end(report=LOST), end(2, -TERM, stop_signal=TERM)], (), "rank 2 still ran"),
+        ([end(report=LOST), end(2, -TERM, stop_signal=TERM)], (), "rank 2 still running"),
         (
             [end(report=LOST), end(2, -TERM, stop_signal=TERM, doing=REDUCES)],
             (),
@@ -390,7 +390,7 @@ def test_place_of_an_exception_group_follows_that_of_its_first_exception() -> No
         (
             [end(exitcode=1)],
             (),
-            "it printed nothing to stderr; @record tells relight of errors that go elsewhere",
+            "it printed nothing to stderr; use @record to report errors that go elsewhere",
         ),
         ([end(exitcode=3)], (), "it printed nothing to stderr"),
         (
@@ -417,10 +417,10 @@ def test_handled_traceback_is_shown_as_printed() -> None:
         "rank 0 exited with code 7 after printing: no /data",
         "  on vm: local rank 0, pid 100; now, after 0.0 s",
         "",
-        "the last lines that it printed:",
+        "its last output:",
         "  no /data",
         "",
-        "the last traceback that it printed:",
+        "its last traceback:",
         "Traceback (most recent call last):",
         "ValueError: bad batch",
         "",

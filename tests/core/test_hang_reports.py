@@ -92,7 +92,7 @@ def test_printed_exception_of_a_rank_that_runs_on_is_no_cause_of_a_hang() -> Non
 def test_one_rank_in_each_place_is_a_guess() -> None:
     lines = rendered(stopped(0, *READ), stopped(1, *RECEIVE))
     assert lines[0] == "probably rank 0 hangs in read (data.py:41)"
-    assert "  this is a guess: as many ranks are elsewhere, and none waits for others" in lines
+    assert "  this is a guess: as many ranks are elsewhere, and none waits for the others" in lines
     for others in ([stopped(1, *REDUCE)], [stopped(1, *RECEIVE), stopped(2, *RECEIVE)]):
         assert rendered(stopped(0, *READ), *others)[0] == "rank 0 hangs in read (data.py:41)"
 
@@ -119,4 +119,4 @@ def test_report_names_where_a_rank_hangs(state: str, text: str) -> None:
 
 def test_report_admits_unknown_location() -> None:
     failure = Failure(2, 2, "h", 1, -15, 0.0, 15, None, (), "", "")
-    assert hang_text.hung(failure) == "hangs: where they were is not known"
+    assert hang_text.hung(failure) == "hangs: location unknown"

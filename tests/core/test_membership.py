@@ -423,8 +423,8 @@ def test_static_rank_belongs_to_one_node() -> None:
         -> form 0: node0 node1 node2
     """)
     assert game.end("node1/other").reason == (
-        "--node-rank=1 belongs to node1 already; give each node its own --node-rank, or "
-        "--rdzv-backend=c10d, which needs none"
+        "--node-rank=1 already belongs to node1; give each node its own --node-rank, or use "
+        "--rdzv-backend=c10d without node ranks"
     )
     assert game.end("node3").reason == "--node-rank=3 on node3 is not below --nnodes=3"
 

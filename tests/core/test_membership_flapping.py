@@ -75,7 +75,7 @@ def test_flapping_node_is_admitted_only_after_it_stays() -> None:
         -> form 1: a b x/3
     """)
     notes = [message.text for message in game.heard["x/3"] if isinstance(message, Note)]
-    assert notes == ["x has joined and gone 2 times; it may join after staying connected for 10 s"]
+    assert notes == ["x is flapping (2 joins); it can join after staying connected for 10 s"]
 
 
 def test_flapping_node_is_left_out_of_a_restart() -> None:

@@ -457,7 +457,7 @@ def test_stopped_nodes_wait_for_possible_successor_group() -> None:
         -> form 1: a b
     """)
     later = old.follow()
-    generation, place, _ = later.last["a"]
+    generation, place, *_ = later.last["a"]
     later.last["y"] = GenerationFormed(
         generation._replace(id=formed(1)), place._replace(group_world_size=1)
     )

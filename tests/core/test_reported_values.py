@@ -26,10 +26,18 @@ def test_nothing_is_read_during_a_write(page: memoryview) -> None:
     assert words.values(page) == ()
 
 
+def test_number_of_steps_is_known_once_told(page: memoryview) -> None:
+    writer.report(page, {f"n{number}": 1.0 for number in range(8)})
+    assert words.total(page) is None
+    page[words.TOTAL] = 100
+    assert (words.total(page), len(words.values(page))) == (100, 8)
+
+
 def test_rubbish_is_no_report(page: memoryview) -> None:
     for number in range(words.VALUES, len(page)):
-        page[number] = 0x1B0A_FF00_2222_0001
+        page[number] = 0xFB0A_FF00_2222_0001
     assert words.values(page) == ()
+    assert words.total(page) is None
 
 
 def test_too_many_or_too_long_names_are_refused(page: memoryview) -> None:

@@ -79,7 +79,7 @@ def test_unknown_key_shows_legend_and_wrong_number_the_hosts() -> None:
     assert keys.press("x") == keys.legend
     assert keys.press("\n") == ""
     assert keys.press("k") == ""
-    assert keys.press("3") == "there is no host 3; hosts are 1 to 2"
+    assert keys.press("3") == "no host 3; hosts are 1 to 2"
     assert keys.press("k") == "" and keys.press("²") == keys.legend
 
 

@@ -212,6 +212,24 @@ PLAYS: dict[str, tuple[int, float, Play]] = {
             (6, WorkerExited(0, 1), [Signal((2,), TERM)], SupervisionState.STOPPING),
         ],
     ),
+    "all workers leave when another node fails": (
+        2,
+        30,
+        [
+            (1, SurvivorsLeave(5), [], SupervisionState.LEAVING),
+            (2, SurvivorsLeft(), [], SupervisionState.LEFT),
+            (3, WorkersReplaced(), [], SupervisionState.RUNNING),
+            (4, WorkerExited(0, 1), [Signal((1,), TERM)], SupervisionState.STOPPING),
+        ],
+    ),
+    "workers that may be saving do not leave": (
+        2,
+        30,
+        [
+            (1, Noticed([1]), [], SupervisionState.RUNNING),
+            (1, SurvivorsLeave(5), [], SupervisionState.RUNNING),
+        ],
+    ),
     "a survivor does not leave in time": (
         3,
         30,

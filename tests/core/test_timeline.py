@@ -41,14 +41,25 @@ def phases(*events: Event) -> list[tuple[int, str, float, float | None]]:
 
 def test_restart_has_one_bar_per_phase() -> None:
     assert phases(*START, *FAILS, formed(1), WorkerStarted(0, 0, 13)) == [
-        (-1, "waiting", 0.0, 1.0),
+        (-1, "rendezvous", 0.0, 1.0),
         (0, "spawn", 1.0, 3.0),
         (0, "running", 3.0, 4.0),
         (0, "teardown", 4.0, 5.0),
-        (0, "waiting", 5.0, 6.0),
+        (0, "rendezvous", 5.0, 6.0),
         (1, "spawn", 6.0, 7.0),
         (1, "running", 7.0, None),
     ]
+
+
+def test_workers_are_productive_from_their_first_step_on() -> None:
+    """It is of the latest generation, or it does not count."""
+
+    def bars(first_step: float) -> list[tuple[str, float, float | None]]:
+        return [bar[1:] for bar in timeline.lane(records(*START), 0.0, first_step).bars]
+
+    before = [("rendezvous", 0.0, 1.0), ("spawn", 1.0, 3.0)]
+    assert bars(5.0) == [*before, ("running", 3.0, 5.0), ("productive", 5.0, None)]
+    assert bars(0.5) == [*before, ("running", 3.0, None)]
 
 
 def test_only_the_failed_worker_is_marked() -> None:
@@ -64,7 +75,7 @@ def test_only_the_failed_worker_is_marked() -> None:
         ((SignalReceived(15),), Bar(0, "teardown", 4.0, None)),
         ((WorkersFrozen(True),), Bar(0, "frozen", 4.0, None)),
         ((WorkersFrozen(True), WorkersFrozen(False)), Bar(0, "running", 5.0, None)),
-        ((WorkerExited(0, 0), WorkerExited(1, 0)), Bar(0, "waiting", 5.0, None)),
+        ((WorkerExited(0, 0), WorkerExited(1, 0)), Bar(0, "rendezvous", 5.0, None)),
         ((WorkerExited(0, 0), Ended(0, "ok")), Bar(0, "running", 3.0, 5.0)),
     ],
     ids=["stopped", "signal", "frozen", "thawed", "done", "ended"],
@@ -83,8 +94,8 @@ def test_store_and_worker_events_split_worker_time() -> None:
     ]  # fmt: skip
     found = timeline.lane([TimedEvent(at, event, at - 100.0) for at, event in events], 0.0)
     assert [(bar.phase, bar.began) for bar in found.bars] == [
-        ("waiting", 0.0), ("spawn", 1.0), ("imports", 2.0), ("init", 5.0), ("first_step", 6.0),
-        ("productive", 8.0), ("lost", 15.0), ("teardown", 20.0), ("waiting", 21.0),
+        ("rendezvous", 0.0), ("spawn", 1.0), ("imports", 2.0), ("init", 5.0), ("first_step", 6.0),
+        ("productive", 8.0), ("lost", 15.0), ("teardown", 20.0), ("rendezvous", 21.0),
     ]  # fmt: skip
     assert Mark(15.0, "checkpoint", "the last checkpoint") in found.marks
 

@@ -110,6 +110,8 @@ def run(fault: Fault, launcher: str) -> tuple[str, dict[str, object]]:
             command = command.replace("{L}", f"{launcher} --failure-report={report}", 1)
         else:
             command = re.sub(r"--hang-timeout=\S+ ", "", command)
+            if "--nnodes" not in command:  # several runs would share torchrun's default port
+                command = command.replace("{L}", f"{launcher} --standalone", 1)
         command = command.replace("{L}", launcher).replace("{C}", str(fault.path.parent))
         path = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
         own = ("RELIGHT_", "TORCHELASTIC_", "PYTHONFAULTHANDLER")

@@ -320,7 +320,7 @@ REFUSED = (
     Case("a bad map of ranks", ("--redirects=4",), workers=(),
          differs=frozenset({"usage-exit-code", "own-traceback"}), notes=("--redirects=4",)),
     Case("a script that does not exist", script=("probee.py",), workers=(),
-         differs=frozenset({"missing-script"}), notes=("there is no file probee.py",)),
+         differs=frozenset({"missing-script"}), notes=("no such file: probee.py",)),
     Case("a signal that does not exist", ("--signals-to-handle=SIGFOO",),
          differs=frozenset({"unknown-signal"}), notes=("SIGFOO is not one of",)),
     Case("--standalone and node-rank", ("--standalone", "--node-rank=1"),

@@ -65,7 +65,7 @@ DIFFERENCES = {
     ),
     "survivors": Difference(
         "a script may let the ranks that have not failed keep their process",
-        ((_ENV + "RELIGHT_RECOVERY", NOTHING, "1"),),
+        ((_ENV + "RELIGHT_RECOVERY", NOTHING, "5|15"),),
     ),
     "output-through-agent": Difference(
         "lines of different ranks never mix, and the end of stderr is at hand for the report",

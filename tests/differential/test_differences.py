@@ -278,7 +278,7 @@ def test_expired_timer_of_child_kills_only_child(tmp_path: Path) -> None:
         stranger.kill()
     assert (found.exit_code, alive) == (0, True), found.says
     [line] = found.says
-    assert "which local rank 0 started, gets SIGKILL: its timer step ran out" in line
+    assert "a child of local rank 0: its timer step expired" in line
 
 
 STUCK = """

@@ -268,7 +268,7 @@ def test_running_job_at_endpoint_is_recognized(lab: Lab, tmp_path: Path) -> None
     while "1 of" not in job.stderr.readline():
         pass
     reports = diagnose(lab, commands(("node2",), "--timeout=1", count=2), tmp_path)
-    assert reports["node2"].one("a coordinator uses the endpoint", level="warning")
+    assert reports["node2"].one("the endpoint is in use by a coordinator", level="warning")
     assert reports["node2"].code == 0
     assert not [f for f in reports["node2"].findings if "taken" in f["what"]]
 

@@ -225,7 +225,7 @@ def test_small_shared_memory_is_an_error_with_remedy(tmp_path: Path) -> None:
     ("flags", "words"),
     [
         (("--nnode=2",), "--nnodes=2 without --rdzv-endpoint"),
-        (("--nnodes=2", "--rdzv-backend=etcd", "--rdzv-endpoint=x"), "meet at an endpoint"),
+        (("--nnodes=2", "--rdzv-backend=etcd", "--rdzv-endpoint=x"), "needs an endpoint"),
         (("--timeout=0",), "above 0"),
         (("--bogus",), "unknown flag: --bogus"),
     ],

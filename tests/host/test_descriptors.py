@@ -56,5 +56,5 @@ def test_descriptor_shortage_error_names_its_purpose(
             env=clean_environment(),
         )  # fmt: skip
         assert found.returncode == 4, found.stderr
-        assert "hint: look at `ulimit -n`" in found.stderr
+        assert "hint: check `ulimit -n`" in found.stderr
         assert not re.search(r"refuses another|refuses OSError| to :", found.stderr), found.stderr

@@ -344,7 +344,7 @@ def test_run_refuses_missing_device(launch: Launch, where: Path, word: str) -> N
     )
     assert (result.returncode, result.stdout) == (2, "")
     error, hint = result.stderr.splitlines()
-    assert error.startswith(f"relight: error: --nproc-per-node={word}: there is no {word}")
+    assert error.startswith(f"relight: error: --nproc-per-node={word}: no usable {word}")
     assert hint.startswith("hint: ")
 
 

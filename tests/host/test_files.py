@@ -81,7 +81,7 @@ def test_taken_directory_falls_back_to_next_name(tmp_path: Path) -> None:
     for _ in range(2):
         assert files.own_directory(str(tmp_path)) == str(third)
         assert third.stat().st_mode & 0o777 == 0o700
-        assert files.why_elsewhere(str(third)).startswith(f"{usual} is taken")
+        assert files.why_elsewhere(str(third)).startswith(f"{usual} belongs to another user")
         usual.unlink(missing_ok=True)  # a job that runs is still found
     third.chmod(0o755)
     assert files.own_directory(str(tmp_path)) == str(third)
@@ -94,7 +94,7 @@ def test_directory_of_another_user_is_not_used(tmp_path: Path) -> None:
     for ending in ("", *(f"-{number}" for number in range(1, 10))):
         assert files.own_directory(str(tmp_path)).endswith(f"relight-{os.getuid()}{ending}")
         os.chown(tmp_path / f"relight-{os.getuid()}{ending}", 65534, 65534)
-    with pytest.raises(PermissionError, match="taken by another user"):
+    with pytest.raises(PermissionError, match="belongs to another user"):
         files.own_directory(str(tmp_path))
 
 

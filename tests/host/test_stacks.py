@@ -684,7 +684,7 @@ time.sleep(600)
     try:
         with pytest.raises(UsageError, match="are both rank 0") as raised:
             rank_processes.of_job("local://relight/roles-1")
-        assert "name the pid of an agent" in raised.value.hint
+        assert "pass an agent's pid" in raised.value.hint
         assert rank_processes.of_job("local://relight/roles-2") == {}
     finally:
         for pid in system.tree(process.pid):

@@ -138,7 +138,7 @@ def test_node_of_another_authority_is_refused(
     stranger.tls_client.maximum_version = version
     connection, log = ends.dial(stranger)
     ends.until(lambda: log.reasons and ends.refused)
-    assert "the peer's certificate is not accepted" in ends.refused[0]
+    assert "the peer's certificate is not trusted" in ends.refused[0]
     assert "the peer does not accept our certificate" in log.reasons[0]
     assert not ends.server.connections and not connection.refused
 
@@ -148,7 +148,7 @@ def test_untrusted_listener_is_refused(ends: Ends, node: Node) -> None:
     ends.listen(node("stranger", ca="ca"))
     _, log = ends.dial(node("b"))
     ends.until(lambda: log.reasons and ends.refused)
-    assert "the peer's certificate is not accepted" in log.reasons[0]
+    assert "the peer's certificate is not trusted" in log.reasons[0]
     assert "the peer does not accept our certificate" in ends.refused[0]
 
 
@@ -237,11 +237,11 @@ def test_store_client_needs_no_tls(ends: Ends, node: Node) -> None:
         ("a.crt", "none", "ca.crt", "tls_key: can't read .*none: No such file"),
         ("a.crt", "a.key", "none", "tls_ca: can't read .*none: No such file"),
         (".", "a.key", "ca.crt", "tls_cert: can't read .*: Is a directory"),
-        ("text", "a.key", "ca.crt", "tls_cert: .*text holds no certificate"),
-        ("a.crt", "text", "ca.crt", "tls_key: .*text holds no key"),
-        ("a.crt", "a.key", "text", "tls_ca: .*text holds no certificate"),
+        ("text", "a.key", "ca.crt", "tls_cert: .*text contains no PEM certificate"),
+        ("a.crt", "text", "ca.crt", "tls_key: .*text contains no PEM key"),
+        ("a.crt", "a.key", "text", "tls_ca: .*text contains no PEM certificate"),
         ("a.crt", "b.key", "ca.crt", "tls_key: .*b.key is not the key of .*a.crt"),
-        ("a.crt", "locked.key", "ca.crt", "tls_key: .*locked.key is locked with a password"),
+        ("a.crt", "locked.key", "ca.crt", "tls_key: .*locked.key is encrypted with a password"),
     ],
 )
 def test_unusable_tls_file_is_named_with_its_option(

@@ -51,12 +51,12 @@ def test_workspace_of_torchx_role_arrives() -> None:
         (None, "c returned nothing, not an AppDef"),
         (1, "c returned a int, not an AppDef"),
         (SimpleNamespace(name="a"), "c returned a SimpleNamespace, not an AppDef"),
-        (theirs(args="ab"), "args of the role r: expected a list, not 'ab'"),
-        (theirs(num_replicas="x"), "can't be used: invalid literal"),
-        (theirs(env=None), "can't be used: "),
-        (theirs(resource=None), "can't be used: "),
-        (theirs(retry_policy=SimpleNamespace(name="HOT_SPARE")), "the retry policy HOT_SPARE"),
-        (theirs(mounts=[1]), "can't be used: "),
+        (theirs(args="ab"), "args of role r: expected a list, not 'ab'"),
+        (theirs(num_replicas="x"), "invalid AppDef: invalid literal"),
+        (theirs(env=None), "invalid AppDef: "),
+        (theirs(resource=None), "invalid AppDef: "),
+        (theirs(retry_policy=SimpleNamespace(name="HOT_SPARE")), "retry policy HOT_SPARE"),
+        (theirs(mounts=[1]), "invalid AppDef: "),
     ],
 )
 def test_return_value_that_is_not_an_app_is_one_line_error(found: object, message: str) -> None:
@@ -76,45 +76,45 @@ def ours(**fields: Any) -> specs.AppDef:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: specs.AppDef("a"), "the app a has no roles"),
-        (lambda: specs.AppDef("a", [None]), "the app a has a role that is a NoneType"),
-        (lambda: specs.AppDef("a", ours().roles * 2), "the app a has two roles named r"),
-        (lambda: specs.AppDef(None, ours().roles), "the app has None for its name: expected str"),
-        (lambda: specs.AppDef("a\nb", ours().roles), "the name of the app, 'a\\nb', has char"),
-        (lambda: specs.AppDef("a", ours().roles, None), "the app a has None for its metadata"),
-        (lambda: ours(name=""), "the app a has a role without a name"),
-        (lambda: ours(name="a\tb"), "the name of a role, 'a\\tb', has characters"),
+        (lambda: specs.AppDef("a"), "app a has no roles"),
+        (lambda: specs.AppDef("a", [None]), "app a has a role of type NoneType"),
+        (lambda: specs.AppDef("a", ours().roles * 2), "app a has two roles named r"),
+        (lambda: specs.AppDef(None, ours().roles), "app has None for its name: expected str"),
+        (lambda: specs.AppDef("a\nb", ours().roles), "app name 'a\\nb' contains unprintable char"),
+        (lambda: specs.AppDef("a", ours().roles, None), "app a has None for its metadata"),
+        (lambda: ours(name=""), "app a has a role without a name"),
+        (lambda: ours(name="a\tb"), "role name 'a\\tb' contains unprintable characters"),
         (lambda: ours(name=3), "3 for its name: expected str"),
         (lambda: ours(image=None), "None for its image: expected str"),
-        (lambda: ours(entrypoint=""), "the role r has no entrypoint"),
-        (lambda: specs.AppDef("a", [specs.Role("r", "")]), "the role r has no entrypoint"),
+        (lambda: ours(entrypoint=""), "role r has no entrypoint"),
+        (lambda: specs.AppDef("a", [specs.Role("r", "")]), "role r has no entrypoint"),
         (lambda: ours(entrypoint=None), "None for its entrypoint: expected str"),
-        (lambda: ours(args=[1]), "the role r has an argument that is not a text: 1"),
-        (lambda: ours(args=["a\0"]), "an argument that is not a text: 'a\\x00'"),
-        (lambda: ours(num_replicas=0), "the role r has 0 replicas: must be at least 1"),
+        (lambda: ours(args=[1]), "role r has an argument that is not a string: 1"),
+        (lambda: ours(args=["a\0"]), "an argument that is not a string: 'a\\x00'"),
+        (lambda: ours(num_replicas=0), "role r has num_replicas=0: must be at least 1"),
         (lambda: ours(num_replicas="2"), "'2' for its num_replicas: expected int"),
         (lambda: ours(num_replicas=1.5), "1.5 for its num_replicas: expected int"),
         (lambda: ours(num_replicas=True), "True for its num_replicas: expected int"),
         (
             lambda: ours(min_replicas=2),
-            "the role r has min_replicas=2: must be between 1 and num_replicas=1",
+            "role r has min_replicas=2: must be between 1 and num_replicas=1",
         ),
         (
             lambda: ours(min_replicas=0),
-            "the role r has min_replicas=0: must be between 1 and num_replicas=1",
+            "role r has min_replicas=0: must be between 1 and num_replicas=1",
         ),
         (lambda: ours(min_replicas="1"), "'1' for its min_replicas: expected int or None"),
-        (lambda: ours(max_retries=-1), "the role r has -1 retries: must be at least 0"),
+        (lambda: ours(max_retries=-1), "role r has max_retries=-1: must be at least 0"),
         (lambda: ours(retry_policy="NOPE"), "'NOPE' for its retry_policy: expected RetryPolicy"),
         (lambda: ours(resource="gpu.small"), "'gpu.small' for its resource: expected Resource"),
         (lambda: ours(resource=specs.Resource("1", 0, 0)), "'1' for its cpu: expected int or fl"),
         (lambda: ours(mounts=["type=bind"]), "'type=bind' for its mount: expected BindMount or "),
         (lambda: ours(port_map={"http": "80"}), "'80' for its port http: expected int"),
         (lambda: ours(env=["A"]), "['A'] for its env: expected dict"),
-        (lambda: ours(env={"A": 1}), "the role r has a variable that is not a text: A"),
-        (lambda: ours(env={"A": "\0"}), "the role r has a variable that is not a text: A"),
-        (lambda: ours(env={"A=B": "1"}), "the role r: 'A=B' is not a valid environment"),
-        (lambda: ours(env={"": "1"}), "the role r: '' is not a valid environment"),
+        (lambda: ours(env={"A": 1}), "role r has a variable that is not a string: A"),
+        (lambda: ours(env={"A": "\0"}), "role r has a variable that is not a string: A"),
+        (lambda: ours(env={"A=B": "1"}), "role r: 'A=B' is not a valid environment"),
+        (lambda: ours(env={"": "1"}), "role r: '' is not a valid environment"),
         (lambda: ours(metadata=[1]), "[1] for its metadata: expected dict"),
     ],
 )  # fmt: skip
@@ -128,7 +128,7 @@ def test_app_that_cannot_run_is_rejected(make: Callable[[], Any], message: str) 
 
 def test_string_instead_of_argument_list_is_rejected() -> None:
     """It would become a list of its letters."""
-    with pytest.raises(TypeError, match="args of the role r: expected a list, not 'ab'"):
+    with pytest.raises(TypeError, match="args of role r: expected a list, not 'ab'"):
         ours(args="ab")
 
 

@@ -82,18 +82,18 @@ def test_user_file_may_shadow_stdlib_module_name(place: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "address", "message"),
     [
-        ("def f(:\n", "bad.py:f", "bad.py:1 does not load: SyntaxError"),
-        ("x = 1\n1 / 0\n", "bad.py:f", "bad.py:2 does not load: ZeroDivisionError"),
-        ("raise SystemExit(3)\n", "bad.py:f", "bad.py:1 does not load: SystemExit: 3"),
-        ("import nope\n", "bad.py:f", "bad.py:1 does not load: ModuleNotFoundError"),
-        ("def g(): ...\n", "bad.py:f", "there is no f in bad.py"),
+        ("def f(:\n", "bad.py:f", "can't load bad.py:1: SyntaxError"),
+        ("x = 1\n1 / 0\n", "bad.py:f", "can't load bad.py:2: ZeroDivisionError"),
+        ("raise SystemExit(3)\n", "bad.py:f", "can't load bad.py:1: SystemExit: 3"),
+        ("import nope\n", "bad.py:f", "can't load bad.py:1: ModuleNotFoundError"),
+        ("def g(): ...\n", "bad.py:f", "no f in bad.py"),
         ("f = 1\n", "bad.py:f", "f in bad.py is not a function"),
         ("def f():\n    return 1\n", "bad.py:f", "bad.py:f returned a int, not an AppDef"),
         ("def f():\n\n    raise KeyError('x')\n", "bad.py:f", "failed in bad.py:3: KeyError: 'x'"),
-        ("", "other.py:f", "there is no file other.py"),
-        ("", "no.such:f", "there is no file or module no.such"),
-        ("", "bad.py", "there is no component bad.py"),
-        ("", "utils.ecoh", "there is no component utils.ecoh"),
+        ("", "other.py:f", "no such file: other.py"),
+        ("", "no.such:f", "no such file or module: no.such"),
+        ("", "bad.py", "unknown component: bad.py"),
+        ("", "utils.ecoh", "unknown component: utils.ecoh"),
     ],
 )
 def test_broken_file_is_one_line_error_with_location(
@@ -156,7 +156,7 @@ def test_packages_add_components_by_torchx_entry_points(
     monkeypatch.syspath_prepend(str(place))
     assert set(loading.registered()) == {"team.one", "team.more.one", "team.more.deep.one"}
     assert built("team.more.deep.one").name == "one"
-    with pytest.raises(UsageError, match=r"the components broken \(no_torchx\) do not load") as no:
+    with pytest.raises(UsageError, match=r"can't load the components broken \(no_torchx\)") as no:
         loading.find("broken.train")
     assert "pip install torchx-nightly" in no.value.hint
 

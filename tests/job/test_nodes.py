@@ -91,14 +91,18 @@ def test_workers_default_to_gpus_of_resource(h: str, j: str, expected: JobSize) 
 @pytest.mark.parametrize(
     ("h", "j", "message"),
     [
-        ("aws_trn1.32xlarge", "2", "-j 2: aws_trn1.32xlarge has no GPU to count workers by"),
+        (
+            "aws_trn1.32xlarge",
+            "2",
+            "-j 2: aws_trn1.32xlarge has no GPUs, so the number of workers is unknown",
+        ),
         ("NULL", "2", "has no GPU"),
         ("gpu.small", "0", "at least 1 node"),
         ("gpu.small", "1x0", "at least 1 worker"),
         ("gpu.small", "1x1x1", "expected NODESxWORKERS or NODES"),
         ("gpu.small", "2:4x1", "expected NODESxWORKERS or NODES"),
         ("gpu.small", "", "expected NODESxWORKERS or NODES"),
-        ("gpu.smal", "1", "no named resource gpu.smal"),
+        ("gpu.smal", "1", "unknown named resource: gpu.smal"),
     ],
 )
 def test_resource_without_gpus_needs_worker_count(h: str, j: str, message: str) -> None:
@@ -133,10 +137,10 @@ def test_module_name_is_its_last_part() -> None:
 
 @pytest.mark.parametrize(
     ("script", "m", "what"),
-    [(None, None, "none is there"), ("", "", "none is there"), ("a.py", "b", "both are there")],
+    [(None, None, "got neither"), ("", "", "got neither"), ("a.py", "b", "got both")],
 )
 def test_exactly_one_of_script_and_module_is_required(
     script: str | None, m: str | None, what: str
 ) -> None:
-    with pytest.raises(UsageError, match=f"exactly one of --script and -m is needed: {what}"):
+    with pytest.raises(UsageError, match=f"exactly one of --script and -m is required, {what}"):
         parse_name("/", script, m)

@@ -144,7 +144,7 @@ def test_resource_lookup_is_case_insensitive(name: str) -> None:
 def test_suggests_nearest_resource(wrong: str, right: str) -> None:
     with pytest.raises(UsageError) as caught:
         resource(h=wrong)
-    assert caught.value.message == f"there is no named resource {wrong}"
+    assert caught.value.message == f"unknown named resource: {wrong}"
     assert caught.value.hint == f"did you mean {right}?"
 
 
@@ -211,7 +211,7 @@ def test_user_module_adds_named_resources(
     assert names["made"].tags == {"ours": True, "torchx/named_resources.name": "made"}
     assert (names["gpu.small"].cpu, names["gpu.medium"].cpu) == (7, 16)
     assert "big" in names
-    with pytest.raises(UsageError, match="no named resource bigg") as caught:
+    with pytest.raises(UsageError, match="unknown named resource: bigg") as caught:
         names["bigg"]
     assert caught.value.hint == "did you mean big?"
     with pytest.raises(UsageError, match="ambiguous: Twin, twin"):
@@ -252,7 +252,7 @@ def test_packages_add_named_resources(place: Path, monkeypatch: pytest.MonkeyPat
         found = own(Environment({}))
         assert list(found) == ["tpu", "theirs", "broken"]
         assert NamedResources(found)["theirs"].memMB == 5
-        with pytest.raises(UsageError, match=r"the named resource broken .* does not load"):
+        with pytest.raises(UsageError, match=r"can't load the named resource broken"):
             NamedResources(found)["broken"]
         assert NamedResources(found)["tpu"].memMB == 5
     finally:

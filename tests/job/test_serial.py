@@ -49,11 +49,11 @@ def test_all_app_fields_survive_json() -> None:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"name": 1}, "app.name: expected a text, not 1"),
+        ({"name": 1}, "app.name: expected a string, not 1"),
         ({"bogus": 1}, "app has no bogus"),
         ({"roles": 3}, "app.roles: expected a list"),
-        ({"roles": [{"name": "r"}]}, r"app.roles\[0\].image: expected a text"),
-        ({"roles": [{"name": "r", "image": "", "env": {"A": 1}}]}, "env.A: expected a text"),
+        ({"roles": [{"name": "r"}]}, r"app.roles\[0\].image: expected a string"),
+        ({"roles": [{"name": "r", "image": "", "env": {"A": 1}}]}, "env.A: expected a string"),
         ({"roles": [{"name": "r", "image": "", "mounts": [{}]}]}, r"mounts\[0\]: expected a mount"),
         ({"roles": [{"name": "r", "image": "", "num_replicas": True}]}, "expected a number"),
     ],

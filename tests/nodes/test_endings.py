@@ -120,7 +120,7 @@ def test_preempted_coordinator_stays_while_others_checkpoint(lab: Lab, tmp_path:
     for agent in agents:
         job.until_says(agent, "up")
     job.kill(agents[0], signal.SIGTERM)
-    job.until_says(agents[0], "workers may save a checkpoint first")
+    job.until_says(agents[0], "to save a checkpoint")
     job.kill(agents[1], signal.SIGTERM)
     assert [agent.wait() for agent in agents] == [7, 75]
     assert "has saved" in agents[1].text

@@ -273,7 +273,7 @@ def test_jobs_waiting_at_one_endpoint_hear_of_each_other(lab: Lab, tmp_path: Pat
     for agent in agents:
         job.until_says(
             agent,
-            r"note: 2 jobs with different --rdzv-id wait for nodes at this endpoint: "
+            r"note: 2 jobs with different --rdzv-id are waiting for nodes at this endpoint: "
             r"train-7 \(1 of 2 nodes: node1\), train-8 \(1 of 2 nodes: node2\); if they are one "
             "job, give all its nodes the same id",
         )
@@ -295,7 +295,7 @@ def test_nodes_waiting_at_their_own_loopback_are_warned(
     for agent in [job.start("node1"), job.start("node2")]:
         job.until_says(
             agent,
-            rf"note: the endpoint {endpoint}:29400 is (::1, )?127.0.[01].1 here, which is every "
-            "machine's own address, and no node of another machine has joined; check that those "
-            "are given an address of this machine that they reach",
+            rf"note: endpoint {endpoint}:29400 is the loopback address (::1, )?127.0.[01].1 on "
+            "this node, and no other machine has joined; give the other nodes an address of this "
+            "machine that they can reach",
         )

@@ -174,7 +174,7 @@ def test_warm_processes_serve_jobs_and_stop(
             "run", "-v", "--nproc-per-node=2", "--max-restarts=1", modules, train, **runtime
         )
         assert job.returncode == 0, job.stderr
-        assert "took the warm process" in job.stderr
+        assert "using warm process" in job.stderr
         assert {"rank 0 attempt 1", "rank 1 attempt 1"} <= set(job.stdout.splitlines())
     stopped = launch("warm", "stop", **runtime)
     assert "has ended" in stopped.stderr
@@ -224,7 +224,7 @@ def test_job_runs_without_optional_calls_and_files(
         "run", "-v", *flags, "--max-restarts=1", "--tee=3", "--log-dir=logs", train, **system
     )
     assert result.returncode == 0, result.stderr
-    assert "took the warm process" in result.stderr
+    assert "using warm process" in result.stderr
     lines = {"[default0]:rank 0 attempt 1", "[default1]:rank 1 attempt 1"}
     assert lines <= set(result.stdout.splitlines())
     assert "has ended" in launch("warm", "stop", **system).stderr

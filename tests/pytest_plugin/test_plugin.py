@@ -382,7 +382,7 @@ def test_invalid_argument_is_rejected_by_name(run: Run) -> None:
         "backend='glo'": "backend=glo: unknown; did you mean gloo?",
         "init=1": "init=1: expected True or False",
         "timeout='soon'": "timeout='soon': expected seconds",
-        "env={'A': 1}": "expected texts by name",
+        "env={'A': 1}": "expected a dict of strings",
         "2, 'gloo'": "takes world_size and names, not 'gloo'",
     }
     result = run("".join(f"""
@@ -427,9 +427,7 @@ def test_it(n):
     meet("test")
     assert n != 3, f"rank {RANK} says no"
 """,
-        "-n",
-        "2",
-        has_all_plugins=True,
+        *("-p", "xdist.plugin", "-n", "2"),
     )
     result.assert_outcomes(passed=3, failed=1)
     assert "rank 0 says no" in output(result) and "rank 1 says no" in output(result)

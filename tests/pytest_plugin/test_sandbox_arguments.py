@@ -12,13 +12,13 @@ from relight.pytest_plugin.sandbox import SandboxRunner
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"hosts": "2"}, "hosts='2': expected how many hosts"),
-        ({"hosts": 0}, "hosts=0: expected how many hosts"),
+        ({"hosts": "2"}, "hosts='2': expected the number of hosts"),
+        ({"hosts": 0}, "hosts=0: expected the number of hosts"),
         ({"timeout": float("nan")}, "timeout=nan: expected seconds, above 0"),
         ({"timeout": -1}, "timeout=-1: expected seconds, above 0"),
         ({"faults": "at 1s kill host 1"}, "faults='at 1s kill host 1': expected a list"),
         ({"flags": "--tee=3"}, "flags='--tee=3': expected a list"),
-        ({"env": {"A": 1}}, "env: A=1: expected a text"),
+        ({"env": {"A": 1}}, "env: A=1: expected a string"),
     ],
 )
 def test_invalid_argument_is_rejected(tmp_path: Path, arguments: dict[str, Any], said: str) -> None:

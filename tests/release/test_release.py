@@ -125,7 +125,7 @@ def test_install_hints_match_extras() -> None:
         " ".join(f"'{each}'" for each in packages)
         for packages in PROJECT["optional-dependencies"].values()
     }
-    said = re.compile(r"pip install (.+), in the environment of relight")
+    said = re.compile(r"pip install (.+), in relight's environment")
     hints = {
         str(path.relative_to(ROOT)): hint
         for path in (ROOT / "src").rglob("*.py")

@@ -293,7 +293,7 @@ def test_relative_path_is_refused_up_front(endpoint: str) -> None:
 def test_only_last_directory_of_path_is_created(tmp_path: Path) -> None:
     """Only the last directory of the path is made; a missing parent is a missing disk."""
     register = file.open(str(tmp_path / "disk" / "jobs"), "job", {})
-    with pytest.raises(UsageError, match=f"there is no directory {tmp_path}/disk") as caught:
+    with pytest.raises(UsageError, match=f"no such directory: {tmp_path}/disk") as caught:
         register.hold("", LONG_S)
     assert "mounted" in caught.value.hint
     assert not (tmp_path / "disk").exists()
@@ -366,7 +366,7 @@ def test_read_only_directory_can_be_read(open_directory: Path) -> None:
         said[value] = result.stdout
     assert said[""] == f"{NOBODY}\n"
     assert said["a"].startswith(f"never: --rdzv-endpoint={shared}: Permission denied | ")
-    assert "writable for this user on every node" in said["a"]
+    assert "writable by this user on every node" in said["a"]
 
 
 def _plain_python() -> str:

@@ -130,7 +130,7 @@ def test_directory_without_files_is_refused_immediately(launch: Launch) -> None:
     result = launch("run", "--rdzv-backend=file", "--rdzv-endpoint=/proc", "--rdzv-id=job",
                     "--nnodes=2", "--no-python", "true")  # fmt: skip
     assert result.returncode == 2
-    assert "--rdzv-endpoint=/proc: no files can be made there" in result.stderr
+    assert "--rdzv-endpoint=/proc: can't create files there" in result.stderr
 
 
 PLUG_IN = """
@@ -170,7 +170,7 @@ def plug_ins(tmp_path: Path) -> str:
     ("backend", "says"),
     [
         ("raises", r"--rdzv-backend=raises: the plug-in can't open /x: RuntimeError\('no luck'\)"),
-        ("nothing", "--rdzv-backend=nothing: the plug-in opens None, which has no hold, evict"),
+        ("nothing", "--rdzv-backend=nothing: the plug-in returned None, which lacks hold, evict"),
         ("none", "Register.hold returned None, not a Record"),
     ],
 )
@@ -182,7 +182,7 @@ def test_misbehaving_plug_in_is_named(
     more = ("--nnodes=2", "--no-python", "true") if verb == "run" else ()
     result = launch(verb, *flags, *more, PYTHONPATH=plug_ins)
     assert result.returncode == 2
-    assert re.search(says + ".*\nhint: ask its authors", result.stderr)
+    assert re.search(says + ".*\nhint: report this to the plug-in's authors", result.stderr)
     assert "Traceback" not in result.stderr
 
 

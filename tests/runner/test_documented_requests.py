@@ -73,7 +73,7 @@ def test_documented_request_is_current(name: str, tmp_path: Path) -> None:
 def test_page_has_required_sections(name: str) -> None:
     page = (FOLDER.parent / f"{name.replace('_', '-')}.md").read_text()
     heads = [line for line in page.splitlines() if line.startswith("## ")]
-    assert heads[:3] == ["## What it needs", "## The command", "## What it creates"]
-    assert "## How it fails, and what to look at" in heads
-    command = page.partition("## The command")[2].partition("## What it creates")[0]
+    assert heads[:3] == ["## Requirements", "## The command", "## Resources it creates"]
+    assert "## Failures and diagnosis" in heads
+    command = page.partition("## The command")[2].partition("## Resources it creates")[0]
     assert f"relight submit {'' if name == 'local' else f'-s {name}'}" in command

@@ -18,7 +18,7 @@ import relight.job as specs
 from relight.base.env import Environment
 from relight.base.errors import MachineError, UsageError
 from relight.job import AppState, records
-from relight.runner import Runner
+from relight.runner import Runner, audit
 from relight.runner.settings import ConfigFile
 from relight.schedulers.api import AppStatus, JobSummary, LogQuery, Option, Request
 
@@ -97,7 +97,7 @@ def test_prepared_job_is_sent_once_as_shown(runner: Runner, scheduler: scripted.
     job = runner.dryrun(*ECHO)
     handle = runner.submit(job)
     assert scheduler.jobs["1"] is job.request
-    with pytest.raises(UsageError, match="was submitted before"):
+    with pytest.raises(UsageError, match="already submitted"):
         runner.submit(job)
     assert runner.describe(handle)["id"] == job.app_id
     assert list(scheduler.jobs) == ["1"]
@@ -136,17 +136,17 @@ def test_rejected_job_leaves_no_record(
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        ({"app": "utils.ecoh"}, "there is no component utils.ecoh"),
-        ({"app": "utils.echo", "scheduler": "scriptd"}, "there is no scheduler scriptd"),
+        ({"app": "utils.ecoh"}, "unknown component: utils.ecoh"),
+        ({"app": "utils.echo", "scheduler": "scriptd"}, "unknown scheduler: scriptd"),
         ({"app": "utils.echo", "scheduler": "broken"}, "the scheduler broken (no_such_module)"),
         ({"app": "utils.echo", "cfg": "queu=a"}, "scripted has no option queu"),
-        ({"app": "utils.echo", "cfg": {"queue": 1}}, "queue=1: expected a text"),
+        ({"app": "utils.echo", "cfg": {"queue": 1}}, "queue=1: expected a string"),
         ({"app": "utils.echo", "args": ["--mgs", "a"]}, "utils.echo has no parameter --mgs"),
         ({"app": "utils.echo", "args": {"msg": 1}}, "msg of the arguments: expected str, not 1"),
-        ({"app": "utils.echo", "workspace": "/no"}, "the workspace /no is not a directory"),
+        ({"app": "utils.echo", "workspace": "/no"}, "workspace /no is not a directory"),
         ({"app": "utils.echo", "launcher": "x"}, "--launcher=x: expected auto, installed"),
-        ({"app": specs.AppDef("a")}, "the app a has no roles"),
-        ({"app": "dist.ddp", "args": ["--script", "no.py"]}, "there is no file no.py"),
+        ({"app": specs.AppDef("a")}, "app a has no roles"),
+        ({"app": "dist.ddp", "args": ["--script", "no.py"]}, "no such file: no.py"),
     ],
 )  # fmt: skip
 def test_invalid_job_is_not_sent(
@@ -165,9 +165,9 @@ def test_status_comes_from_scheduler(runner: Runner, scheduler: scripted.Scripte
     handle = runner.submit(*ECHO)
     assert runner.status(handle).state is AppState.RUNNING
     assert scheduler.stop_signal == [("status", ("1",))]
-    with pytest.raises(UsageError, match="there is no job scripted://relight/2"):
+    with pytest.raises(UsageError, match="no such job: scripted://relight/2"):
         runner.status("scripted://relight/2")
-    with pytest.raises(UsageError, match="there is no scheduler nosuch"):
+    with pytest.raises(UsageError, match="unknown scheduler: nosuch"):
         runner.status("nosuch://a/b")
 
 
@@ -179,7 +179,10 @@ def test_forgotten_job_keeps_final_state_or_is_unknown(
     assert runner.status(first).exitcode == 3
     scheduler.jobs.clear()
     found = runner.status(first)
-    assert (found.state, found.message) == (AppState.FAILED, "its scheduler no longer knows it")
+    assert (found.state, found.message) == (
+        AppState.FAILED,
+        "it is no longer known to its scheduler",
+    )
     assert runner.status(second).state is AppState.UNKNOWN
 
 
@@ -227,8 +230,21 @@ def test_cancel_stops_running_job(runner: Runner, scheduler: scripted.Scripted) 
     assert runner.cancel(handle).state is AppState.CANCELLED
     assert runner.cancel(handle).state is AppState.CANCELLED
     assert scheduler.stop_signal.count(("cancel", "1")) == 1
-    with pytest.raises(UsageError, match="there is no job"):
+    with pytest.raises(UsageError, match="no such job"):
         runner.cancel("scripted://relight/9")
+
+
+def test_submit_cancel_and_delete_are_audited_once(
+    runner: Runner, scheduler: scripted.Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del scheduler
+    found: list[tuple[str, ...]] = []
+    monkeypatch.setattr(audit, "record", lambda env, site, *what: found.append(what))
+    handle = runner.submit(*ECHO)
+    runner.cancel(handle)
+    runner.cancel(handle)
+    runner.delete(handle)
+    assert found == [("submit", handle, "utils.echo"), ("cancel", handle), ("delete", handle)]
 
 
 @pytest.mark.parametrize("verb", ["cancel", "delete"])
@@ -285,7 +301,7 @@ def test_deleted_job_is_gone_from_scheduler_and_records(
     assert ("delete", "1") in scheduler.stop_signal
     assert os.listdir(tmp_path / "state" / "jobs") == []
     for call in (runner.delete, runner.status, runner.describe):
-        with pytest.raises(UsageError, match="there is no job"):
+        with pytest.raises(UsageError, match="no such job"):
             call(handle)
 
 
@@ -457,7 +473,7 @@ def test_wait_fails_if_final_state_is_forgotten(
 ) -> None:
     handle = runner.submit("utils.echo")
     scheduler.jobs.clear()
-    with pytest.raises(MachineError, match=f"^{handle}: its scheduler no longer knows it$"):
+    with pytest.raises(MachineError, match=f"^{handle}: it is no longer known to its scheduler$"):
         runner.wait(handle, timeout=LIMIT_S)
 
 
@@ -516,7 +532,7 @@ def test_incomplete_plugin_rejected_before_start(
     runner: Runner, scheduler: scripted.Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(scripted.Scripted, "close")
-    with pytest.raises(MachineError, match=r"^the scheduler scripted lacks close\n"):
+    with pytest.raises(MachineError, match=r"^the scheduler plug-in scripted lacks close\n"):
         runner.submit(*ECHO)
     assert not scheduler.jobs
     monkeypatch.undo()
@@ -534,9 +550,9 @@ def test_waiter_learns_that_job_was_deleted(runner: Runner, scheduler: scripted.
         return found
 
     runner.status = deleted_later  # type: ignore[method-assign]
-    with pytest.raises(MachineError, match=f"{handle} was deleted"):
+    with pytest.raises(MachineError, match=f"{handle} has been deleted"):
         runner.wait(handle, LIMIT_S)
-    with pytest.raises(UsageError, match="there is no job"):
+    with pytest.raises(UsageError, match="no such job"):
         runner.wait(handle, LIMIT_S)
 
 
@@ -544,10 +560,10 @@ def test_value_of_wrong_type_is_one_line_error(runner: Runner) -> None:
     for call, text in (
         (lambda: runner.submit(None), "None is neither an app"),  # type: ignore[arg-type]
         (lambda: runner.submit("utils.echo", cfg=5), "cfg=5: expected a dict"),  # type: ignore[arg-type]
-        (lambda: runner.submit("utils.echo", "--msg a"), "expected a list of words"),
-        (lambda: runner.submit("utils.echo", 5), "expected a list of words"),  # type: ignore[arg-type]
-        (lambda: runner.status(5), "5 is not the handle"),  # type: ignore[arg-type]
-        (lambda: Runner(session="a/b"), "expected a word without '/'"),
+        (lambda: runner.submit("utils.echo", "--msg a"), "expected a list of strings"),
+        (lambda: runner.submit("utils.echo", 5), "expected a list of strings"),  # type: ignore[arg-type]
+        (lambda: runner.status(5), "5 is not a job handle"),  # type: ignore[arg-type]
+        (lambda: Runner(session="a/b"), "expected a name without '/'"),
     ):
         with pytest.raises(UsageError, match=text):
             call()
@@ -624,5 +640,5 @@ def test_roles_with_different_workspaces_are_rejected(runner: Runner) -> None:
         specs.Role(name, "i", entrypoint="true", workspace=specs.Workspace({name: ""}))
         for name in ("a", "b")
     ]
-    with pytest.raises(UsageError, match="the roles a and b have different workspaces"):
+    with pytest.raises(UsageError, match="roles a and b have different workspaces"):
         runner.dryrun(specs.AppDef("app", roles), scheduler="local")

@@ -99,10 +99,10 @@ def test_list_uses_namespace_of_settings(
     [
         ("token", "", "Token file exists but empty"),
         ("token", None, "Service token file does not exist"),
-        ("token", "expired", "the cluster does not accept the credentials"),
+        ("token", "expired", "the cluster rejects the credentials"),
         ("ca.crt", None, "Service certification file does not exist"),
         ("ca.crt", "", "Cert file exists but empty"),
-        ("ca.crt", "no certificate", "can't be used"),
+        ("ca.crt", "no certificate", "invalid Kubernetes configuration"),
     ],
 )
 def test_invalid_service_account_is_one_line_error(

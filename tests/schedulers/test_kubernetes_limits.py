@@ -90,9 +90,9 @@ def test_pod_made_again_does_not_claim_to_know_its_deadline(
 @pytest.mark.parametrize(
     ("cfg", "said"),
     [
-        ({"timeout": 0}, "-cfg timeout=0: at least one minute"),
-        ({"timeout": 5, "kind": "trainjob"}, "-cfg timeout: a TrainJob can't say it"),
-        ({"ttl": -2}, "-cfg ttl=-2: seconds, or -1"),
+        ({"timeout": 0}, "-cfg timeout=0: must be at least one minute"),
+        ({"timeout": 5, "kind": "trainjob"}, "-cfg timeout is not supported for TrainJob"),
+        ({"ttl": -2}, "-cfg ttl=-2: expected seconds, or -1"),
     ],
 )
 def test_unenforceable_time_limit_is_rejected(cfg: dict[str, object], said: str) -> None:
@@ -111,12 +111,12 @@ def test_unenforceable_time_limit_is_rejected(cfg: dict[str, object], said: str)
         ({"shm_size": "8GB"}, "a size such as 8Gi"),
         ({"user": -1}, "the number of a user"),
         ({"scheduler": "my scheduler"}, "the name of a scheduler"),
-        ({"exclude": ["Node 1"]}, "names of nodes"),
+        ({"exclude": ["Node 1"]}, "node names"),
     ],
 )
 def test_value_invalid_for_kubernetes_is_rejected_offline(
     cfg: dict[str, object], hint: str
 ) -> None:
-    with pytest.raises(UsageError, match="is not what Kubernetes takes") as caught:
+    with pytest.raises(UsageError, match="not valid in Kubernetes") as caught:
         submit("true", **{"namespace": "ns", **cfg})
     assert hint in caught.value.hint

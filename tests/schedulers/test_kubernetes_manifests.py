@@ -167,10 +167,10 @@ def test_pods_get_no_token_of_the_api_server(kind: str) -> None:
 @pytest.mark.parametrize(
     ("app", "cfg", "said"),
     [
-        (main_role(), {"privileged": True}, "no privileged containers"),
-        (main_role(mounts=[DeviceMount("/dev/a", "/dev/a")]), {}, "no privileged containers"),
-        (main_role(mounts=[BindMount("/a", "/a")]), {}, "no directories of the node"),
-        (main_role(), {"user": 0}, r"no root \(user=0\)"),
+        (main_role(), {"privileged": True}, "forbids privileged containers"),
+        (main_role(mounts=[DeviceMount("/dev/a", "/dev/a")]), {}, "forbids privileged containers"),
+        (main_role(mounts=[BindMount("/a", "/a")]), {}, "forbids directories of the node"),
+        (main_role(), {"user": 0}, r"forbids root \(user=0\)"),
         (main_role(), {"capabilities": ["IPC_LOCK"]}, r"NET_BIND_SERVICE \(IPC_LOCK\)"),
     ],
 )
@@ -183,7 +183,7 @@ def test_restricted_profile_refuses_what_it_forbids(
 
 
 def test_invalid_capability_is_rejected() -> None:
-    with pytest.raises(UsageError, match="IPC LOCK is no capability"):
+    with pytest.raises(UsageError, match="IPC LOCK is not a capability"):
         made(capabilities=["ipc lock"])
 
 
@@ -341,5 +341,5 @@ def test_volcano_scheduler_starts_pods_of_plain_job_together() -> None:
 
 def test_trainjob_refuses_what_its_runtime_says() -> None:
     for cfg in ({"gang": True}, {"scheduler": "volcano"}):
-        with pytest.raises(UsageError, match="a TrainJob can't say it"):
+        with pytest.raises(UsageError, match="is not supported for TrainJob"):
             made(kind="trainjob", **cfg)

@@ -250,8 +250,16 @@ def test_names_are_valid_and_unique(app_id: str) -> None:
     ("role", "cfg", "said"),
     [
         (Role("a", "", entrypoint="x"), {}, "role a has no image"),
-        (Role("a", "i", entrypoint="x"), {"tolerations": ["a:Never"]}, "a:Never is no toleration"),
-        (Role("a", "i", entrypoint="x", mounts=[BindMount("/a", "b")]), {}, "begins with /"),
+        (
+            Role("a", "i", entrypoint="x"),
+            {"tolerations": ["a:Never"]},
+            "a:Never is not a toleration",
+        ),
+        (
+            Role("a", "i", entrypoint="x", mounts=[BindMount("/a", "b")]),
+            {},
+            "container paths start with /",
+        ),
         (Role("a" * 60, "i", entrypoint="x"), {}, ""),
     ],
 )
@@ -366,9 +374,9 @@ def test_trainjob_adds_pods_to_runtime() -> None:
     ("app", "cfg", "said"),
     [
         (ddp(j="2:5x8"), {}, "fixed number of pods"),
-        (ddp(max_retries=3), {}, "can't say max_retries=3"),
-        (ddp(), {"priority_class": "high"}, "-cfg priority_class: a TrainJob can't say it"),
-        (APPS["roles"][0], {}, "has 2 roles: a TrainJob runs one"),
+        (ddp(max_retries=3), {}, "does not support max_retries=3"),
+        (ddp(), {"priority_class": "high"}, "-cfg priority_class is not supported for TrainJob"),
+        (APPS["roles"][0], {}, "has 2 roles, but a TrainJob runs one"),
     ],
 )
 def test_unsupported_trainjob_options_are_rejected(
@@ -492,7 +500,7 @@ def test_overlay_of_command_line_is_a_file(tmp_path: Path, scheme: str) -> None:
     ("overlay", "said"),
     [
         ("file:///nope.yaml", "the metadata kubernetes of r, file:///nope.yaml: No such file"),
-        ({"sepc": {}}, "the metadata kubernetes of r: sepc is no part of a pod"),
+        ({"sepc": {}}, "the metadata kubernetes of r: sepc is not part of a pod"),
         ({"V1Pod": 1}, "expected a dict, not 1"),
         ({"spec": {"containers": 1}}, "the pod of r.spec.containers is a list, not a int"),
     ],
@@ -516,10 +524,10 @@ def pod_of(made: dict[str, Any]) -> dict[str, Any]:
     ("text", "said"),
     [
         (None, "No such file"),
-        ("a: [", "is no YAML"),
+        ("a: [", "is not valid YAML"),
         ("- 1", "expected a mapping"),
-        ("sepc: {}", "sepc is no part of a pod"),
-        ("kind: Deployment", "kind Deployment is no part of a pod"),
+        ("sepc: {}", "sepc is not part of a pod"),
+        ("kind: Deployment", "kind Deployment is not part of a pod"),
         ("metadata: {annotations: {at: 2026-01-01}}", "date is not JSON"),
     ],
 )

@@ -83,7 +83,7 @@ def test_leftovers_of_killed_submit_can_be_deleted(
     (name,) = records(variables)
     assert server.objects
     assert name in launch("list", **variables).stdout
-    assert "relight submit ended before it was done" in launch("status", name, **variables).stdout
+    assert "relight submit was interrupted" in launch("status", name, **variables).stdout
     result = launch("delete", name, **variables)
     assert result.returncode == 0, result.stderr
     assert not server.objects

@@ -149,9 +149,9 @@ def test_logs_report_out_of_memory(server: ApiServer, launch: Launch) -> None:
 def test_missing_permission_is_named_even_if_cleanup_fails(server: ApiServer) -> None:
     said = 'services is forbidden: User "u" cannot patch resource "services" in API group ""'
     server.refuse = lambda method, *_: (403, said) if method in ("PATCH", "DELETE") else None
-    with pytest.raises(MachineError, match="does not permit this user to patch services") as caught:
+    with pytest.raises(MachineError, match="does not allow this user to patch services") as caught:
         submit()
-    assert "ns:job-x1 were made, and some may be left" in caught.value.message
+    assert "some objects of ns:job-x1 may have been created" in caught.value.message
     assert caught.value.hint.startswith("kubectl delete services,secrets,jobs -n ns -l ")
 
 

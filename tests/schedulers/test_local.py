@@ -81,7 +81,7 @@ def test_dry_run_leaves_no_trace(scheduler: Local, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "local", "torchelastic", "workspace"])
 def test_role_name_invalid_as_directory_is_rejected(scheduler: Local, name: str) -> None:
-    with pytest.raises(UsageError, match="can't be the name of a directory"):
+    with pytest.raises(UsageError, match="is not a valid directory name"):
         render(scheduler, shell("true", name))
 
 
@@ -100,7 +100,7 @@ def test_options_without_effect_are_noted(scheduler: Local) -> None:
     assert render(scheduler, alone).notes == ("the job is retried as a whole, 1 time",)
     elastic = shell("true", replicas=2, min_replicas=1)
     assert render(scheduler, elastic).notes == (
-        "all replicas are started, and the job ends when one fails",
+        "all replicas start, and the job ends when one fails",
     )
 
 
@@ -127,7 +127,7 @@ def test_too_few_gpus_are_noted_and_none_assigned(
     role = shell("true", replicas=2, resource=Resource(1, 1, 1))
     request = render(scheduler, role, auto_set_cuda_visible_devices=True)
     assert "CUDA_VISIBLE_DEVICES" not in request.body["role_params"]["main"][0]["env"]
-    assert request.notes == ("2 GPUs are asked for, 1 are here: each replica sees all",)
+    assert request.notes == ("2 GPUs requested, but only 1 found; each replica sees all",)
 
 
 # Running.

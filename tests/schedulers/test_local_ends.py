@@ -215,7 +215,7 @@ def test_request_is_submitted_only_once(scheduler: Local) -> None:
     """The first keeps running."""
     request = render(scheduler, shell("sleep 0.5; echo once"))
     app_id = scheduler.submit(request)
-    with pytest.raises(UsageError, match="was submitted before"):
+    with pytest.raises(UsageError, match="already submitted"):
         scheduler.submit(request)
     assert wait(scheduler, app_id).state is AppState.SUCCEEDED
     assert lines(scheduler, app_id) == ["once"]
@@ -268,7 +268,7 @@ def test_missing_log_is_named_in_one_line(scheduler: Local, tmp_path: Path) -> N
     wait(scheduler, app_id)
     shutil.rmtree(tmp_path / "logs")
     for follow in (False, True):
-        with pytest.raises(MachineError, match=r"its logs are gone: .*combined\.log"):
+        with pytest.raises(MachineError, match=r"logs no longer exist: .*combined\.log"):
             lines(scheduler, app_id, follow=follow)
 
 

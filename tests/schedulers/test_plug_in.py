@@ -147,7 +147,7 @@ def test_agents_of_plugin_job_rendezvous(place: Place, hosts: list[str]) -> None
     assert handle in place("list").stdout
     shutil.rmtree(place.variables["RELIGHT_STATE_DIR"])  # as on another machine
     assert handle in place("list", "-s", "pool").stdout
-    assert "it was not submitted from here" in place("describe", handle).stdout
+    assert "not submitted from this machine" in place("describe", handle).stdout
 
 
 @pytest.mark.slow

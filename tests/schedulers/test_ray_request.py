@@ -176,21 +176,21 @@ def test_options_without_effect_are_noted() -> None:
     app = AppDef("job", [role(mounts=[BindMount("/a", "/b")], max_retries=1)])
     notes = ray.Ray().render(app, {}, "x").notes
     assert any("mounts have no effect" in note for note in notes)
-    assert any("retried by itself" in note for note in notes)
+    assert any("retried individually" in note for note in notes)
 
 
 @pytest.mark.parametrize(
     ("cfg", "said", "hint"),
     [
-        ({"cluster_config_file": "c.yaml"}, "has no meaning here", "ray dashboard"),
-        ({"cluster_name": "mine"}, "has no meaning here", "dashboard_address=HOST:8265"),
-        ({"dashboard_address": "ftp://x"}, "is no address of a dashboard", "HOST:8265"),
-        ({"dashboard_address": "[::1"}, "is no address of a dashboard", "HOST:8265"),
-        ({"workspace": "/nowhere"}, "the workspace /nowhere is not a directory", ""),
-        ({"dashboard_address": "host:port"}, "is no address of a dashboard", "HOST:8265"),
+        ({"cluster_config_file": "c.yaml"}, "invalid value for -cfg", "ray dashboard"),
+        ({"cluster_name": "mine"}, "invalid value for -cfg", "dashboard_address=HOST:8265"),
+        ({"dashboard_address": "ftp://x"}, "is not a dashboard address", "HOST:8265"),
+        ({"dashboard_address": "[::1"}, "is not a dashboard address", "HOST:8265"),
+        ({"workspace": "/nowhere"}, "workspace /nowhere is not a directory", ""),
+        ({"dashboard_address": "host:port"}, "is not a dashboard address", "HOST:8265"),
         ({"resources": {"spot": "many"}}, "expected a number above 0", "NAME:1"),
         ({"requirements": "/no/such"}, "No such file", ""),
-        ({"timeout": 0}, "-cfg timeout=0: at least one minute", ""),
+        ({"timeout": 0}, "-cfg timeout=0: must be at least one minute", ""),
     ],
 )
 def test_invalid_option_is_rejected(cfg: dict[str, Any], said: str, hint: str) -> None:
@@ -252,13 +252,13 @@ def test_ray_client_and_gcs_addresses_map_to_dashboard(
 def test_invalid_ray_address_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for address in ("ray://", "ray://[::1", "ftp://x"):
         monkeypatch.setenv("RAY_ADDRESS", address)
-        with pytest.raises(UsageError, match=r"RAY_ADDRESS=.* is no address of a dashboard"):
+        with pytest.raises(UsageError, match=r"RAY_ADDRESS=.* is not a dashboard address"):
             dashboard.url_of(None)
 
 
 @pytest.mark.parametrize("app_id", ["job", "host:job", "host:x:job"])
 def test_id_without_dashboard_is_rejected(app_id: str) -> None:
-    with pytest.raises(UsageError, match="is no job of Ray"):
+    with pytest.raises(UsageError, match="not a Ray job id"):
         ray.Ray().status([app_id])
 
 
@@ -317,7 +317,7 @@ def submit(server: Server) -> str:
 
 def test_missing_answer_is_one_line_with_hint(server: Server) -> None:
     server.close()
-    with pytest.raises(MachineError, match="no Ray dashboard answers at") as caught:
+    with pytest.raises(MachineError, match="no answer from a Ray dashboard at") as caught:
         submit(server)
     assert "\n" not in caught.value.message
     assert "dashboard_address" in caught.value.hint
@@ -326,11 +326,11 @@ def test_missing_answer_is_one_line_with_hint(server: Server) -> None:
 @pytest.mark.parametrize(
     ("code", "said", "expected"),
     [
-        (404, "nothing", "is no Ray dashboard"),
-        (200, "<html>", "is no Ray dashboard"),
-        (200, "{}", "is no Ray dashboard"),
-        (200, '{"ray_version": "2.9.3"}', "has Ray 2.9.3; needed is 2.52"),
-        (401, "Unauthorized", "does not accept the token"),
+        (404, "nothing", "is not a Ray dashboard"),
+        (200, "<html>", "is not a Ray dashboard"),
+        (200, "{}", "is not a Ray dashboard"),
+        (200, '{"ray_version": "2.9.3"}', "has Ray 2.9.3, but 2.52"),
+        (401, "Unauthorized", "rejects the token"),
         (503, "Traceback:\n  a\nValueError: GCS is\n slow", "Ray: 503 GCS is slow"),
     ],
 )
@@ -347,7 +347,7 @@ def test_server_fault_is_one_line_error(
     ("answer", "error", "expected"),
     [
         ((500, "ValueError: Job x already exists."), UsageError, "already exists"),
-        ((400, "TypeError: metadata"), UsageError, "Ray refuses it: metadata"),
+        ((400, "TypeError: metadata"), UsageError, "Ray rejected the request: metadata"),
         ((500, "No available agent"), MachineError, "Ray: 500 No available agent"),
     ],
 )
@@ -554,9 +554,9 @@ def test_lost_replica_always_returns() -> None:
     made = job()
     for _ in range(20):
         start(made, 0)
-        made.lost(made.slots[0], "its node has died")
+        made.lost(made.slots[0], "its node died")
         assert made.slots[0] in made.wanted()
-    assert made.slots[0].error == "lost: its node has died"
+    assert made.slots[0].error == "lost: its node died"
     assert made.to_status()["restarts"] == 19
 
 
@@ -564,7 +564,7 @@ def test_replica_lost_before_it_runs_is_not_retried_forever() -> None:
     made = job()
     for _ in range(driver.TRIES + 1):
         assert not made.stopping
-        made.lost(made.slots[0], "its actor has died")
+        made.lost(made.slots[0], "its actor died")
     assert made.stopping
     assert made.exitcode == 1
 

@@ -34,7 +34,7 @@ def test_scheduler_is_found_by_name_and_alias() -> None:
 
 
 def test_unknown_scheduler_suggests_nearest_or_lists_all() -> None:
-    with pytest.raises(UsageError, match="there is no scheduler dokcer") as caught:
+    with pytest.raises(UsageError, match="unknown scheduler: dokcer") as caught:
         registry.find("dokcer")
     assert caught.value.hint == "did you mean docker?"
     with pytest.raises(UsageError) as caught:
@@ -57,7 +57,7 @@ def test_packages_add_schedulers(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert [registry.find(name).name for name in ("module", "function")] == ["docker", "docker"]
     assert registry.names()[-3:] == ["module", "function", "broken"]
-    with pytest.raises(UsageError, match=r"the scheduler broken .* does not load") as caught:
+    with pytest.raises(UsageError, match=r"can't load the scheduler broken") as caught:
         registry.find("broken")
     assert "\n" not in caught.value.message
     assert registry.choose() != "broken"

@@ -469,7 +469,7 @@ def test_rejected_job_is_one_line_and_leaves_nothing(jobs: Jobs) -> None:
     role = json.dumps(bash("true"))
     text = jobs.do("submit", "job", '{"partition": "nope"}', role, expected=1)
     assert text == (
-        "Slurm refuses the job: Batch job submission failed: Invalid partition name specified\n"
+        "Slurm rejected the job: Batch job submission failed: Invalid partition name specified\n"
         "hint: partitions: test\nexit 2\n"
     )
     assert sorted(jobs.slurm.directory.rglob("job.sbatch")) == before
@@ -498,7 +498,7 @@ def test_many_statuses_take_one_squeue_call(jobs: Jobs) -> None:
     listed = jobs.do("list")
     assert [each[0] for each in listed][:3] == ids[::-1]
     assert all(re.fullmatch(r"job-\w+", each[2]) for each in listed)
-    assert "Slurm knows no job 99999" in jobs.do("cancel", "99999", expected=1)
+    assert "no job 99999 in Slurm" in jobs.do("cancel", "99999", expected=1)
     assert "has no replica main/5" in jobs.do(
         "logs", ids[0], "main", "5", "combined", "once", expected=1
     )

@@ -102,9 +102,9 @@ def test_dry_run_shows_everything_and_leaves_no_trace(scheduler: Ssh, tmp_path: 
 
 def test_too_few_hosts_are_rejected(scheduler: Ssh) -> None:
     """Each replica needs one, unless a host is listed more than once."""
-    with pytest.raises(UsageError, match="3 replicas for 2 hosts: each needs its own") as caught:
+    with pytest.raises(UsageError, match="3 replicas for 2 hosts; each needs its own") as caught:
         render(scheduler, shell("true", replicas=2), shell("true", "other"), hosts=["a", "b"])
-    assert caught.value.hint == "a host that is listed twice takes two"
+    assert caught.value.hint == "list a host twice for two replicas"
     render(scheduler, shell("true", replicas=2), hosts=["a", "a"])
 
 
@@ -302,7 +302,7 @@ def test_unreachable_host_is_named_and_nothing_runs(
     good, role = hosts.cfg("alpha")["hosts"][0], shell("touch ran", replicas=2)
     cfg = {**hosts.cfg(), "hosts": [good, "nosuch.invalid"]}
     error = refused(scheduler, tmp_path, role, **cfg)
-    assert error.message.startswith("there is no host nosuch.invalid: ")
+    assert error.message.startswith("no such host: nosuch.invalid: ")
     (port,) = free_ports(1)
     error = refused(scheduler, tmp_path, role, **{**cfg, "hosts": [good, f"127.0.0.1:{port}"]})
     assert error.message == f"127.0.0.1:{port} refuses the connection"
@@ -331,11 +331,11 @@ def test_host_with_unknown_or_changed_key_is_rejected(
     alpha = hosts["alpha"]
     known.write_text(f"[127.0.0.1]:{alpha.port} {hosts['beta'].public_key()}\n")
     error = refused(scheduler, tmp_path, shell("true"), **cfg)
-    assert error.message == f"the key of {alpha.host} is not the one known for it"
+    assert error.message == f"the host key of {alpha.host} has changed"
     assert f"ssh-keygen -R '[127.0.0.1]:{alpha.port}'" in error.hint
     known.write_text("")
     error = refused(scheduler, tmp_path, shell("true"), **cfg)
-    assert error.message == f"the key of {alpha.host} is not known here"
+    assert error.message == f"unknown host key for {alpha.host}"
 
 
 def bare_python(place: Path) -> str:
@@ -350,14 +350,14 @@ def test_missing_program_on_host_is_reported_in_one_line(
     """It is Python, relight, the directory or the command; each error has a remedy."""
     cfg, alpha = hosts.cfg("alpha"), hosts["alpha"].host
     error = refused(scheduler, tmp_path, shell("true"), python="/no/such/python", **cfg)
-    assert error.message.startswith(f"there is no such Python on {alpha}: ")
+    assert error.message.startswith(f"no such Python on {alpha}: ")
     assert "/no/such/python" in error.message and "-cfg python=FILE" in error.hint
     role = shell("true", env={"RELIGHT_LAUNCHER": "installed"})
     error = refused(scheduler, tmp_path, role, python=bare_python(tmp_path), **cfg)
     assert error.message == f"relight is not installed on {alpha}"
-    assert "--launcher=travels sends it" in error.hint
+    assert "use --launcher=travels to send it" in error.hint
     error = refused(scheduler, tmp_path, shell("true"), cwd="/no/such/place", **cfg)
-    assert error.message == f"{alpha}: there is no directory /no/such/place"
+    assert error.message == f"{alpha}: no such directory: /no/such/place"
     assert isinstance(error, UsageError) and "sync=true" in error.hint
     error = refused(scheduler, tmp_path, Role("main", "img", entrypoint="nosuchcommand"), **cfg)
     assert error.message == f"{alpha}: the command nosuchcommand is not there"
@@ -383,7 +383,7 @@ def test_missing_ssh_is_reported_in_one_line(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     error = refused(scheduler, tmp_path, shell("true"), **hosts.cfg("alpha"))
-    assert error.message == "there is no ssh here"
+    assert error.message == "ssh is not installed on this machine"
 
 
 # Ends. On each host a process that ignores SIGTERM, and one of its own session.
@@ -538,7 +538,7 @@ def test_unknown_job_has_no_status(scheduler: Ssh, hosts: Sshd) -> None:
             lines(scheduler, app_id)
     request = render(scheduler, shell("echo once"), **hosts.cfg("alpha"))
     app_id = scheduler.submit(request)
-    with pytest.raises(UsageError, match="was submitted before"):
+    with pytest.raises(UsageError, match="already submitted"):
         scheduler.submit(request)
     wait(scheduler, app_id)
     assert lines(scheduler, app_id) == ["once"]
@@ -607,7 +607,7 @@ def test_host_that_cannot_store_launcher_is_named(
     cache.write_text("a file")
     role = shell("true", env={"RELIGHT_LAUNCHER": "travels"}, replicas=2)
     error = refused(scheduler, tmp_path, role, **hosts.cfg())
-    assert error.message.startswith(f"{hosts['beta'].host} can't keep the launcher: mkdir: ")
+    assert error.message.startswith(f"can't store the launcher on {hosts['beta'].host}: mkdir: ")
     cache.unlink()
     if kept.exists():
         kept.rename(cache)

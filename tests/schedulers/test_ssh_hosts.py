@@ -60,11 +60,11 @@ def test_invalid_hostfile_is_reported_with_line(tmp_path: Path, text: str, messa
 
 def test_job_without_hosts_is_rejected(tmp_path: Path) -> None:
     """They must be given in exactly one way."""
-    with pytest.raises(UsageError, match="needs to know the hosts"):
+    with pytest.raises(UsageError, match="requires a list of hosts"):
         hosts.of({"hosts": None, "hostfile": None})
-    with pytest.raises(UsageError, match="-cfg hosts and hostfile exclude each other"):
+    with pytest.raises(UsageError, match="-cfg hosts and -cfg hostfile are mutually exclusive"):
         hosts.of({"hosts": ["a"], "hostfile": "b"})
-    with pytest.raises(UsageError, match=r"can't read the host file .*No such file"):
+    with pytest.raises(UsageError, match=r"can't read host file .*No such file"):
         hosts.of({"hostfile": str(tmp_path / "nosuch")})
 
 

@@ -199,13 +199,13 @@ class Refusing:
         return {"jobDefinitionArn": "arn"}
 
     def submit_job(self, **_: object) -> None:
-        raise UsageError("AWS does not permit batch:SubmitJob")
+        raise UsageError("AWS does not allow batch:SubmitJob")
 
     def get_paginator(self, _: str) -> None:
-        raise UsageError("AWS does not permit batch:ListJobs")
+        raise UsageError("AWS does not allow batch:ListJobs")
 
     def deregister_job_definition(self, **_: object) -> None:
-        raise UsageError("AWS does not permit batch:DeregisterJobDefinition")
+        raise UsageError("AWS does not allow batch:DeregisterJobDefinition")
 
 
 def test_missing_permission_is_named_even_if_cleanup_fails(
@@ -217,7 +217,7 @@ def test_missing_permission_is_named_even_if_cleanup_fails(
     with pytest.raises(MachineError) as caught:
         scheduler.submit(scheduler.render(app, {"queue": "gpu"}, "job-x1"))
     assert caught.value.message == (
-        "AWS does not permit batch:SubmitJob; what was made of gpu:job-x1 may be left: "
-        "AWS does not permit batch:DeregisterJobDefinition"
+        "AWS does not allow batch:SubmitJob; parts of gpu:job-x1 may remain: "
+        "AWS does not allow batch:DeregisterJobDefinition"
     )
     assert caught.value.hint == "relight delete aws_batch://relight/gpu:job-x1"

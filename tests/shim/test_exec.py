@@ -96,7 +96,7 @@ def test_command_keeps_its_exit_code_and_arguments(tmp_path: Path) -> None:
     ("command", "said"),
     [
         ((), "relight exec needs a command"),
-        (("no-such-program",), "there is no program no-such-program"),
+        (("no-such-program",), "no such program: no-such-program"),
         (("--no-such-flag", "sh"), "no-such-flag"),
     ],
 )

@@ -3,6 +3,8 @@
 import math
 from typing import Any
 
+from relight.core.status.phases import PHASES
+
 STARTED = 1_767_262_800.0
 """2026-01-01 10:20 UTC."""
 _LASTS_S = 3900.0
@@ -31,7 +33,8 @@ def look(nodes: int = 16, ranks: int = 1000) -> dict[str, Any]:
             "directory": "/home/u/llama", "started": STARTED, "taken": now, "generation": 3,
             "restart": 1, "max_restarts": 10, "nodes": nodes, "world_size": ranks,
             "shown_state": "running", "over": False, "mood": "", "step": 18345, "rate": 5.21,
-            "notice": f"generation 3: {_CAUSES[3]}",
+            "total": 100_000, "remaining_s": 16_200.0,
+            "notice": "",
         },
         "lanes": [_lane(node) for node in range(nodes)],
         "generations": [
@@ -49,6 +52,8 @@ def look(nodes: int = 16, ranks: int = 1000) -> dict[str, Any]:
                        "first_step": 18.2},
             "failures": 2, "mttr": 14.2, "mtbf": 1950.0,
         },
+        "phases": PHASES,
+        "charts": _charts(),
         "actions": ["stacks", "cancel"],
         "events": [
             {"n": n, "at": STARTED + 2905 + n / 10, "node": f"gpu-{n % nodes + 1:02}",
@@ -56,6 +61,24 @@ def look(nodes: int = 16, ranks: int = 1000) -> dict[str, Any]:
             for n in range(60)
         ],
     }  # fmt: skip
+
+
+def _charts() -> list[list[Any]]:
+    """What the charts of 65 minutes have: a value every 32 s, none during restarts."""
+    series: dict[str, list[Any]] = {"steps/s": [], "loss": [], "lr": [], "grad_norm": []}
+    for n in range(122):
+        wave = math.sin(n * n * 12.9898) / 2 + 0.5
+        is_down = n in (46, 47, 72, 73, 90, 91)
+        slow = 0.93 if 73 < n < 90 else 1.0
+        numbers = {
+            "steps/s": (5.1 + wave / 4) * slow,
+            "loss": 2.1 + 5 * math.exp(-n / 18) + wave / 10,
+            "lr": 3e-4 * min(1.0, n / 12),
+            "grad_norm": 0.4 + 2 * math.exp(-n / 9) + wave / 4,
+        }
+        for name, values in series.items():
+            values.append(None if is_down else float(f"{numbers[name]:.6g}"))
+    return [[name, STARTED, 32.0, values] for name, values in series.items()]
 
 
 def _lane(node: int) -> dict[str, Any]:
@@ -88,6 +111,8 @@ def _lane(node: int) -> dict[str, Any]:
 def _row(rank: int, per_node: int) -> list[Any]:
     wave = math.sin(rank * 12.9898) / 2 + 0.5
     line = f"step 18345, loss {2.1 + wave / 10:.4f}, lr 3.0e-04, grad_norm {wave:.3f}"
+    reported = f"loss={2.1 + wave / 10:.4f} lr=0.0003"
+    gpu = (0.97 + wave / 50, int(61e9 + wave * 5e8)) if rank < 8 else (None, None)
     return [rank, rank // per_node, f"gpu-{rank // per_node + 1:02}", "running", None, 4000 + rank,
             18345 - int(wave * 1.2), 5.2 + wave / 30, 1 + wave / 8, int(6e9 + wave * 5e8),
-            line]  # fmt: skip
+            line, None, *gpu, reported]  # fmt: skip

@@ -17,7 +17,7 @@ from conftest import LIMIT_S
 from relight.base.errors import UsageError
 from relight.core.status.goodput import Account, NodeFailures, Phases
 from relight.core.status.rates import Rates
-from relight.core.status.snapshot import NodeSnapshot, RankSnapshot, RankUse, WholeJob
+from relight.core.status.snapshot import Chart, NodeSnapshot, RankSnapshot, RankUse, WholeJob
 from relight.core.status.timeline import history
 from relight.host.gpus import Gpu
 from relight.inspect.page import metrics
@@ -34,17 +34,22 @@ ACCOUNT = Account(10.0, Phases(imports=1.0, productive=9.0), 0.9, False, 2, 1, 2
                   (NodeFailures("gpu-02", 1, 100.0),), ())  # fmt: skip
 
 
+CHARTS = (Chart("steps/s", 100.0, 1.0, (5.0,)),)
+
+
 def reading(exit_code: int | None = None) -> Reading:
     rates = Rates()
     for second in (1.0, 2.0):
         ranks = tuple(
             RankSnapshot(n, n, 10 + n, None if n else -9, 0, "", "", "",
-                         RankUse(second, second * 1.5, 1 << 20, int(5 * second)) if n else None)
+                         RankUse(second, second * 1.5, 1 << 20, int(5 * second),
+                                 reported=("loss=0.5",), total=100) if n else None)
             for n in range(3)
         )  # fmt: skip
         job = WholeJob((NodeSnapshot("train-7", "train", 7, "gpu-01", "r", ("train.py",), "",
                                      "default", 100.0, 110.0, "running", 1, 1, 3, "x", 0, 1, 3,
-                                     exit_code, "", "", ranks, ACCOUNT),), ("gpu-02",))  # fmt: skip
+                                     exit_code, "", "", ranks, ACCOUNT, charts=CHARTS),),
+                       ("gpu-02",))  # fmt: skip
         rates.take(job.nodes)
     return Reading(job, rates, history({}, 0.0), True, False)
 
@@ -78,6 +83,9 @@ def test_metrics_describe_the_job() -> None:
     assert [each.value for each in found["relight_job_restarts_total"]] == [1.0]
     phases = {each.labels["phase"]: each.value for each in found["relight_phase_seconds"]}
     assert phases == {"productive": 9.0, "imports": 1.0, "unknown": 0.0}
+    reported = [each.labels["name"] for each in found["relight_rank_reported"]]
+    assert reported == ["loss", "loss"]
+    assert found["relight_job_remaining_seconds"][0].value == (99 - 10) / 5.0
     (busy,) = found["relight_gpu_busy_ratio"]
     assert (busy.labels["gpu"], busy.labels["host"], busy.value) == ("0", "gpu-01", 0.97)
     assert len(found["relight_gpu_memory_bytes"]) == 2

@@ -35,7 +35,7 @@ def test_tab_reaches_all_parts_with_name_and_visible_focus(open_page: Open) -> N
     ids = [each[0] for each in found]
     assert ids[:3] == ["A", "take-stacks", "cancel"]  # the first leads to the ranks
     assert ids.count("0") == 1 and "1" not in ids
-    assert ids[ids.index("0") + 1 :] == ["event-find", "event-scroll"]
+    assert ids[ids.index("0") + 1 :] == ["event-internal", "event-find", "event-scroll"]
     assert [each for each in found if not all(each)] == []
 
 

@@ -2,8 +2,11 @@
 
 import re
 from importlib.resources import files
+from pathlib import Path
 
 import pytest
+
+from relight.core.status.phases import PHASES
 
 CSS = (files("relight.inspect.page") / "assets" / "page.css").read_text()
 LIGHT, DARK = (
@@ -16,12 +19,13 @@ TEXTS = [
     *((f"{mood}-text", f"{mood}-back") for mood in ("good", "bad", "warn", "idle")),
     *(("bad-text", back) for back in ("back", "card", "hover")),
 ]
-PHASES = ("run", "spawn", "import", "init", "first", "lost", "wait", "stop", "idle")
+COLOURS = ("run", "busy", "detect", "frozen", "spawn", "import", "init", "first", "lost", "wait",
+           "stop", "idle")  # fmt: skip
 MARKS = ("bad", "focus", "warn", "text", "soft")
 SHAPES = [
     *((name, back) for name in ("focus", "edge") for back in ("back", "card", "hover")),
     *((name, "back") for name in ("good", "bad", "idle")),
-    *((name, back) for name in (*PHASES, *MARKS) for back in ("card", "idle-back")),
+    *((name, back) for name in (*COLOURS, *MARKS) for back in ("card", "idle-back")),
 ]
 
 
@@ -51,6 +55,15 @@ def test_colours_have_required_contrast(
         if (ratio := contrast(colours[pair[0]], colours[pair[1]])) < least
     }
     assert not poor
+
+
+def test_each_phase_has_a_colour_of_its_own_and_is_documented() -> None:
+    colours = dict(re.findall(r"^\.p-([\w-]+) \{ background: (.*?); \}$", CSS, re.MULTILINE))
+    assert set(colours) == {phase.replace("_", "-") for phase in PHASES}
+    assert len(set(colours.values())) == len(colours)
+    page = (Path(__file__).parents[2] / "docs" / "watching.md").read_text()
+    table = page.partition("| phase |")[2]
+    assert not [words for words in PHASES.values() if words.split()[0] not in table]
 
 
 def test_both_modes_define_all_colours() -> None:

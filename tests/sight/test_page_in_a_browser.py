@@ -141,7 +141,8 @@ def test_job_is_seen_live_through_a_restart(open_page: Open, job: Job) -> None:
     page = open_page()
     assert page.title() == "running · llama-7b · relight"
     assert page.locator("#link").inner_text() == "live"
-    assert page.locator("#tiles").inner_text().split("\n")[-2:] == ["Step", "18345 5.21 /s"]
+    shown = page.locator("#tiles").inner_text().split("\n")
+    assert shown[shown.index("Step") :][:3] == ["Step", "18345", "of 100000"]
     job.change_job(generation=4, restart=2, notice="generation 4: rank 3 raised ValueError: x")
     lane = {
         "name": "gpu-01",
@@ -157,6 +158,17 @@ def test_job_is_seen_live_through_a_restart(open_page: Open, job: Job) -> None:
     expect(page).to_have_title("failed · llama-7b · relight")
     job.server.closing.set()
     expect(page.locator("#link")).to_have_text("the job is over")
+
+
+def test_numbers_are_drawn_with_gaps_as_text_only(open_page: Open, job: Job) -> None:
+    job.change(charts=[["steps/s", 0.0, 1.0, [1.0, None, 2.0]], [MARKUP, 0.0, 60.0, [5.0]]])
+    page = open_page()
+    charts = page.locator("#charts > div")
+    assert charts.first.inner_text().split("\n") == ["steps/s", "2", "1 to 2 in 3.0 s"]
+    assert charts.first.locator("polyline").count() == 2
+    assert charts.last.locator("dt").inner_text() == MARKUP
+    job.change(charts=[])
+    expect(page.locator("#chart-part")).to_be_hidden()
 
 
 def test_real_job_is_seen_live_through_a_restart(

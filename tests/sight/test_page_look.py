@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from relight.core.status.rates import Rates
-from relight.core.status.snapshot import NodeSnapshot, RankSnapshot, WholeJob
+from relight.core.status.snapshot import NodeSnapshot, RankSnapshot, RankUse, WholeJob
 from relight.core.status.timeline import TimedEvent, history
 from relight.events import event_lines
-from relight.events.event_types import LoggedEvent, Restarting, line_of
+from relight.events.event_types import Formed, LoggedEvent, Restarting, line_of
 from relight.inspect.page.changes import changes
 from relight.inspect.page.view_model import Events, Reading, look, state_of
 
@@ -55,6 +55,21 @@ def test_header_shows_job_state(
 ) -> None:
     job = shown(WholeJob((own,)), answers=answers, gone=gone)["job"]
     assert (job["shown_state"], job["notice"], job["over"]) == expected
+
+
+@pytest.mark.parametrize(
+    ("step", "ran_s", "expected"),
+    [(None, 59.0, "generation 1: rank 1 failed"), (None, 60.0, ""), (3, 1.0, "")],
+)
+def test_failure_leaves_the_banner_once_the_job_makes_progress(
+    step: int | None, ran_s: float, expected: str
+) -> None:
+    use = RankUse(100.0, 1.0, 1, step)
+    own = node(rank(0, use=use), generation=1, cause="rank 1 failed", taken=100.0)
+    formed = Formed(1, 1, 0, 1, 2, "gpu-01", 1, "rank 1 failed")
+    seen = history({"gpu-01": [TimedEvent(100.0 - ran_s, formed)]}, 1.0)
+    reading = Reading(WholeJob((own,)), Rates(), seen, answers=True, gone=False)
+    assert look(reading, ())["job"]["notice"] == expected
 
 
 def test_unresponsive_nodes_are_named() -> None:

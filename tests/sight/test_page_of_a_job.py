@@ -93,10 +93,10 @@ def test_taken_port_is_reported_and_job_goes_on(
     [
         (["status", "--web"], "--web needs a job"),
         (["status", "--web", "no-such-job-1"], "no-such-job-1"),
-        (["status", "--listen", "80", "x"], "--listen and --until-end are of the page"),
+        (["status", "--listen", "80", "x"], "--listen and --until-end require --web"),
         (["status", "--web", "--listen", "99999", "x"], "a port is a number from 0 to 65535"),
         (["status", "--web", "--listen", "localhost", "x"], "expected [HOST:]PORT"),
-        (["status", "--web", "--json", "x"], "--json and --roles are not for --web"),
+        (["status", "--web", "--json", "x"], "--json and --roles can't be combined with --web"),
         (["status", "--web", "local://relight/x"], "shows jobs of relight run"),
         (["run", "--status=http", "x.py"], "expected [HOST:]PORT"),
         (["run", "--status=80,open", "x.py"], "expected [HOST:]PORT or [HOST:]PORT,public"),
@@ -195,3 +195,16 @@ def test_weak_token_is_rejected(launch: Launch) -> None:
         assert found.returncode == 2
         assert "RELIGHT_STATUS_TOKEN: expected at least 16 characters" in found.stderr
         assert token not in found.stderr
+
+
+@pytest.mark.slow
+def test_last_line_and_output_come_from_log_files(
+    start: Start, script: Callable[[str], Path], find: Find, tmp_path: Path
+) -> None:
+    prints = script("import time\nprint('step 7', flush=True)\ntime.sleep(600)\n")
+    agent = start("run", "--status=0", "--redirects=3", f"--log-dir={tmp_path}/logs", prints)
+    assert agent.stderr is not None
+    page = read_link(agent.stderr.fileno())
+    state = find(page, lambda each: each["ranks"] and each["ranks"][0][10])
+    assert state["ranks"][0][10] == "step 7"
+    assert page.get("output?rank=0") == "step 7\n"

@@ -1,5 +1,6 @@
 """One seeded run: a job, its faults, and how it must end."""
 
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -131,6 +132,16 @@ class Run:
             world.on_try = self._tries
         if world.lively:
             kinds += ("foreign signals", "foreign signals")
+        if world.recoverable:
+            most = world.survivors.choice((0, 1, 3, 100, 100))
+            self.settings = settings = settings._replace(max_restarts=most)
+            kinds = world.survivors.choice((
+                (*kinds, "fail", "fail", "fail outside"),
+                ("fail", "fail", "fail", "fail outside", "kill"),
+                ("fail", "fail and reset", "kill", "hosts"),
+                ("fail", "cut", "out", "reset", "stop", "fail outside"),
+                ("fail", "stop coordinator", "pause", "leave", "finish"),
+            ))  # fmt: skip
         blips = Random(f"{seed}, blips")
         self._blips = blips if blips.random() < 0.12 and not large else None
         """Set if nothing goes wrong but short silences, one at a time."""
@@ -396,6 +407,15 @@ class Run:
                     self._reset(other, both=True)
             case "fail":
                 agent.fail()
+            case "fail and reset":
+                agent.fail()
+                for each in alive:  # about when the next generation is formed
+                    soon = world.survivors.random()
+                    world.after(soon, partial(self._reset, each, both=True))
+            case "fail outside":
+                for each in alive:
+                    if each.workers is not None:
+                        each.workers.fail_outside()
             case "hang":
                 self.watch.hang()
             case "idle":

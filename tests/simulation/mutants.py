@@ -294,6 +294,48 @@ MUTANTS = (
         "register",
     ),
     Mutant(
+        "survivors join the generation after theirs, and no later one",
+        "core/group/survivors.py",
+        "if ready.generation != last or member.node not in before:",
+        "if member.node not in before:",
+    ),
+    Mutant(
+        "workers of a node that the group has given up do not survive",
+        "core/group/survivors.py",
+        "if ready.generation != last or member.node not in before:",
+        "if ready.generation != last:",
+    ),
+    Mutant(
+        "workers do not survive twice without a step in between",
+        "core/group/survivors.py",
+        "elif before.survivors and not progressed:",
+        "elif False:",
+    ),
+    Mutant(
+        "survivors that the group does not take end before others start",
+        "agent/agent.py",
+        "workers is not None and workers.has_survivors and formed.survivors_stay",
+        "workers is not None and workers.has_survivors",
+    ),
+    Mutant(
+        "a generation that is stopped while survivors end does not start",
+        "agent/agent.py",
+        "return stay or not self._end_survivors()",
+        "return stay or self._end_survivors() or True",
+    ),
+    Mutant(
+        "a node is ready once all of its survivors have left their group",
+        "agent/recovery.py",
+        "        if self._late:\n            self._look_again()",
+        "        if len(self._late) == len(supervisor.alive):\n            self._look_again()",
+    ),
+    Mutant(
+        "survivors that never began a generation were not in it",
+        "agent/node.py",
+        "were_in = workers is not None and workers.formed.generation.id == self.generation",
+        "were_in = True",
+    ),
+    Mutant(
         "a process that is started while others are frozen is frozen as well",
         "processes/freezer.py",
         "for _ in range(_ROUNDS):",

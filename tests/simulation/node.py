@@ -14,6 +14,7 @@ from relight.processes.freezer import Freezer
 
 from .memory import Steps
 from .processes import BELOW, Processes
+from .survivors import Recoverables
 from .world import Failure as Violation
 from .world import Process, Timer
 
@@ -140,6 +141,9 @@ class Workers:
         self._used_s, self._seen_at, self._ran = 0.0, self.world.now, True
         node.workers = self
         self.steps = Steps(self, list(self.pids))
+        self.recoverables = Recoverables(self)
+        for local_rank in self.pids:
+            self.recoverables.start(local_rank)
         self.process.at_death.append(self._orphan)
         self.world.watch.begins(node, self.formed)
         for local_rank, rank in enumerate(self.ranks):
@@ -153,8 +157,13 @@ class Workers:
 
     @property
     def run(self) -> bool:
-        """Whether a worker runs at this moment."""
-        return bool(self._alive) and not self.standing and not self.process.host.paused
+        """Whether a worker of the group runs at this moment."""
+        inside = self._alive.keys() - self.recoverables.outside.keys()
+        return bool(inside) and not self.standing and not self.process.host.paused
+
+    def trains(self, local_rank: int) -> bool:
+        """Return whether this worker runs in its group."""
+        return self.run and self.has(local_rank) and local_rank not in self.recoverables.outside
 
     def used_s(self) -> float:
         """Return how much CPU time they have used. It is seen from time to time."""
@@ -178,6 +187,19 @@ class Workers:
     ) -> list[int]:
         del number, unknown
         return list(local_ranks)
+
+    def replace(self, plans: Sequence[Any], ranks: Sequence[int], fork: Any = None) -> None:
+        del fork
+        assert self.node.formed is not None
+        self.formed, self.ranks, self._ending = self.node.formed, tuple(ranks), False
+        self.world.watch.begins(self.node, self.formed)
+        for plan in plans:
+            assert plan.local_rank not in self._alive
+            self._alive[plan.local_rank] = None
+            self.steps.start(plan.local_rank)
+            self.recoverables.start(plan.local_rank)
+            self._tell(WorkerStarted(plan.local_rank, self.ranks[plan.local_rank], 0))
+        self.world.watch.runs(self)
 
     def kill(self) -> None:
         for local_rank in self._alive:
@@ -254,9 +276,17 @@ class Workers:
         if self.run and not self._ending and not self.world.watch.hangs(self.node):
             self.world.watch.failures += 1
             self.world.log(f"{self.node.name} a worker fails, blames a peer: {blames}")
+            failed = next(each for each in self._alive if self.trains(each))
             if blames:
-                self.doing[next(iter(self._alive))] = "waits for a peer"
-            self._exit(next(iter(self._alive)), 1)
+                self.doing[failed] = "waits for a peer"
+            self._exit(failed, 1)
+
+    def fail_outside(self) -> None:
+        """A worker that waits for the next group is killed."""
+        outside = [each for each in self._alive if each in self.recoverables.outside]
+        if outside and not self._ending and not self.process.host.paused:
+            self.world.log(f"{self.node.name}: {outside[0]} is killed outside of a group")
+            self._exit(outside[0], -signal.SIGKILL)
 
     def succeed(self) -> None:
         """All workers end well."""
@@ -287,7 +317,8 @@ class Workers:
     def _exit(self, local_rank: int, exitcode: int) -> None:
         if local_rank in self._alive:
             del self._alive[local_rank]
-            if not self._alive:
+            self.recoverables.outside.pop(local_rank, None)
+            if not self.run:
                 self.world.watch.runs(self)
             self._tell(WorkerExited(local_rank, exitcode))
 
@@ -324,6 +355,12 @@ class Logs:
 
     def open(self, *_: object) -> tuple[int, int]:
         return -1, -1
+
+    def set_ranks(self, *_: object) -> None:
+        pass
+
+    def replace(self, *_: object) -> None:
+        pass
 
     def error_file(self, local_rank: int) -> str:
         return f"{local_rank}"
@@ -462,3 +499,8 @@ def gather(
                 report=raised if exitcode == 1 and endings.random() < 0.4 else None,
             ))  # fmt: skip
     return tuple(failures), ()
+
+
+def has_memory(group: Any) -> bool:
+    """As `relight.agent.worker_group.WorkerGroup._has_memory`."""
+    return group._memory is not None or group._services.loop.process.world.recoverable

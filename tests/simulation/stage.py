@@ -15,7 +15,7 @@ from unittest.mock import patch
 from relight.agent.agent_config import AgentConfig
 from relight.agent.group import Group
 from relight.base.env import Environment
-from relight.base.values import NETWORK, BuiltinCheck, HealthCheck, Nodes
+from relight.base.values import NETWORK, BuiltinCheck, HealthCheck, Nodes, RestartBudget
 from relight.cli import coordinator
 from relight.core.group.group_types import GroupSettings
 from relight.core.group.membership import Membership
@@ -54,12 +54,17 @@ class WatchedMembership(Membership):
         self.process = self.world.me()
         self.world.log(f"C{self.number} begins at {self.process.name}")
 
+    def _form(self, now: float) -> None:
+        self.follows = self.generation
+        super()._form(now)
+
     def step(self, event: Any, now: float) -> Any:
         self.before = self.state, self.generation
         ending = self._ending  # it is another one when the next generation is formed
         effects = super().step(event, now)
         self.check()
         self.progressed = bool(ending.progressed)
+        self.overdue = ending.stopping.dropped if ending.stopping is not None else set()
         self.blamed_at = ending.blamed_at
         self.world.watch.stepped(self, event, effects, now)
         return effects
@@ -110,7 +115,7 @@ TOWARDS_MACHINE: dict[str, dict[str, Any]] = {
         ],
     },
     "relight.agent.node": {"_READY_S": 1.0},
-    "relight.agent.worker_group": {"Logs": node.Logs},
+    "relight.agent.worker_group": {"Logs": node.Logs, "WorkerGroup._has_memory": node.has_memory},
     "relight.processes.shared_pages": {"WorkerMemory": memory.Memory},
     "relight.processes.supervisor": {"Workers": node.Workers},
     "relight.processes.freezer": {"system": processes.BELOW, "_send": processes.send},
@@ -187,7 +192,10 @@ def job(
 ) -> AgentConfig:  # fmt: skip
     """Return the configuration of an agent."""
     check = HealthCheck("", (BuiltinCheck(NETWORK, 0),)) if world.tries_network else None
-    spec = COMMAND.spec._replace(hang_timeout=world.hang_timeout, health_check=check)
+    most = RestartBudget(settings.max_restarts)
+    spec = COMMAND.spec._replace(
+        hang_timeout=world.hang_timeout, health_check=check, max_restarts=most
+    )
     command = COMMAND._replace(spec=spec)
     return AgentConfig(
         command=command, local_world_size=local_world_size, store_host="", store_port=0, cpus=(),

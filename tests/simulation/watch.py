@@ -17,6 +17,9 @@ Guaranteed, and checked:
   latest when a new coordinator knows that the generation continues.
 - Where nodes try to reach each other first, a node is left out only if it could not reach another
   one, or be reached, and no two nodes of a generation have failed to do so, unless both ran before.
+- A worker that has left its group is in no other one until its agent lets it join the generation
+  that follows. Under one coordinator, its node has stopped in time, and a rank has taken a step in
+  the generation before, unless all processes of that were new.
 - A node that is preempted, or got a signal that stops the job, starts no more workers.
 - A generation's number grows for each agent and each coordinator.
 - Once the network is stable and enough nodes are there, within a time every node is in the live
@@ -109,6 +112,10 @@ class Formation:
         self.dropped: set[str] = set()
         self.hung = False  # whether its workers do nothing for ever
         self.idle: set[str] = set()  # nodes whose workers do nothing for a while
+        self.overdue: set[str] = set()  # those that did not stop in time
+        self.follows = coordinator.follows
+        self.advanced = False  # whether a worker has taken a step in it
+        self.stayed = 0  # the workers that were in the one before
         self.saved_at = 0  # the call of should_checkpoint at which workers leave, if they agreed
 
     def lose(self, node: str, now: float) -> None:
@@ -187,6 +194,10 @@ class Watch:
         self.groups: dict[Group, None] = {}
         self.formations: list[Formation] = []
         self.live: Formation | None = None
+        self.steps = 0
+        """The steps of recoverable workers."""
+        self.stayed = 0
+        """How often a worker has joined another generation."""
         self.failures = 0
         self.overlaps = 0
         self.ends: list[JobEnded] = []
@@ -273,6 +284,7 @@ class Watch:
             if lost is not None and lost.alive and not (self._firewall or self._evicts):
                 raise Failure(f"{lost.name} is lost at once, although it lives")
         if formation is not None:
+            formation.overdue |= coordinator.overdue
             self._see_change(formation, event)
             for effect in effects:
                 if isinstance(effect, Drop):
@@ -317,6 +329,7 @@ class Watch:
         forms = {node: message for node, message in sent if isinstance(message, GenerationFormed)}
         if forms:
             self._excused.discard(coordinator.number)
+            self._see_survivors(coordinator, forms)
             self._see_silent(coordinator, forms)
             self._see_reached(coordinator, forms)
             self._formed(coordinator, forms)
@@ -433,6 +446,40 @@ class Watch:
         if formation.saved_at and formation.saved_at != call:
             raise Failure(f"{workers.node.name} saves at {call}, not {formation.saved_at}")
         formation.saved_at = call
+
+    def advances(self, workers: "Workers") -> int:
+        """A worker takes a step; return its number, above all others."""
+        self._of[workers.node.id].advanced = True
+        self.steps += 1
+        return self.steps
+
+    def stays(self, workers: "Workers", was_in: GenerationId) -> None:
+        """A worker that has left its group joins the generation of its agent."""
+        formation, name = self._of[workers.node.id], workers.node.name
+        self.world.log(f"a worker of {name} stays in {formation}")
+        if formation.id != workers.formed.generation.id or was_in != formation.follows:
+            raise Failure(f"a worker of {name} joins {formation}, and was in {was_in}")
+        if not workers.formed.survivors_stay:
+            raise Failure(f"a worker of {name} joins {formation}, and may not")
+        formation.stayed += 1
+        self.stayed += 1
+
+    def _see_survivors(
+        self, coordinator: "WatchedMembership", forms: dict[str, GenerationFormed]
+    ) -> None:
+        """See whether workers may stay in the generation that is formed."""
+        stay = [node for node, formed in forms.items() if formed.survivors_stay]
+        before = self._by_id.get(coordinator.follows)
+        if not stay:
+            return
+        if before is None:
+            raise Failure(f"workers of {stay} stay, and there was no generation")
+        if before.coordinator != coordinator.number:
+            return  # this one is new
+        if late := before.overdue & set(stay):
+            raise Failure(f"workers of {late} stay, which had not stopped in time")
+        if before.stayed and not before.advanced:
+            raise Failure(f"workers of {stay} stay again, and no step was taken in {before}")
 
     # Generations that hang.
 
@@ -555,7 +602,7 @@ class Watch:
         ordered = sorted(forms.items(), key=lambda item: item[1].place.group_rank)
         first = ordered[0][1]
         rank = 0
-        for index, (node, (generation, place, _)) in enumerate(ordered):
+        for index, (node, (generation, place, *_)) in enumerate(ordered):
             told = (place.group_rank, place.first_rank, place.group_world_size, place.world_size)
             if told != (index, rank, len(forms), first.place.world_size):
                 raise Failure(f"{node} is told {place}, but ranks so far are {index}, {rank}")

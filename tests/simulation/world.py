@@ -268,6 +268,9 @@ class World:
         self.step_s = 0.0
         """The average duration of a step of workers. They then ask whether to save a checkpoint;
         with 0 they never do."""
+        self.survivors = random.Random(f"{seed}, survivors")
+        self.recoverable = seed % 5 == 3
+        """Whether workers can leave a broken group and keep their process."""
         lateness = random.Random(f"{seed}, lateness")
         self.freezer_late_s = lateness.choice((0.0, 0.0, 0.4, 0.8))
         """How late the workers of a node are frozen; with the error of clocks, at most a second."""

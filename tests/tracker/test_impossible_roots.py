@@ -40,17 +40,17 @@ def test_root_that_is_not_a_directory_is_one_error_naming_it(
     tracker = backends.load("fsspec", config_of(tmp_path / name, tmp_path))
     with pytest.raises(MachineError, match="Not a directory") as caught:
         call(tracker)
-    assert caught.value.message.startswith(f"the tracker's root {tmp_path / name} can't be ")
+    assert caught.value.message.startswith(f"tracker root {tmp_path / name} can't be ")
     assert HINT in caught.value.hint
 
 
 @pytest.mark.parametrize(
     ("number", "hint"),
     [
-        (errno.EACCES, "a directory that can be used"),
+        (errno.EACCES, "a usable directory"),
         (errno.EROFS, HINT),
-        (errno.ENOSPC, "make room"),
-        (errno.EDQUOT, "make room"),
+        (errno.ENOSPC, "free space"),
+        (errno.EDQUOT, "free space"),
     ],
 )
 def test_file_system_error_gives_remedy(number: int, hint: str) -> None:
@@ -62,7 +62,7 @@ def test_file_system_error_gives_remedy(number: int, hint: str) -> None:
 
     with pytest.raises(MachineError, match=os.strerror(number)) as caught:
         FileSystemTracker(Files(), "/runs").add_metadata("run", lr=0.1)
-    assert "the tracker's root /runs can't be written" in caught.value.message
+    assert "tracker root /runs can't be written" in caught.value.message
     assert "\x1b" not in caught.value.message
     assert hint in caught.value.hint
 

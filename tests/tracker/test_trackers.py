@@ -121,7 +121,7 @@ def test_unsubmitted_run_records_nothing(run_from_env: FromEnv) -> None:
 
 def test_unloadable_tracker_is_a_warning_in_a_job(run_from_env: FromEnv, config: str) -> None:
     """The other trackers record."""
-    with pytest.warns(UserWarning, match="there is no tracker fspec"):
+    with pytest.warns(UserWarning, match="unknown tracker: fspec"):
         run = run_from_env(TORCHX_JOB_ID=CHILD, TORCHX_TRACKERS="fspec,fsspec",
                            TORCHX_TRACKER_FSSPEC_CONFIG=config)  # fmt: skip
     assert [type(each) for each in run.backends] == [FileSystemTracker]
@@ -130,13 +130,13 @@ def test_unloadable_tracker_is_a_warning_in_a_job(run_from_env: FromEnv, config:
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("fspec", "", "there is no tracker fspec.*did you mean fsspec"),
+        ("fspec", "", "unknown tracker: fspec.*did you mean fsspec"),
         ("fsspec", None, "has no configuration file"),
         ("fsspec", "protocol = file\n", "has no root_path"),
         ("fsspec", "protocol = fire\nroot_path = /\n", "Protocol not known: fire"),
-        ("fsspec", "protocol = file\nroot_path = /\na. = 1\n", "no name behind its dot"),
-        ("nowhere:make", "", "the tracker nowhere:make does not load: ModuleNotFoundError"),
-        ("json:loads", "{", "the tracker json:loads can't be used with config=.*JSONDecodeError"),
+        ("fsspec", "protocol = file\nroot_path = /\na. = 1\n", "no name after its dot"),
+        ("nowhere:make", "", "can't load the tracker nowhere:make: ModuleNotFoundError"),
+        ("json:loads", "{", "tracker json:loads does not accept config=.*JSONDecodeError"),
     ],
 )
 def test_invalid_tracker_is_rejected(
@@ -150,7 +150,7 @@ def test_invalid_tracker_is_rejected(
 
 
 def test_values_unsupported_by_json_are_rejected_by_name(config: str) -> None:
-    with pytest.raises(UsageError, match="metadata of a run must be what JSON takes"):
+    with pytest.raises(UsageError, match="metadata must be JSON-serializable"):
         backends.load("fsspec", config).add_metadata(CHILD, lr={1})
 
 
@@ -185,6 +185,32 @@ run.add_metadata(lr=0.1)
 run.add_artifact("model", "/m.pt", {"step": 5})
 run.add_artifact("log", "/l")
 """
+
+
+def test_run_job_records_with_its_id(
+    launch: Launch, config: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    (tmp_path / "train.py").write_text(SCRIPT)
+    flag = f"--tracker=fsspec={config}"
+    job = launch("run", flag, "--name=mine", "train.py")
+    assert job.returncode == 0, job.stderr
+    monkeypatch.chdir(tmp_path)
+
+    def shown(*words: str) -> str:
+        assert tracker.main(["list", *words, flag]) == 0
+        return capsys.readouterr().out
+
+    run = shown("jobs").splitlines()[1]
+    assert re.fullmatch(r"run://torchx/mine-\d+", run)
+    for name in (run, run.replace("torchx", "relight"), run.rpartition("/")[2]):
+        assert shown("metadata", name) == "ID  VALUE\nlr  0.1\n"
+
+
+@pytest.mark.parametrize("name", ["a-b", "a:b=config", ""])
+def test_tracker_with_an_impossible_name_is_refused(launch: Launch, name: str) -> None:
+    job = launch("run", f"--tracker={name}=x", "train.py")
+    assert (job.returncode, "a tracker named" in job.stderr) == (2, True)
 
 
 def test_submitted_job_records_and_command_shows_it(
@@ -226,7 +252,7 @@ def test_submitted_job_records_and_command_shows_it(
     ]
     assert shown("jobs", "--parent-run-id", "x") == ""
     monkeypatch.setattr(FileSystemTracker, "run_ids", lambda self: open("/nowhere"))
-    with pytest.raises(MachineError, match="runs can't be read: FileNotFoundError"):
+    with pytest.raises(MachineError, match="can't read"):
         tracker.main(["list", "jobs"])
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
@@ -234,7 +260,7 @@ def test_submitted_job_records_and_command_shows_it(
     for words, said in (
         (("list", "metadata", "x"), "has no run x"),
         (("list", "metadata"), "list metadata needs a RUN_ID"),
-        (("list", "jobs", "x"), "list jobs takes no RUN_ID"),
+        (("list", "jobs", "x"), "list jobs does not take a RUN_ID"),
         (("list", "job"), "did you mean jobs?"),
         (("list",), "needs to know what to list"),
         (("show", "jobs"), "has no show"),

@@ -47,7 +47,7 @@ def run(start: Start, script: Script, tmp_path: Path) -> Callable[..., Path]:
 import os, pathlib, sys, time
 restart = os.environ["TORCHELASTIC_RESTART_COUNT"]
 if restart == "1":
-    print(*sorted({"csv", "multiprocessing", "tomllib", "own"} & before), flush=True)
+    print(*sorted({"csv", "multiprocessing", "own", "parts.one", "tomllib"} & before), flush=True)
     sys.exit(0)
 while not os.path.exists("go"):
     time.sleep(0.01)
@@ -125,15 +125,17 @@ def test_site_packages_on_pythonpath_count_as_installed(
     run: Callable[..., Path], script: Script, tmp_path: Path
 ) -> None:
     """A directory site-packages on PYTHONPATH counts as such; omitted modules are reported."""
-    for folder in ("site-packages", "lib"):
-        (tmp_path / folder).mkdir()
+    for folder in ("site-packages/parts", "lib"):
+        (tmp_path / folder).mkdir(parents=True)
     script("import csv", "site-packages/own.py")
+    script("", "site-packages/parts/one.py")
     script("import tomllib", "lib/mine.py")
     folders = [os.environ.get("PYTHONPATH", ""), tmp_path / "site-packages", tmp_path / "lib"]
     path = os.pathsep.join(map(str, folders))
-    logs = run(BEFORE + "import own, mine", PYTHONPATH=path)
+    logs = run(BEFORE + "import own, mine, parts.one", PYTHONPATH=path)
     assert [event["left_out"] for event in events(logs, "PreloadReady")] == ["mine"]
-    assert next(logs.glob("*/attempt_1/0/stdout.log")).read_text() == "csv own tomllib\n"
+    printed = next(logs.glob("*/attempt_1/0/stdout.log")).read_text()
+    assert printed == "csv own parts.one tomllib\n"
 
 
 def test_watched_worker_sees_usual_environment_path_and_modules(

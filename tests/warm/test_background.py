@@ -22,7 +22,7 @@ import_ahead.LEARN_S, import_ahead.QUIET_S = 0.3, 0.3
 if sys.argv[1] == "scarce":
     def why_scarce():
         open("asked", "w").close()
-        return "only 7 MiB of memory are available"
+        return "only 7 MiB of memory available"
     free_memory.why_scarce = why_scarce
 del sys.argv[1]
 from relight.cli.main import entry
@@ -93,7 +93,7 @@ def test_nothing_is_imported_ahead_where_memory_is_scarce(
     logs = _run(start, script(_BEFORE + _TRAIN), "scarce", (tmp_path / "asked").exists)
     found = {str(each["event"]): each for each in _events(logs)}
     assert "PreloadStarted" not in found
-    assert found["WorkersWarm"]["reason"] == "only 7 MiB of memory are available"
+    assert found["WorkersWarm"]["reason"] == "only 7 MiB of memory available"
     assert next(logs.glob("*/attempt_1/0/stdout.log")).read_text() == "False\n"
 
 

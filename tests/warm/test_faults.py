@@ -202,17 +202,17 @@ import os, signal
 import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
-restart = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+restart, KILLS = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), int(os.environ["KILLS"])
 dist.init_process_group("gloo")
 torch.manual_seed(0)
 model = DistributedDataParallel(torch.nn.Linear(4, 4))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 data = TensorDataset(torch.arange(32.0).reshape(8, 4))
-for (batch,) in DataLoader(data, batch_size=4, num_workers=2 if restart == 10 else 0):
+for (batch,) in DataLoader(data, batch_size=4, num_workers=2 if restart == KILLS else 0):
     optimizer.zero_grad()
     model(batch).sum().backward()
     optimizer.step()
-if restart < 10 and dist.get_rank() == restart % 2:
+if restart < KILLS and dist.get_rank() == restart % 2:
     os.kill(os.getpid(), signal.SIGKILL)
 dist.barrier()
 if dist.get_rank() == 0:
@@ -223,12 +223,14 @@ dist.destroy_process_group()
 
 @pytest.mark.slow
 @pytest.mark.needs_torch
-def test_ddp_job_survives_10_of_10_kills(warm_torch: WarmTorch) -> None:
-    """With torch preloaded, each of 10 restarts is warm, and the result is that of a cold start."""
-    result = warm_torch.run(DDP, "--nproc-per-node=2", "--max-restarts=10", "-v")
+@pytest.mark.parametrize("kills", [3, pytest.param(10, marks=pytest.mark.long)])
+def test_ddp_job_survives_all_kills(warm_torch: WarmTorch, kills: int) -> None:
+    """With torch preloaded, each restart is warm, and the result is that of a cold start."""
+    flags = ("--nproc-per-node=2", f"--max-restarts={kills}", "-v")
+    result = warm_torch.run(DDP, *flags, KILLS=str(kills))
     assert result.returncode == 0, result.stderr
-    assert result.stderr.count("workers start with preloaded modules") == 11
-    assert result.stdout.startswith("trained 10 ")
+    assert result.stderr.count("workers start with preloaded modules") == kills + 1
+    assert result.stdout.startswith(f"trained {kills} ")
 
 
 @pytest.mark.slow

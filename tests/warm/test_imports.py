@@ -95,7 +95,7 @@ UNFIT = {
     "dict": ("import os\nold = dict(os.environ)", "culprit keeps "),
     "items": ("import os\nold = list(os.environ.items())", "culprit keeps "),
     "many bytes": ("import os\nold = dict(os.environb)", "culprit keeps "),
-    "a text": ("import os\nold = [[(f'{n}={os.environ[n]}',) for n in os.environ]]", "keeps "),
+    "a string": ("import os\nold = [[(f'{n}={os.environ[n]}',) for n in os.environ]]", "keeps "),
     "a number": (
         "import os\nold = {int(v) for n, v in os.environ.items() if n == 'RANK'}", "keeps RANK"
     ),

@@ -28,7 +28,7 @@ from warm.test_endings import SCRIPTS
 from warm.test_observations import MODULES as SEEN_MODULES
 from warm.test_observations import PROBE, compare
 
-TOOK = "preload: took the warm process"
+TOOK = "preload: using warm process"
 INHERITING = """import ctypes, os, sys
 if ctypes.CDLL(None).syscall({}) < 0:
     sys.exit("the system call failed")
@@ -243,7 +243,7 @@ def test_only_one_warm_process_is_made_at_a_time(shell: Shell) -> None:
     first = shell.begin("--preload=slow", "--keep-warm", str(shell.script))
     wait((shell.folder / "began").exists)
     shown = shell.relight("warm")
-    assert "it imports its modules" in shown.stderr
+    assert "importing modules" in shown.stderr
     assert "train.py" in shown.stderr
     others = [shell.begin("--preload=slow", "--keep-warm", str(shell.script)) for _ in range(2)]
     with pytest.raises(subprocess.TimeoutExpired):
@@ -470,8 +470,8 @@ def test_mismatch_is_named_and_job_starts_cold(
     result = made_shell.job(modules=modules, under=under, **variables)
     assert result.stdout == "trains\n"
     assert TOOK not in result.stderr
-    (line,) = (line for line in result.stderr.splitlines() if "does not fit" in line)
-    assert f"does not fit: {fact}" in line
+    (line,) = (line for line in result.stderr.splitlines() if "can't use warm process" in line)
+    assert f": {fact}" in line
     assert "secret" not in line
 
 
@@ -492,7 +492,7 @@ def test_signals_reserved_by_libc_do_not_count(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("kind", ["net", "uts", "ipc", "mount"])
 def test_other_namespace_does_not_fit(made_shell: Shell, kind: str) -> None:
     result = made_shell.job(modules="json,reader", under=("unshare", f"--{kind}"))
-    assert "does not fit: namespace " in result.stderr and TOOK not in result.stderr
+    assert ": namespace " in result.stderr and TOOK not in result.stderr
 
 
 def test_other_interpreter_directory_or_module_does_not_fit(
@@ -501,7 +501,7 @@ def test_other_interpreter_directory_or_module_does_not_fit(
     shell.make()
     assert not shell.takes(PYTHON_EXEC=os.path.realpath(sys.executable))
     result = shell.job(modules="json,decimal")
-    assert "does not fit: it was not asked to import decimal" in result.stderr
+    assert ": it was not asked to import decimal" in result.stderr
     shell.folder = tmp_path_factory.mktemp("elsewhere")
     assert not shell.takes()
 
@@ -564,7 +564,7 @@ def test_changed_package_is_detected_immediately(shell: Shell, change: str) -> N
     modules = "json" if change in ("removed", "shadow") else "package"
     result = shell.job(modules=modules)
     assert TOOK not in result.stderr and result.stdout == f"{expected}\n", result.stderr
-    assert "does not fit: " in result.stderr
+    assert "can't use warm process" in result.stderr
     if modules == "package":
         wait(lambda: is_gone(pid))
 
@@ -881,7 +881,7 @@ def test_warm_stop_ends_process_after_current_job(shell: Shell) -> None:
     shell.script.write_text("import time\nprint('pids', flush=True)\ntime.sleep(1000)\n")
     process = shell.begin(str(shell.script))
     pids_of(process, 1)
-    assert "ends after the job" in shell.relight("warm", "stop", str(pid)).stderr
+    assert "exits after the job" in shell.relight("warm", "stop", str(pid)).stderr
     shell.script.write_text("print('trains')\n")
     assert not shell.takes()
     assert not is_gone(pid)
@@ -935,7 +935,7 @@ def test_warm_process_is_bound_to_its_login_session(shell: Shell) -> None:
         pytest.skip("this system lets nobody begin a login session (/proc/self/loginuid)")
     (pid,) = shell.pids()
     result = shell.job()
-    assert re.search("does not fit: (sessionid|loginuid): ", result.stderr)
+    assert re.search(r"can't use warm process \d+: (sessionid|loginuid): ", result.stderr)
     assert TOOK not in result.stderr and not is_gone(pid)
     session.communicate("\n")
     wait(lambda: is_gone(pid))
@@ -1015,12 +1015,12 @@ def test_warm_command_lists_processes(shell: Shell) -> None:
         (("warm", "sotp"), "did you mean stop?"),
         (("warm", "stop", "x"), "takes pids, not x"),
         (("warm", "stop", "1"), "1 is not a warm process of yours"),
-        (("warm", "stop", "--json"), "prints no JSON"),
+        (("warm", "stop", "--json"), "does not support --json"),
         (("warm", "list", "x"), "takes flags only"),
         (("warm", "start", "nothing.py"), "nothing.py"),
-        (("warm", "start", "train.py"), "not known yet what train.py imports"),
-        (("warm", "start", "--preload=nix_da", "train.py"), "no module nix_da"),
-        (("warm", "start", "--no-python", "--preload=json", "true"), "are not forked"),
+        (("warm", "start", "train.py"), "the imports of train.py are unknown"),
+        (("warm", "start", "--preload=nix_da", "train.py"), "no such module: nix_da"),
+        (("warm", "start", "--no-python", "--preload=json", "true"), "don't support --no-python"),
         (("run", "--keep-warm=abc", "train.py"), "expected minutes, on, off, or while:PID"),
         (("run", "--keep-warm=-1", "train.py"), "expected minutes, above 0"),
         (("run", "--keep-warm=nan", "train.py"), "expected minutes, above 0"),
@@ -1035,13 +1035,13 @@ def test_invalid_arguments_are_refused_by_name(
     result = shell.relight(*words)
     assert result.returncode == 2, result.stderr
     assert said in result.stderr and "Traceback" not in result.stderr
-    assert not shell.list()
+    assert not any(path.is_socket() for path in shell.runtime.glob("relight/*"))
 
 
 def test_second_warm_start_reuses_existing_process(shell: Shell) -> None:
     pid = shell.make()
     again = shell.relight("warm", "start", "--preload=json", shell.script)
-    assert again.returncode == 0 and f"there is one already: pid {pid}" in again.stderr
+    assert again.returncode == 0 and f"already running: pid {pid}" in again.stderr
     assert "has ended" in shell.relight("warm", "stop").stderr
     assert is_gone(pid)
 
@@ -1186,7 +1186,7 @@ def test_long_module_list_is_shortened(shell: Shell) -> None:
 def test_ineffective_keep_warm_flags_are_refused_or_noted(shell: Shell) -> None:
     result = shell.relight("run", "--keep-warm=while:4194305", shell.script)
     assert result.returncode == 2
-    assert "there is no process 4194305" in result.stderr
+    assert "no such process: 4194305" in result.stderr
     result = shell.relight("run", "--keep-warm", "5", shell.script)
     assert result.returncode == 2
     assert "--keep-warm=5" in result.stderr

@@ -75,7 +75,7 @@ def test_unresponsive_warm_process_is_killed(shell: Shell) -> None:
     pid = shell.make()
     with running(TRACER, pid):
         stopped = shell.relight("warm", "stop", str(pid))
-        assert f"{pid} did not answer, and was killed" in stopped.stderr
+        assert f"{pid} did not answer; killed" in stopped.stderr
     wait(lambda: is_gone(pid))
 
 
@@ -101,7 +101,7 @@ def test_foreign_listener_is_named_but_not_killed(shell: Shell) -> None:
     with running(LISTENER, path.with_name(path.name.partition(".")[0] + ".other")) as other:
         for words in (("warm",), ("warm", "stop")):
             said = shell.relight(*words).stderr
-            assert f"{other} listens on" in said and "is no warm process" in said
+            assert f"{other} listens on" in said and "is not a warm process" in said
         assert not is_gone(other)
 
 

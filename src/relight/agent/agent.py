@@ -44,7 +44,7 @@ from relight.base.values import EVENT_HANDLERS
 from relight.core.group.messages import GenerationFormed
 from relight.events.event_types import Ended
 from relight.host.descriptors import raise_limit
-from relight.host.loop import Loop
+from relight.host.loop import Alarm, Loop
 from relight.host.scratch import Scratch
 from relight.net.store_port import StorePort
 from relight.output.console import Consoles
@@ -138,6 +138,7 @@ class Agent:
         self.interruption = Interruption(job, self.loop, self.journal, self.node)
         self._store: StorePort | None = None
         self._inspector: JobInspector | None = None
+        self._shown = Alarm(self.loop, self._show_job)
         self._unshown = UnshownOutput(self.loop, consoles, self.interruption.signals)
         if job.local_world_size > 8:  # raising it costs an import; few workers never need it
             raise_limit()
@@ -173,7 +174,7 @@ class Agent:
                 preload.wait(lambda: bool(self.interruption.signals))
                 self.journal.clear_status()
             self.node.join(self.link, self._network)
-            self.loop.call_after(_SHOWN_AFTER_S, self._show_job)
+            self._shown.set_after(_SHOWN_AFTER_S)
             exit_code, reason = self._run()
             self.journal.record(Ended(exit_code, reason))
             self.loop.run_guarded(
@@ -274,12 +275,26 @@ class Agent:
         self.loop.run_once(0)  # a signal that has already arrived must prevent the start of workers
         preload = self._services.preload
         idle = None if preload is None else self.loop.call_after(_IDLE_S, preload.while_idle)
-        self.journal.set_status(self.node.explain)
-        self.loop.run_until(lambda: self.node.startable is not None or self._is_over())
-        self.journal.clear_status()
+        formed = None
+        while formed is None or not self._has_room_for(formed):
+            self.journal.set_status(self.node.explain)
+            self.loop.run_until(lambda: self.node.startable is not None or self._is_over())
+            self.journal.clear_status()
+            if self._is_over():
+                formed = None
+                break
+            formed = self.node.startable
         if idle is not None:
             idle.cancel()
-        return None if self._is_over() else self.node.startable
+        return formed
+
+    def _has_room_for(self, formed: GenerationFormed) -> bool:
+        """Return whether workers of a generation can start now. End survivors that are not in it,
+        during which the generation may be stopped.
+        """
+        workers = self.node.workers
+        stay = workers is not None and workers.has_survivors and formed.survivors_stay
+        return stay or not self._end_survivors()
 
     def _run_generation(self, formed: GenerationFormed) -> tuple[WorkerGroup, GenerationResult]:
         """Run the workers until they and all processes that they started have exited."""
@@ -309,6 +324,14 @@ class Agent:
         self.loop.run_until(lambda: self._is_over() or workers.stopped_by is not None)
         self.journal.clear_status()
 
+    def _end_survivors(self) -> bool:
+        """Stop workers that no generation takes; return whether there were any."""
+        workers = self.node.workers
+        if workers is None or not workers.end_survivors():
+            return False
+        self._unshown.add(workers.logs, workers.formed.generation.number)
+        return True
+
     def _is_over(self) -> bool:
         return self.node.end is not None or bool(self.interruption.signals)
 
@@ -326,10 +349,7 @@ class Agent:
         """Stop everything that may still run, and return the way in which this agent leaves."""
         from relight.agent.shutdown import Leaving
 
-        workers = self.node.workers
-        if workers is not None and workers.has_survivors:
-            workers.end_survivors()
-            self._unshown.add(workers.logs, workers.formed.generation.number)
+        self._end_survivors()
         return Leaving(self.job, self._services, self.link, self.node)
 
     # What others see of the job.
@@ -362,6 +382,7 @@ class Agent:
         self.node.on_question = self._inspector.received
 
     def _show_end(self, exit_code: int, reason: str) -> None:
+        self._shown.set(None)  # what is shown now would not be closed
         handler = self.job.command.spec.event_log_handler
         is_kept = exit_code or self.node.restart or handler not in EVENT_HANDLERS
         if self._inspector is None and is_kept:

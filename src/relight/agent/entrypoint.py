@@ -57,18 +57,18 @@ def check(spec: LaunchSpec, env: Environment, python: str) -> None:
     if os.path.isdir(script):
         if not os.path.isfile(os.path.join(script, "__main__.py")):
             raise UsageError(
-                f"{script} is a directory without a __main__.py", hint="give the script's file"
+                f"{script} is a directory without a __main__.py", hint="pass the path of a file"
             )
     elif not os.path.exists(script):
         from relight.agent import not_found
 
         raise not_found.no_script(script, spec)
     elif not os.access(script, os.R_OK):
-        raise UsageError(f"the file {script} can't be read", hint="look at its permissions")
+        raise UsageError(f"can't read {script}", hint="check its permissions")
     elif script.endswith(_SHELL) and _is_for_shells(script):
         raise UsageError(
-            f"{script} is a shell script, and workers run Python",
-            hint=f"relight run [flags] --no-python bash {script} starts it for each worker",
+            f"{script} is a shell script, but workers run Python",
+            hint=f"relight run [flags] --no-python bash {script} runs it in each worker",
         )
 
 
@@ -81,8 +81,7 @@ def check_streams(spec: LaunchSpec, local_world_size: int) -> list[str]:
     """
     words = (*spec.script_args, *(word.partition("=")[2] for word in spec.script_args))
     notes = [
-        f"{word}, as <(…) makes it, is a pipe of the shell that workers can't open: give them a "
-        "file"
+        f"{word} is a shell pipe, such as <(…), which workers can't open; pass a file instead"
         for word in words
         if _is_of_shell(word)
     ]
@@ -91,8 +90,7 @@ def check_streams(spec: LaunchSpec, local_world_size: int) -> list[str]:
         return notes
     if _is_of_shell(script):
         raise UsageError(
-            f"the script {script}, as <(…) makes it, is a pipe of the shell that workers can't "
-            "open",
+            f"{script} is a shell pipe, such as <(…), which workers can't open",
             hint="write the script to a file",
         )
     several = local_world_size > 1 or spec.max_restarts.most > 0
@@ -103,7 +101,7 @@ def check_streams(spec: LaunchSpec, local_world_size: int) -> list[str]:
             else "after a restart it"
         )
         raise UsageError(
-            f"the script {script} can be read only once: {others} would run an empty program",
+            f"{script} can be read only once; {others} would run an empty program",
             hint="write the script to a file",
         )
     return notes

@@ -34,7 +34,7 @@ def remove_old(path: str) -> None:
     if os.path.exists(path) and not os.path.isfile(path):
         why = "it is not a regular file"
     elif not os.path.isdir(directory):
-        why = f"there is no directory {directory}"
+        why = f"no such directory: {directory}"
     elif not os.access(directory, os.W_OK | os.X_OK):
         why = f"{directory} is not writable"
     try:
@@ -45,7 +45,7 @@ def remove_old(path: str) -> None:
     except OSError as error:
         why = str(error.strerror)
     if why:
-        raise UsageError(f"--failure-report={path}: {why}", hint="name a file that can be written")
+        raise UsageError(f"--failure-report={path}: {why}", hint="pass a writable file")
 
 
 def write(

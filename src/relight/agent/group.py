@@ -28,6 +28,7 @@ LOADED_LATER = (
     "relight.core.diagnosis.hang_text",
     "relight.core.group.restart_budget",
     "relight.core.group.straggler_detector",
+    "relight.core.group.survivors",
     "relight.core.group.restart_decision",
 )
 """Modules that a group needs after it has formed; they would slow down the start of an agent."""

@@ -234,7 +234,7 @@ def _gpu(check: BuiltinCheck, env: Environment, job: AgentConfig) -> HealthCheck
     if gpus.visible < job.local_world_size:
         hiding = f" ({gpus.hiding})" if gpus.hiding else ""
         workers = pluralize(job.local_world_size, "worker")
-        why = f"{gpus.visible} of {gpus.present} GPUs can be used{hiding}, for {workers}"
+        why = f"{gpus.visible} of {gpus.present} GPUs are usable{hiding}, for {workers}"
         return HealthCheckFailure(
             why, "relight doctor says what is missing; or fewer --nproc-per-node"
         )

@@ -234,8 +234,8 @@ class RemoteLink(finders.Seeker):
             self._disconnect()
             if not stop_waiting():
                 self.say(
-                    "no workers run on this node any more; this host keeps voting in coordinator "
-                    "elections until the other nodes finish"
+                    "local workers have ended; staying up to vote in coordinator elections until "
+                    "the other nodes finish"
                 )
             self._loop.run_until(lambda: not is_needed() or stop_waiting())
 
@@ -245,8 +245,7 @@ class RemoteLink(finders.Seeker):
 
         if not is_over() and self._has_others() and not stop_waiting():
             self.say(
-                "the workers on this node have ended; this host keeps coordinating until the other "
-                "nodes finish"
+                "local workers have ended; staying up to coordinate until the other nodes finish"
             )
             self._loop.run_until(lambda: not self._has_others() or stop_waiting() or is_over())
         self._loop.run_until(

@@ -42,6 +42,7 @@ from relight.core.group.messages import (
 )
 from relight.core.ranks import NO_GENERATION, GenerationId
 from relight.core.workers.supervision import FOR_EVER, saving_s
+from relight.core.workers.worker_command import why_all_restart
 from relight.events.event_types import Formed, Restarting, StateChanged
 from relight.host.loop import Loop
 from relight.output.journal import Journal
@@ -245,7 +246,7 @@ class Node:
                 formed, nodes = last.formed, last.succeeded_nodes
             case _:
                 return None
-        (identity, restart, *_), place, _ = formed
+        (identity, restart, *_), place, *_ = formed
         rank, size = place.group_rank, place.group_world_size
         lapsed = self._loop.now() >= self.lease_until
         ended = isinstance(self.state, NodeReady)
@@ -306,6 +307,8 @@ class Node:
         self.lease_until = until
         if self.running is not None:
             self.running.set_lease(until)
+        elif self.workers is not None and self.workers.survivors:
+            self.workers.set_lease(until)
 
     def _with_given_endpoint(self, formed: GenerationFormed) -> GenerationFormed:
         """Point workers of the static rendezvous to the store address given to this node, as under
@@ -368,7 +371,16 @@ class Node:
             restart=self.restart,
             progressed=self._progressed(outcome),
             prober=None if self._network is None else self._network.prober,
+            survivors=self._survivors(),
         )
+
+    def _survivors(self) -> int:
+        """Return how many workers have left the generation that this node is in, and wait for the
+        next one.
+        """
+        workers = self.workers
+        were_in = workers is not None and workers.formed.generation.id == self.generation
+        return workers.survivors if workers is not None and were_in else 0
 
     def _progressed(self, outcome: GenerationResult) -> bool | None:
         """Return whether workers made progress over the previous generation; None if unknown."""
@@ -475,4 +487,5 @@ def _stop_s(job: AgentConfig) -> float | None:
     health_s = spec.health_check_timeout if spec.health_check is not None else 0.0
     look_s = _LOOK_S if spec.hang_timeout is not None else 0.0
     notice_s = saving_s(job.grace_s) if spec.on_preempt and spec.on_preempt.signals else 0.0
-    return job.grace_s + checkpoint_s + notice_s + health_s + look_s + _READY_S
+    leave_s = 0.0 if why_all_restart(spec) else job.grace_s  # before they are asked to stop
+    return leave_s + job.grace_s + checkpoint_s + notice_s + health_s + look_s + _READY_S

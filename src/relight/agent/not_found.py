@@ -48,7 +48,7 @@ def no_script(script: str, spec: LaunchSpec) -> UsageError:
         hint = f"did you mean -m {script}?"
     else:
         hint = similar_file(script)
-    return UsageError(f"there is no file {script}", hint=hint)
+    return UsageError(f"no such file: {script}", hint=hint)
 
 
 def value_of_switch(spec: LaunchSpec) -> str:
@@ -61,20 +61,20 @@ def value_of_switch(spec: LaunchSpec) -> str:
         return ""
     switch = f"--{on[0]}" if len(on) == 1 else "--" + " or --".join(on)
     leave = f"{switch} {word}" if word.lower() in FALSE else word
-    return f"{switch} is a switch and takes no value: leave out {leave}"
+    return f"{switch} does not take a value: leave out {leave}"
 
 
 def no_program(name: str) -> UsageError:
     """Return the error for a program that can't be started."""
     if "/" in name and os.path.isdir(name):
-        return UsageError(f"{name} is a directory", hint="give the program's file")
+        return UsageError(f"{name} is a directory", hint="pass the path of a file")
     if "/" in name and os.path.exists(name):
         return UsageError(f"{name} is not executable", hint=f"chmod +x {name}")
     if "/" not in name and os.path.isfile(name):
         hint = f"a program of this directory is ./{name}"
-        return UsageError(f"there is no program {name} on PATH", hint=hint)
+        return UsageError(f"no such program on PATH: {name}", hint=hint)
     hint = similar_file(name) if "/" in name else "looked for it in the directories of PATH"
-    return UsageError(f"there is no program {name}", hint=hint)
+    return UsageError(f"no such program: {name}", hint=hint)
 
 
 def no_module(
@@ -113,7 +113,7 @@ def no_module(
     else:
         places = f"here, in PYTHONPATH and in the packages of {sys.executable}"
         hint = f"looked for it {places}; is it installed there?"
-    return UsageError(f"there is no module {missing}", hint=hint)
+    return UsageError(f"no such module: {missing}", hint=hint)
 
 
 def similar_file(path: str) -> str:
@@ -125,7 +125,7 @@ def similar_file(path: str) -> str:
     try:
         names = os.listdir(where)
     except OSError:
-        return f"there is no directory {where}"
+        return f"no such directory: {where}"
     # Of short names, the extension is most; and a configuration is not meant for its script.
     stem, extension = os.path.splitext(name)
     split = {known: os.path.splitext(known) for known in names}

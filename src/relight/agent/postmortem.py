@@ -410,7 +410,7 @@ def _of_disk(end: WorkerEnd, log: str) -> str:
         return ""
     room = disk.f_bavail if os.geteuid() else disk.f_bfree
     full = disk.f_blocks and not room  # some file systems report no blocks
-    return "the disk of its log is full: what it printed may be lost" if full else ""
+    return "the disk of its log is full; output may be lost" if full else ""
 
 
 def _of_memory(end: WorkerEnd, stderr: str, workers: Workers) -> str:

@@ -94,10 +94,12 @@ class Interruption:
         if self._node.preempted or self.signals:
             return
         if not self._can_save():
-            self._journal.say(f"preempted: {reason}; the workers can't save a checkpoint")
+            self._journal.say(
+                f"preempted: {reason}; workers don't support checkpointing, stopping now"
+            )
             self._stop_by(signal.SIGTERM)
             return
-        self._journal.say(f"preempted: {reason}; another signal stops the workers now")
+        self._journal.say(f"preempted: {reason}; send another signal to stop the workers now")
         self._node.preempt(reason)
         self._loop.call_after(self._grace_s, self._stop_preempted)
         self._save_without_coordinator()
@@ -123,7 +125,7 @@ class Interruption:
         workers = self._node.running
         if workers is not None and not self.signals:
             limit = format_duration(self._grace_s, digits=int(self._grace_s < 1))
-            self._journal.say(f"preempted: workers did not leave within {limit}; they are killed")
+            self._journal.say(f"preempted: workers did not exit within {limit}; killing them")
             self.signals.append(signal.SIGTERM)
             workers.kill()
 

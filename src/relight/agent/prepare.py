@@ -121,18 +121,20 @@ def _job(
     master = spec.store_address()
     if run_id == UNSET_RUN_ID and spec.makes_own_id():
         run_id = files.new_run_id()
+    run_id = run_id or files.new_run_id()
     command = Command(
         spec=spec,
         env=env,
         python=python,
         run_path=_run_path() if spec.run_path else (),
-        run_id=run_id or files.new_run_id(),
+        run_id=run_id,
         local_rank_argument=local_rank_argument,
         agent_store=shared and spec.worker_store == "agent",
         threads=threads,
         timer_file=_timer_file(env),
         breakpoint=_breakpoint(spec, env, python),
         host=os.uname().nodename,
+        tracking=_tracking(spec, env, run_id) if spec.tracker else {},
     )
     settings, meeting, facts = _settings_alone(spec), None, {}
     if not spec.runs_locally():
@@ -185,7 +187,7 @@ def _store_ports(env: Environment) -> range:
         return parse_port_range(text) if text else range(0)
     except ValueError as error:
         raise UsageError(
-            f"{PORT_RANGE}={text}: {error}", hint="it has the form FIRST-LAST: 29500-29599"
+            f"{PORT_RANGE}={text}: {error}", hint="expected FIRST-LAST, such as 29500-29599"
         ) from None
 
 
@@ -220,6 +222,18 @@ def _worker_program(command: Command, local_world_size: int) -> "WorkerProgram |
     )
 
 
+def _tracking(spec: LaunchSpec, env: Environment, run_id: str) -> dict[str, str]:
+    """Return the variables of --tracker. The run has the id of the job, or on several nodes, each
+    of which is a job, the id that they share.
+    """
+    from relight.agent.status.view import id_of
+    from relight.base import trackers
+
+    job = id_of(spec) if spec.runs_locally() else run_id
+    own = env.variables.get(trackers.JOB_ID) or f"run://{trackers.SESSION}/{job}"
+    return {trackers.JOB_ID: own, **trackers.variables(dict(spec.tracker))}
+
+
 def _run_directory(spec: LaunchSpec, env: Environment, run_id: str, notes: list[str]) -> str:
     if spec.log_dir == os.devnull or not spec.keeps_logs():
         return ""
@@ -231,7 +245,7 @@ def _run_directory(spec: LaunchSpec, env: Environment, run_id: str, notes: list[
     except OSError as error:
         raise UsageError(
             f"can't write logs to {error.filename}: {error.strerror}",
-            hint="--log-dir=DIRECTORY names another place",
+            hint="choose another directory with --log-dir=DIRECTORY",
         ) from None
     directory = files.make_run_directory(own, run_id)
     why = files.why_elsewhere(own)
@@ -300,8 +314,8 @@ def _check_keep_warm(spec: LaunchSpec) -> None:
         pass  # another user's
     except (ProcessLookupError, OverflowError):
         raise UsageError(
-            f"--keep-warm=while:{pid}: there is no process {pid}",
-            hint="give the pid of a process that runs, such as while:$$ for this shell",
+            f"--keep-warm=while:{pid}: no such process: {pid}",
+            hint="pass the pid of a running process, such as while:$$ for this shell",
         ) from None
 
 
@@ -344,7 +358,7 @@ def _bind_cpus(
 def _find_python(spec: LaunchSpec, env: Environment) -> str:
     python = interpreter.choose(env)
     if not spec.no_python and entrypoint.find_program(python, env) is None:
-        raise UsageError(f"PYTHON_EXEC={python} is not a program that can be run")
+        raise UsageError(f"PYTHON_EXEC={python} is not executable")
     return python
 
 
@@ -357,7 +371,7 @@ def _no_logs_specs(name: str) -> UsageError:
     if point := plugins.find("torchrun.logs_specs").get(name):
         text = f"torch's plug-in {point.value} (entry point group torchrun.logs_specs)"
         return UsageError(
-            f"--logs-specs={name} is {text}; it needs torch, which relight does not import",
+            f"--logs-specs={name} is {text}; it requires torch, which relight does not import",
             hint=hint,
         )
     return UsageError(f"--logs-specs={name}: only `default` is supported", hint=hint)

@@ -1,7 +1,7 @@
-"""Lets the survivors of a failed worker keep their process: the effects of core/workers/recovery.
+"""Lets workers keep their process after a failure: the effects of core/workers/recovery.
 
-    a worker fails     `begin`: ask the others, through the memory that they share with this agent,
-                       to leave the group; poll until they have
+    a worker fails,    `begin`: ask the others, through the memory that they share with this agent,
+    here or elsewhere  to leave the group; poll until they have
     the group formed   `resume`: give survivors the variables of the next generation in a file, and
                        start the missing workers; poll until all run the function
 
@@ -11,7 +11,6 @@ The rest of the agent sees an ordinary restart: no worker of the old generation 
 from collections.abc import Callable, Collection, Mapping
 
 from relight.core.workers import recovery
-from relight.core.workers.recovery import Survivors
 from relight.core.workers.supervision import SurvivorsLeft
 from relight.host.loop import Alarm, Loop
 from relight.processes.shared_pages import WorkerMemory
@@ -28,7 +27,7 @@ class Recovery:
         loop: the agent's loop.
         limit_s: how long survivors may take to leave their group, in seconds.
         memory: returns the memory that is shared with the workers.
-        say: prints a message to the user.
+        refuse: tells the user why all ranks restart.
         on_recovered: called when all ranks run again, with the replaced ones, the number of those
             that stayed, and the seconds since the failure.
     """
@@ -38,40 +37,40 @@ class Recovery:
         loop: Loop,
         limit_s: float,
         memory: Callable[[], WorkerMemory],
-        say: Callable[[str], None],
+        refuse: Callable[[str], None],
         on_recovered: Callable[[Collection[int], int, float], None],
     ) -> None:
         self._loop = loop
         self._limit_s = limit_s
         self._memory = memory
-        self._say = say
+        self._refuse = refuse
         self._on_recovered = on_recovered
         self._alarm = Alarm(loop, self._on_alarm)
         self._look: Callable[[], None] = lambda: None
         self._look_s = _LOOK_S
         self._count = 0
         """Number of requests to the workers to leave their group."""
-        self._began_at = -1
-        """The highest step that had been reported when the generation began."""
         self._failed_at = 0.0
         self._late: set[int] = set()
         """The local ranks that have not left the group."""
 
-    def begin(self, supervisor: Supervisor, failed: int) -> float:
-        """Let the other workers leave the group of one that has failed; return how long they may
-        take, in seconds; 0 if they can't.
+    def begin(self, supervisor: Supervisor, failed: int | None) -> float:
+        """Let the workers leave their group; return how long they may take, in seconds; 0 if they
+        can't.
+
+        Args:
+            supervisor: of the workers.
+            failed: the local rank of one that has just failed, or None.
         """
         memory = self._memory()
         alive = [local_rank for local_rank in supervisor.alive if local_rank != failed]
-        step = memory.step()
-        facts = Survivors(alive, memory.inside(), step, bool(self._count), self._began_at)
-        reason = recovery.why_not(facts)
+        reason = recovery.why_not(alive, memory.inside())
         if reason is not None or not alive:
-            self._refuse(reason)
+            if reason:
+                self._refuse(reason)
             return 0.0
         self._count += 1
-        self._began_at = -1 if step is None else step
-        self._failed_at = supervisor.exited_at(failed)
+        self._failed_at = self._loop.now() if failed is None else supervisor.exited_at(failed)
         self._late = set(alive)
         memory.leave(self._count)
         self._watch(lambda: self._see_leaving(supervisor))
@@ -99,10 +98,6 @@ class Recovery:
         self._look()
         self._look = lambda: None
         self._alarm.set(None)
-
-    def _refuse(self, reason: str | None) -> None:
-        if reason:
-            self._say(f"all ranks restart: {reason}")
 
     def _watch(self, look: Callable[[], None]) -> None:
         self._look, self._look_s = look, _LOOK_S

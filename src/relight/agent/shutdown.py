@@ -55,7 +55,9 @@ class Leaving:
         reason = f"agent got {signal_name(number)}"
         self._link.send(NodeLeaving(f"its {reason}"))
         if number == signal.SIGTERM and self._node.has_saved:
-            self._journal.say(f"the workers had saved and left before; exit code {EXIT_PREEMPTED}")
+            self._journal.say(
+                f"workers already checkpointed and exited; exit code {EXIT_PREEMPTED}"
+            )
             return EXIT_PREEMPTED, f"the {reason}"
         return exit_code_of_signal(number), f"the {reason}"
 
@@ -100,15 +102,15 @@ class Leaving:
         self._link.send(NodeLeaving(reason, waits=workers.ended_well))
         if not workers.ended_well:
             code = exit_code_of_signal(signal.SIGTERM)
-            self._journal.say(f"preempted: workers were stopped before they left; exit code {code}")
+            self._journal.say(f"preempted: workers had to be stopped; exit code {code}")
             return code, f"the node is preempted: {why}"
         self._node.wait_for_saving(is_over)
-        self._journal.say(f"preempted: all workers have left in time; exit code {EXIT_PREEMPTED}")
+        self._journal.say(f"preempted: all workers exited in time; exit code {EXIT_PREEMPTED}")
         return EXIT_PREEMPTED, f"the node is preempted: {why}"
 
     def as_stuck(self, workers: WorkerGroup, outcome: GenerationResult) -> tuple[int, str]:
         """Leave as a worker can't be killed."""
-        why = f"its {workers.stuck} can't be killed: it is in an uninterruptible call"
+        why = f"its {workers.stuck} is in an uninterruptible call and can't be killed"
         verdict_reason = f"{workers.stuck} may still hold its GPU and memory"
         return self._give_up(workers, outcome, why, verdict_reason)
 

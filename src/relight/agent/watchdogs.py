@@ -125,7 +125,7 @@ class Watchdogs:
         try:
             return WorkerTimers(self._loop, path, self._on_timer_expired)
         except OSError as error:
-            why = f"can't make {path}: {error.strerror}"
+            why = f"can't create {path}: {error.strerror}"
             self._journal.say(f"torch's file timers have no effect: {why}")
             return None
 
@@ -184,12 +184,12 @@ class Watchdogs:
         if local_rank is None:
             return
         if workers.pids.get(local_rank) == pid:
-            workers.evidence[local_rank] = f"its timer {scope} ran out"
+            workers.evidence[local_rank] = f"its timer {scope} expired"
             workers.signal([local_rank], number)
             return
-        whose = "has lost its parent" if local_rank < 0 else f"local rank {local_rank} started"
+        whose = "an orphan" if local_rank < 0 else f"a child of local rank {local_rank}"
         name = signal_name(number)
-        self._journal.say(f"pid {pid}, which {whose}, gets {name}: its timer {scope} ran out")
+        self._journal.say(f"sending {name} to pid {pid}, {whose}: its timer {scope} expired")
         try:
             system.signal_if(pid, number, lambda: workers.worker_of(pid) is not None)
         except OSError:

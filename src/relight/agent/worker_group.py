@@ -9,9 +9,9 @@
 Before workers are stopped because a worker blames a peer, or because all hang, their stacks are
 read (stacks_before_stop), so that the report can show the place of each rank.
 
-Where the script allows it, the survivors of a failed worker keep their process (agent/recovery).
-Then `run` returns with `has_survivors`, and after `resume` these workers continue as the next
-generation.
+Where the script allows it, workers keep their process when another one fails, here or on another
+node (agent/recovery). Then `run` returns with `has_survivors`, and after `resume` these workers
+continue as the next generation.
 
 Invariants: in one generation the workers start once, and `stopped_by` and `failure` are never
 reset; after `run` none of their processes is left, unless they are survivors or the kernel can't
@@ -39,7 +39,7 @@ from relight.core.group.messages import (
 )
 from relight.core.ranks import Assignment
 from relight.core.workers import worker_command
-from relight.core.workers.supervision import Noticed, SaveAndLeave
+from relight.core.workers.supervision import Noticed, SaveAndLeave, SurvivorsLeave
 from relight.events.event_types import (
     CheckpointFound,
     FailureNoticed,
@@ -163,7 +163,9 @@ class WorkerGroup:
         self._memory: WorkerMemory | None = None
         self._progress = GenerationResult()
         self._recovery: Recovery | None = None
-        """Set once a worker has failed whose peers may keep their process."""
+        """Set once workers may keep their process after a failure."""
+        self._is_closed = True
+        """Whether no process is left."""
         self._plans: list[WorkerPlan] = []
         try:
             self.logs = Logs(
@@ -203,6 +205,7 @@ class WorkerGroup:
         supervisor = self.supervisor
         if supervisor is None:
             supervisor = self.supervisor = self._start()
+            self._is_closed = False
         else:
             self._replace(supervisor)
         self.logs.passed_on()
@@ -247,7 +250,7 @@ class WorkerGroup:
                 self._services.journal.record(CheckpointFound(number, last / 1e9))
         matters = self._memory is not None or job.run_directory or not self.ended_well
         if matters and self._has_memory():
-            self.had_called = self.memory.calls() > 0
+            self.had_called = self.has_survivors or self.memory.calls() > 0
             if not self.has_survivors:
                 self.memory.close()  # a run directory stays
 
@@ -274,19 +277,30 @@ class WorkerGroup:
             each.local_rank for each in self._plans if each.local_rank not in supervisor.alive
         ]
         assignments = ranks.assign(formed.place)
+        self.logs.set_ranks([each.rank for each in assignments])
         try:
-            self.logs.replace(missing, self._directory())
+            if missing:
+                self.logs.replace(missing, self._directory())
             for local_rank in missing:
                 self._plans[local_rank] = self._plan(assignments[local_rank])
         except OSError as error:
             raise _unwritable(error, missing[0]) from None
 
-    def end_survivors(self) -> None:
-        """Stop survivors that no next generation needs; return when all processes are gone."""
+    @property
+    def survivors(self) -> int:
+        """How many workers wait for the next generation."""
+        return len(self.supervisor.alive) if self.supervisor and self.has_survivors else 0
+
+    def end_survivors(self) -> bool:
+        """Stop survivors that no next generation takes; return whether there were any, when all
+        processes are gone.
+        """
         supervisor = self.supervisor
-        if supervisor is None or not supervisor.has_left:
-            return
-        supervisor.step(GroupStopped(self.formed.generation.number, "the job ends"))
+        if supervisor is None or self._is_closed:
+            return False
+        supervisor.step(
+            GroupStopped(self.formed.generation.number, "no generation takes the survivors")
+        )
         loop, journal = self._services.loop, self._services.journal
         journal.set_status(supervisor.explain)
         loop.run_until(lambda: supervisor.has_ended)
@@ -294,9 +308,11 @@ class WorkerGroup:
         self._close(supervisor)
         if self._has_memory():
             self.memory.close()
+        return True
 
     def _close(self, supervisor: Supervisor) -> None:
         """Kill all processes that are left."""
+        self._is_closed = True
         if not supervisor.workers.close(self._job.grace_s):
             self._tell_left(supervisor)
 
@@ -308,13 +324,14 @@ class WorkerGroup:
         self.memory.begin(self.began)
         for plan in missing:
             self.memory.replace(plan.local_rank, self.logs.error_file(plan.local_rank))
-        preload = self._services.preload
-        supervisor.replace(missing, None if preload is None else preload.fork_beside())
+        preload, assignments = self._services.preload, ranks.assign(self.formed.place)
+        fork = None if preload is None or not missing else preload.fork_beside()
+        supervisor.replace(missing, [each.rank for each in assignments], fork)
         variables = {
             each.local_rank: worker_command.variables_of_group(
                 command, self.formed.generation, each
             )
-            for each in ranks.assign(self.formed.place)
+            for each in assignments
             if each.local_rank in alive
         }
         for local_rank, changed in variables.items():  # for the environment in a report
@@ -322,29 +339,40 @@ class WorkerGroup:
             self._plans[local_rank] = plan._replace(variables={**plan.variables, **changed})
         self._recovery.resume(supervisor, [plan.local_rank for plan in missing], variables)
 
-    def _leave_limit_s(self, failed: int) -> float:
-        """Let survivors of a failed worker leave its group, if they can keep their process; return
-        how long they have for it, 0 if they can't.
+    def _leave_limit_s(self, failed: int | None) -> float:
+        """Let workers leave their group, if they can keep their process; return how long they have
+        for it, 0 if they can't.
+
+        Args:
+            failed: the local rank of a worker that has failed; None if the coordinator stops them.
         """
         supervisor, job = self.supervisor, self._job
         spec = job.command.spec
-        if supervisor is None or self.stopped_by is not None or not spec.max_restarts.most:
+        if supervisor is None or not supervisor.core.may_leave or not spec.max_restarts.most:
+            return 0.0
+        if self.stopped_by is not None and not self.stopped_by.may_stay:
             return 0.0
         if not self._has_memory():
             return 0.0  # no worker has called anything of relight.worker
+        if supervisor.are_frozen:
+            return 0.0  # the others may have continued without them
         if why := worker_command.why_all_restart(spec):
             if self.memory.inside():
-                self._services.journal.say(f"all ranks restart: {why}")
+                self._say_all_restart(why)
             return 0.0
         if self._recovery is None:
             from relight.agent.recovery import Recovery
 
             services = self._services
             self._recovery = Recovery(
-                services.loop, job.grace_s, lambda: self.memory, services.journal.say,
+                services.loop, job.grace_s, lambda: self.memory, self._say_all_restart,
                 self._on_recovered,
             )  # fmt: skip
         return self._recovery.begin(supervisor, failed)
+
+    def _say_all_restart(self, why: str) -> None:
+        where = " of this node" if self.formed.place.group_world_size > 1 else ""
+        self._services.journal.say(f"all ranks{where} restart: {why}")
 
     def _on_recovered(self, replaced: Collection[int], stayed: int, seconds: float) -> None:
         assert self.supervisor is not None
@@ -369,8 +397,8 @@ class WorkerGroup:
 
         left = ", ".join(map(named, supervisor.workers.remaining.values()))
         self._services.journal.say(
-            f"no longer waiting for {left or 'the worker spawner'}, which can't be killed: what it "
-            "holds is not free (memory, ports, devices)"
+            f"no longer waiting for {left or 'the worker spawner'}, which can't be killed and may "
+            "still hold memory, ports or devices"
         )
 
     def _tell_left_running(self, supervisor: Supervisor) -> None:
@@ -382,8 +410,8 @@ class WorkerGroup:
             return
         names = [f"{system.name_and_user(pid)[0] or 'process'} (pid {pid})" for pid in left]
         self._services.journal.say(
-            f"ended with the job: {format_names(names)}, which the workers left running; "
-            "systemd-run starts what is to outlive a job"
+            f"ended with the job: {format_names(names)}, left running by the workers; use "
+            "systemd-run for processes that should outlive a job"
         )
 
     def _has_memory(self) -> bool:
@@ -487,7 +515,7 @@ class WorkerGroup:
             self.memory.agree(stop.checkpoint_at, loop.now() + limit_s)
             supervisor.step(SaveAndLeave())
             limit = format_duration(limit_s, digits=int(limit_s < 1))
-            journal.say(f"{stop.cause}; workers may save a checkpoint first, for {limit}")
+            journal.say(f"{stop.cause}; workers have {limit} to save a checkpoint")
             loop.call_after(limit_s, lambda: self._stop_late(stop))
         else:
             if stop.capture_stacks:
@@ -495,7 +523,7 @@ class WorkerGroup:
                 # nodes.
                 loop.call_after(0.0, lambda: self._stop_after_stacks(stop))
             else:
-                self._stop_now(stop.cause)
+                self._stop_now(stop)
 
     def _stop_late(self, stop: StopWorkers) -> None:
         """Stop workers that have not left within the time to save."""
@@ -510,28 +538,31 @@ class WorkerGroup:
 
         stacks_before_stop.read(supervisor)
         if self._quiet is None:
-            self._stop_in(stop.limit_s, stop.cause)
+            self._stop_in(stop.limit_s, stop)
         else:
             loop, env = self._services.loop, self._job.command.env
             stacks_before_stop.look_closer(
-                loop, supervisor, env, stop.limit_s, lambda s: self._stop_in(s, stop.cause)
+                loop, supervisor, env, stop.limit_s, lambda s: self._stop_in(s, stop)
             )
 
-    def _stop_in(self, seconds: float, cause: str) -> None:
+    def _stop_in(self, seconds: float, stop: StopWorkers) -> None:
         if seconds:
-            self._services.loop.call_after(seconds, lambda: self._stop_now(cause))
+            self._services.loop.call_after(seconds, lambda: self._stop_now(stop))
         else:
-            self._stop_now(cause)
+            self._stop_now(stop)
 
-    def _stop_now(self, cause: str) -> None:
+    def _stop_now(self, stop: StopWorkers) -> None:
         supervisor = self.supervisor
         if supervisor is None or not supervisor.is_running:
             return
+        if stop.generation != self.formed.generation.id:
+            return  # survivors are in the next one by now
         if self._quiet is not None:
             self._note_failure(-1, self._services.loop.now() - self._quiet.seconds)
-        event = GroupStopped(self.formed.generation.number, cause)
+        event = GroupStopped(self.formed.generation.number, stop.cause)
         self._services.journal.record(event)
-        supervisor.step(event)
+        limit_s = self._leave_limit_s(None) if stop.may_stay else 0.0
+        supervisor.step(SurvivorsLeave(limit_s) if limit_s else event)
 
     def reports(self) -> list[FromAgent]:
         """Return the messages with which a coordinator learns the state of these workers."""
@@ -638,8 +669,8 @@ class WorkerGroup:
             if ready and self._job.meeting is not None:
                 self._noticed_until = self._services.loop.now() + _NOTICE_SPREAD_S
         if journal.verbose:
-            names = ", ".join(map(str, ready)) or "none, because no worker has a handler for it"
-            journal.say(f"passed {signal_name(number)} on to local ranks: {names}")
+            names = ", ".join(map(str, ready)) or "none, as no worker has a handler for it"
+            journal.say(f"forwarded {signal_name(number)} to local ranks: {names}")
 
     # Starting them.
 
@@ -689,9 +720,9 @@ class WorkerGroup:
         journal.record(event)
         if isinstance(event, WorkersFrozen):
             journal.say(
-                "no answer from the coordinator: workers are frozen until it answers"
+                "no answer from the coordinator; workers are frozen until it answers"
                 if event.frozen
-                else "the coordinator answers again: workers run"
+                else "the coordinator answers again; workers resume"
             )
         elif isinstance(event, WorkerExited):
             if self.logs.worker_ended(event.local_rank, failed=bool(event.exitcode)):
@@ -778,7 +809,7 @@ class WorkerGroup:
             self.failure = WorkerFailed(self.formed.generation.id, reason, suspects_peer)
             if supervisor.is_saving and not self.saves:
                 self._services.journal.say(
-                    f"local rank {event.local_rank} has exited after the notice of a preemption: "
+                    f"local rank {event.local_rank} exited after a preemption notice: "
                     f"{supervisor.explain()}"
                 )
             failure, spread_s = self.failure, self._noticed_until - self._services.loop.now()
@@ -808,7 +839,7 @@ class WorkerGroup:
 
 
 def _unwritable(error: OSError, local_rank: int) -> MachineError:
-    hint = "look at `ulimit -n`" if error.errno in (errno.EMFILE, errno.ENFILE) else ""
+    hint = "check `ulimit -n`" if error.errno in (errno.EMFILE, errno.ENFILE) else ""
     pipe = f"make a pipe for the output of local rank {local_rank}"
     what = f"write logs to {error.filename}" if error.filename else pipe
     return MachineError(f"can't {what}: {error.strerror}", hint=hint)

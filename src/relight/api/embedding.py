@@ -168,7 +168,7 @@ def run(
     """
     limit_s = time_limit("timeout_s", timeout_s)
     if on_event is not None and not callable(on_event):
-        raise UsageError(f"on_event={on_event!r}: expected a function of one event, or None")
+        raise UsageError(f"on_event={on_event!r}: expected a function with one argument, or None")
     words, variables = _checked(spec)
     job = _Job(on_event)
     if in_process:
@@ -180,14 +180,16 @@ def _checked(spec: RunSpec) -> tuple[list[str], dict[str, str]]:
     """Return the command line and the environment, once the parser accepts them."""
     if not isinstance(spec, RunSpec):
         raise UsageError(
-            f"relight.run takes a RunSpec, and not {spec!r}",
-            hint="relight.run(relight.RunSpec('train.py', nproc_per_node=4)); relight.launch is "
-            "for functions",
+            f"relight.run takes a RunSpec, not {spec!r}",
+            hint=(
+                "relight.run(relight.RunSpec('train.py', nproc_per_node=4)); use relight.launch "
+                "for functions"
+            ),
         )
     check_texts(spec.flags, spec.env)
     check_list("args", spec.args)
     if not isinstance(spec.script, str):
-        raise UsageError(f"script={spec.script!r}: expected a text", hint=f"'{spec.script}'")
+        raise UsageError(f"script={spec.script!r}: expected a string", hint=f"'{spec.script}'")
     if not isinstance(spec.module, bool):
         raise UsageError(f"module={spec.module!r}: expected True or False")
     variables = {**variables_of_job(), **spec.env}
@@ -195,8 +197,8 @@ def _checked(spec: RunSpec) -> tuple[list[str], dict[str, str]]:
     parsed = parse(words, env, site=site.load(env))
     if parsed.command != (spec.script, *spec.args):
         raise UsageError(
-            f"flags={[*spec.flags]!r}: {parsed.command[0]!r} is no flag",
-            hint="the script is given as script, and its arguments as args",
+            f"flags={[*spec.flags]!r}: {parsed.command[0]!r} is not a flag",
+            hint="pass the script as `script` and its arguments as `args`",
         )
     to_spec(parsed)
     return words, variables

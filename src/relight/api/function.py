@@ -99,7 +99,7 @@ def launch(
     if ssh is not None and not isinstance(ssh, Mapping):
         raise UsageError(f"ssh={ssh!r}: expected options by name", hint="relight schedulers ssh")
     if hosts and nodes not in (1, len(hosts)):
-        raise UsageError(f"nnodes={nodes}, and there are {len(hosts)} hosts: one node each")
+        raise UsageError(f"nnodes={nodes}, but there are {len(hosts)} hosts; each takes one node")
     if ssh and not hosts:
         raise UsageError("ssh has no effect without hosts")
     variables = {**variables_of_job(), **(env or {})}
@@ -142,8 +142,10 @@ def pack(
     except Exception as error:
         raise UsageError(
             f"{name_of(function)} and its arguments can't be sent to workers: {error}",
-            hint="pip install cloudpickle for functions that no module has; open files, locks and "
-            "sockets can't be sent",
+            hint=(
+                "pip install cloudpickle for functions defined outside a module; open files, "
+                "locks and sockets can't be sent"
+            ),
         ) from None
     script = _script(check.of_main, hosts) if check.of_main else None
     return pickle.dumps((bool(hosts), sys.path, script, payload, sources))
@@ -177,7 +179,7 @@ def job_directory() -> Iterator[str]:
     try:
         path, lock = scratch.make(tempfile.gettempdir())
     except OSError as error:
-        raise MachineError(f"can't make a directory: {error}") from None
+        raise MachineError(f"can't create a directory: {error}") from None
     try:
         directory = os.path.join(path, "call")  # without the lock: ssh copies it all
         os.mkdir(directory, 0o700)
@@ -198,7 +200,7 @@ def _script(name: str, hosts: Sequence[str]) -> main_module.MainModule:
         return found
     raise UsageError(
         f"{name} is defined in __main__, {why}",
-        hint="pip install cloudpickle, or put it into a module",
+        hint="pip install cloudpickle, or move it into a module",
     )
 
 
@@ -213,7 +215,7 @@ def check_call(
     if not callable(function):
         raise UsageError(
             f"{function!r} can't be called: relight.launch takes a function",
-            hint="a script is started by `relight run`",
+            hint="use `relight run` to start a script",
         )
     name = name_of(function)
     try:
@@ -230,7 +232,7 @@ def check_call(
             raise UsageError(f"{name} takes no {word}", hint=_keyword_hint(word))
         if meant := closest_match(word, _LAUNCH_PARAMETERS, cutoff=_SIMILAR):
             raise UsageError(
-                f"{word} would go to {name}",
+                f"{word} would be passed to {name}",
                 hint=f"did you mean {meant}? If not: functools.partial({name}, {word}=…)",
             )
     try:
@@ -257,13 +259,13 @@ def _number(name: str, value: int | str, *, least: int) -> int:
     if isinstance(value, str) and ":" in value:
         raise UsageError(
             f"{name}={value!r}: relight.launch starts a fixed number of agents",
-            hint="relight run --nnodes=MIN:MAX is for jobs that grow and shrink",
+            hint="use relight run --nnodes=MIN:MAX for elastic jobs",
         )
     number = whole(value.strip()) if isinstance(value, str) else value
     if isinstance(number, bool) or not isinstance(number, int):
         raise UsageError(f"{name}={value!r}: expected a number")
     if number < least:
-        raise UsageError(f"{name}={value!r}: it must be at least {least}")
+        raise UsageError(f"{name}={value!r}: must be at least {least}")
     return number
 
 
@@ -275,14 +277,14 @@ def check_texts(flags: Sequence[str], env: Mapping[str, str]) -> None:
     """
     check_list("flags", flags)
     if not isinstance(env, Mapping):
-        raise UsageError(f"env={env!r}: expected texts by name", hint="env={'NAME': 'text'}")
+        raise UsageError(f"env={env!r}: expected a dict of strings", hint="env={'NAME': 'value'}")
     for name, value in env.items():
         if not isinstance(name, str) or not name or "=" in name or "\0" in name:
-            raise UsageError(f"env: {name!r} is no name of a variable", hint="env={'NAME': 'text'}")
+            raise UsageError(f"env: {name!r} is not a variable name", hint="env={'NAME': 'value'}")
         if not isinstance(value, str):
-            raise UsageError(f"env: {name}={value!r}: expected a text", hint=f"'{value}'")
+            raise UsageError(f"env: {name}={value!r}: expected a string", hint=f"'{value}'")
         if "\0" in value:
-            raise UsageError(f"env: {name}={value!r}: a variable has no null character")
+            raise UsageError(f"env: {name}={value!r}: a variable can't contain a NUL character")
 
 
 def check_list(name: str, value: Any) -> None:
@@ -295,10 +297,10 @@ def check_list(name: str, value: Any) -> None:
         words = value.replace(",", " ").split() if name == "hosts" else value.split()
         raise UsageError(f"{name}={value!r}: expected a list", hint=f"{name}={words!r}")
     if not isinstance(value, Sequence):
-        raise UsageError(f"{name}={value!r}: expected a list of texts")
+        raise UsageError(f"{name}={value!r}: expected a list of strings")
     for word in value:
         if not isinstance(word, str):
-            raise UsageError(f"{name}={value!r}: {word!r} is no text", hint=f"'{word}'")
+            raise UsageError(f"{name}={value!r}: {word!r} is not a string", hint=f"'{word}'")
 
 
 def time_limit(name: str, value: Any) -> float | None:
@@ -313,7 +315,7 @@ def time_limit(name: str, value: Any) -> float | None:
     if not is_number or not 0 < value <= MOST_SECONDS:
         raise UsageError(
             f"{name}={value!r}: expected seconds, above 0 and at most {MOST_SECONDS:.0f}",
-            hint=f"{name}=None is no limit",
+            hint=f"use {name}=None for no limit",
         )
     return float(value)
 

@@ -69,8 +69,8 @@ def collect(
         *some, one = map(str, missing)
         ranks = f"ranks {', '.join(some)} and {one}" if some else f"rank {one}"
         error = WorkersFailedError(
-            f"{ranks} ended with 0 before {name} returned",
-            hint="look for exit(0) in it: each rank has to return, or to raise",
+            f"{ranks} exited with 0 before {name} returned",
+            hint="look for exit(0) in it; each rank has to return or raise",
         )
         texts = [text for (rank, (*_, text)) in _saved(directory, call.ERROR) if rank in missing]
         raise error from RemoteTraceback(texts[0]) if texts else None
@@ -112,7 +112,7 @@ def raised(directory: str) -> dict[int, Raised]:
 def _last_attempt(directory: str, name: str) -> call.Begun:
     last = _last_begun(directory)
     if last is None:
-        raise WorkersFailedError(f"no worker reached {name}; see the workers' output")
+        raise WorkersFailedError(f"no worker reached {name}; check the workers' output")
     return last
 
 

@@ -50,6 +50,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "local_world_size": _SIZE,
     "local_rank": (0, 1 << 20),
     "rank": (0, 1 << 40),
+    "survivors": (0, 1 << 20),
     "succeeded_ranks": (0, 1 << 40),
     "gone": (0, 1 << 20),
     "coordinator": (-1, 1 << 20),
@@ -85,6 +86,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "stopping_s": _SECONDS,
     "printed_s": _SECONDS,
     "step_age_s": _SECONDS,
+    "every_s": (0.1, MOST_SECONDS),
     "createdIndex": (1, 1 << 62),
     "ttl_s": _SECONDS,
     "grace_s": _SECONDS,
@@ -108,7 +110,7 @@ _EXACT = {"args", "command", "commands", "env", "value", "cwd", "path", "workspa
 _LENGTHS = {"error_file": 1 << 20, **dict.fromkeys(_EXACT, 1 << 20), "answer": MAX_ANSWER,
             "question": MAX_TEXT}  # fmt: skip
 _ITEMS = {"lines": 200, "last_lines": 200, "stack": 60, "findings": MAX_FINDINGS, "addresses": 16,
-          "resolved": 64, "facts": MAX_FACTS, "reported": 8,
+          "resolved": 64, "facts": MAX_FACTS, "reported": 16, "charts": 16, "values": 240,
           "restart_on": 255, "fail_on": 255}  # fmt: skip
 
 

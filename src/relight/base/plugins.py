@@ -34,7 +34,7 @@ def loaded(what: str, load: Callable[[], T]) -> T:
     try:
         return load()
     except Exception as error:  # of another package
-        raise UsageError(f"{what} does not load: {one_line(error)}") from None
+        raise UsageError(f"can't load {what}: {one_line(error)}") from None
 
 
 def one_line(error: BaseException) -> str:

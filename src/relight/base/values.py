@@ -593,6 +593,25 @@ def parse_pattern(text: str) -> str:
     return os.path.abspath(text) if text else ""
 
 
+def parse_metrics(text: str) -> tuple[str, ...]:
+    """Parse regular expressions that find numbers in lines, one a line."""
+    from relight.base.metric_patterns import MetricFinder  # only with the flag, as re takes 5 ms
+
+    patterns = tuple(filter(None, text.split("\n")))
+    MetricFinder(patterns)
+    return patterns
+
+
+def parse_trackers(text: str) -> tuple[tuple[str, str], ...]:
+    """Parse trackers, one a line: a name, or a name and its configuration."""
+    from relight.base import trackers  # only with the flag
+
+    named = (line.partition("=") for line in filter(None, text.split("\n")))
+    configs = {name: config for name, _, config in named}
+    trackers.variables(configs)
+    return tuple(configs.items())
+
+
 def one_of(*words: str) -> Callable[[str], str]:
     """Return a parser that accepts one of `words`."""
 

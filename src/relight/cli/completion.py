@@ -71,7 +71,7 @@ def main(argv: list[str]) -> int:
     shell = parsed.command[0]
     if shell not in SHELLS:
         hint = did_you_mean(shell, SHELLS, f"shells: {', '.join(SHELLS)}")
-        raise UsageError(f"there is no completion for {shell}", hint=hint)
+        raise UsageError(f"no completion for {shell}", hint=hint)
     print({"bash": bash, "zsh": zsh, "fish": fish}[shell]())
     return EXIT_OK
 

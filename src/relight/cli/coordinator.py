@@ -50,14 +50,12 @@ _DIAL_S = 1.0
 _TAKEN = ("rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf", "local-addr", "help", "verbose")
 _CHANGED: dict[str, dict[str, Any]] = {
     "rdzv-backend": {"default": "c10d"},
-    "verbose": {
-        "help": "also print when a job comes (its first node connects), changes its state, and goes"
-    },
+    "verbose": {"help": "also print when jobs connect, change state and leave"},
 }
 COORDINATOR_FLAGS = (
     Flag("bind", parse_endpoint, Endpoint("", None), "HOST[:PORT]",
-         f"where to listen; all addresses of this machine, port {DEFAULT_ENDPOINT_PORT}, or any "
-         "free one with a register", from_env=False),
+         f"address to listen on [all addresses, port {DEFAULT_ENDPOINT_PORT}, or any free one "
+         "with a registry]", from_env=False),
     *(flag._replace(**_CHANGED.get(flag.name, {})) for flag in FLAGS if flag.name in _TAKEN),
 )  # fmt: skip
 
@@ -115,10 +113,10 @@ def main(argv: list[str]) -> int:
     if meeting.register is not None:
         candidate = _Candidate(loop, meeting, finder, coordinator, port, say, verbose=verbose)
     else:
-        say(f"coordinating the jobs that meet at {where}")
+        say(f"coordinating jobs at {where}")
     loop.run_until(lambda: bool(stopped or (candidate and candidate.error)))
     if coordinator.others:
-        say("workers run on; their agents look for the next coordinator")
+        say("workers keep running while their agents find the next coordinator")
     coordinator.close()
     if candidate is not None:
         if candidate.error is not None:
@@ -233,25 +231,27 @@ def _meeting(parsed: ParsedFlags, env: Environment) -> tuple[Meeting, GroupSetti
     given = {name: parsed.values[name.replace("-", "_")] for name in _TAKEN}
     backend, bind = given["rdzv-backend"], parsed.values["bind"]
     if backend == "static":
-        raise UsageError("with the static rendezvous node rank 0 coordinates, not this command")
+        raise UsageError(
+            "the static rendezvous has no coordinator command; node rank 0 coordinates"
+        )
     backends.check(backend)
     if backend == "c10d":
         if given["rdzv-endpoint"].host:
-            raise UsageError("--rdzv-endpoint is for agents; --bind says where to listen")
+            raise UsageError("--rdzv-endpoint is only valid for agents; use --bind")
         given["rdzv-endpoint"] = bind._replace(host=bind.host or socket.gethostname())
     elif given["rdzv-id"] == UNSET_RUN_ID:
         raise UsageError(f"--rdzv-backend={backend} without --rdzv-id",
-                         hint="a register names the coordinator of one job")  # fmt: skip
+                         hint="a registry records the coordinator of one job")  # fmt: skip
     for name, _ in given["rdzv-conf"] if backend in BACKENDS else ():
         if name not in KEY_BY_NAME:  # torchrun lacks this command, so nobody relies on such keys
             hint = did_you_mean(name, KEY_BY_NAME, f"known are {', '.join(KEY_BY_NAME)}")
-            raise UsageError(f"--rdzv-conf: {name} is not a known key", hint=hint)
+            raise UsageError(f"--rdzv-conf: unknown key {name}", hint=hint)
     fields = {flag.field: flag.default for flag in FLAGS if flag.field in LaunchSpec._fields}
     fields |= {name.replace("-", "_"): value for name, value in given.items() if name != "help"}
     fields |= {"nnodes": Nodes(1, 2), "conf_defaults": parsed.values["conf_defaults"]}
     meeting, settings, notes = arrange(LaunchSpec(**fields, script="", script_args=()), env)
     if meeting.hosted is False:
-        raise UsageError("--rdzv-conf: is_host=0 is for agents; this command coordinates")
+        raise UsageError("--rdzv-conf: is_host=0 is only valid for agents")
     return meeting, settings, notes
 
 
@@ -266,9 +266,9 @@ def _listen(bind: Endpoint, *, any_port: bool) -> tuple[socket.socket, str]:
         raise no_free_port("the coordinator")
     if sock is None:
         raise UsageError(
-            f"can't listen at {bind.host or 'port'}{':' if bind.host else ' '}{port}: it is taken, "
-            "or no address of this machine",
-            hint="if an agent here coordinates at that port: start it with --rdzv-conf=is_host=0",
+            f"can't listen at {bind.host or 'port'}{':' if bind.host else ' '}{port}: it is in "
+            "use, or not an address of this machine",
+            hint="if an agent here uses that port, start it with --rdzv-conf=is_host=0",
         )
     return sock, str(Endpoint(bind.host or socket.gethostname(), port))
 
@@ -277,6 +277,6 @@ def _address(host: str) -> str:
     try:
         return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
     except UnicodeError:
-        raise UsageError(f"--bind={host:.80}: no host can have this name") from None
+        raise UsageError(f"--bind={host:.80}: not a valid host name") from None
     except OSError as error:
         raise UsageError(f"--bind={host}: {error.strerror or error}") from None

@@ -33,7 +33,7 @@ EXIT_FOUND = 1
 WAIT_S = 10.0
 OWN = (
     Flag("timeout", parse_interval, WAIT_S, "S",
-         "how long to wait for more nodes after the last one came", from_env=False),
+         "wait for more nodes this long after the last one joined", from_env=False),
     Flag("json", None, False, "", "print one JSON object", from_env=False),
 )  # fmt: skip
 _HELP_FLAGS = ("nnodes", "rdzv-endpoint", "rdzv-id", "rdzv-conf", "rdzv-backend", "node-rank",
@@ -42,7 +42,7 @@ _STATIC = {"node-rank", "master-addr", "master-port"}
 
 _CHANGED: dict[str, dict[str, Any]] = {
     "rdzv-backend": {"default": "c10d"},
-    "verbose": {"help": "also print what is in order"},
+    "verbose": {"help": "also print passed checks"},
 }
 DOCTOR_FLAGS = (
     *(flag._replace(**_CHANGED.get(flag.name, {})) for flag in FLAGS),
@@ -81,9 +81,9 @@ def usage() -> str:
     lines = [
         "usage: relight doctor [flags]",
         "",
-        "Says what is wrong with this machine; with --nnodes and --rdzv-endpoint, and run on all",
-        "nodes, also what is wrong between them. It takes the command line of relight run: put",
-        "doctor in place of run.",
+        "Checks this machine; with --nnodes and --rdzv-endpoint, and run on all nodes, also the",
+        "network between them. It takes the command line of relight run: replace run with",
+        "doctor.",
         "",
     ]
     lines += flag_lines(flag for flag in DOCTOR_FLAGS if flag.name in _HELP_FLAGS or flag in OWN)
@@ -114,14 +114,14 @@ def _spec(parsed: ParsedFlags, env: Environment) -> LaunchSpec:
     backends.check(spec.rdzv_backend)
     is_file = spec.script not in ("", "-") and not (spec.module or spec.no_python)
     if is_file and not os.path.exists(spec.script):
-        raise UsageError(f"there is no file {spec.script}", hint="check the path")
+        raise UsageError(f"no such file: {spec.script}", hint="check the path")
     for note in notes:
         print(f"relight: note: {note}", file=sys.stderr)
     if spec.rdzv_backend not in ("c10d", "static"):
         raise UsageError(
-            f"--rdzv-backend={spec.rdzv_backend}: the nodes meet at an endpoint that one of them "
-            "hosts",
-            hint="relight doctor --rdzv-endpoint=HOST --nnodes=N, with the host of any node",
+            f"--rdzv-backend={spec.rdzv_backend}: relight doctor needs an endpoint that one of the "
+            "nodes hosts",
+            hint="relight doctor --rdzv-endpoint=HOST --nnodes=N, with any node's host name",
         )
     return spec
 

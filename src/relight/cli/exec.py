@@ -19,9 +19,10 @@ SHIM = os.path.join(os.path.dirname(os.path.abspath(relight.__file__)), "shim")
 PAGE = Page(
     "exec [--] COMMAND …",
     (
-        "Runs COMMAND. All programs below it that start torchrun, python -m torch.distributed.run,",
-        "python -m torch.distributed.launch or torch.distributed.launcher start relight instead.",
-        "Nothing is installed; relight shim install does it for good in one environment.",
+        "Runs COMMAND so that it and its child processes start relight instead of torchrun,",
+        "python -m torch.distributed.run, python -m torch.distributed.launch and",
+        "torch.distributed.launcher. Nothing is installed; for a permanent replacement, use",
+        "relight shim install.",
     ),
     (HELP,),
     (
@@ -29,7 +30,7 @@ PAGE = Page(
         "relight exec ./run_train.sh --steps 100",
         "relight exec sbatch job.sh",
     ),
-    "exit code: that of COMMAND",
+    "exit code: COMMAND's",
 )
 
 
@@ -49,11 +50,11 @@ def main(argv: list[str]) -> int:
     variables = with_shim(environment.read().variables)
     program = shutil.which(words[0], path=variables["PATH"])
     if program is None:
-        raise UsageError(f"there is no program {words[0]}", hint="give a path, or a name on PATH")
+        raise UsageError(f"no such program: {words[0]}", hint="pass a path or a name on PATH")
     try:
         os.execve(program, words, variables)
     except OSError as error:
-        raise MachineError(f"{program} can't be run: {error.strerror}") from None
+        raise MachineError(f"can't run {program}: {error.strerror}") from None
 
 
 def with_shim(variables: Mapping[str, str]) -> dict[str, str]:

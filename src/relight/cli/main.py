@@ -24,29 +24,29 @@ from relight.base.errors import (
 COMMANDS = {
     "run": "start and watch the workers of this node (torchrun)",
     "launch": "like run, compatible with torch.distributed.launch",
-    "exec": "run a program that starts torchrun, with relight in its place",
-    "shim": "the same for good, in one environment",
-    "coordinator": "coordinate jobs of several nodes, for example on a login node",
+    "exec": "run a program with relight in place of torchrun",
+    "shim": "replace torchrun permanently, in one environment",
+    "coordinator": "coordinate multi-node jobs, for example on a login node",
     "doctor": "check this machine and the network between the nodes",
-    "sandbox": "run a job on hosts made on this machine, and break them",
+    "sandbox": "run a job on simulated hosts on this machine, and break them",
     "submit": "submit a job to this machine, Docker, Slurm … (torchx run)",
     "status": "show the state of a job, or the agents on this machine",
     "top": "watch jobs live: ranks, steps, CPU, memory, last lines",
-    "stacks": "show where the ranks of a job are, from outside, also if it hangs",
+    "stacks": "show the stacks of a job's ranks, even if it hangs",
     "debug": "attach to pdb in a rank that is at breakpoint()",
     "logs": "print the output of a job",
-    "events": "print what has happened in a job, a line for each event",
+    "events": "print the history of a job, one event per line",
     "wait": "wait for the end of a job",
     "cancel": "stop a job",
     "delete": "stop a job and remove its logs and record",
-    "list": "list jobs, also those that have ended",
-    "describe": "show what was submitted, when and from where",
-    "tracker": "show what jobs have recorded: metadata, artifacts, lineage (torchx tracker)",
-    "components": "list the components that can be submitted, and their flags",
-    "schedulers": "list the schedulers and their options",
-    "configure": "write a settings file to fill in",
-    "nodes": "list and forget nodes whose hardware has failed",
-    "warm": "list, make and end processes that keep imported modules",
+    "list": "list jobs, including finished ones",
+    "describe": "show a job's submission: app, time, origin",
+    "tracker": "show metadata, artifacts and lineage of jobs (torchx tracker)",
+    "components": "list components and their flags",
+    "schedulers": "list schedulers and their options",
+    "configure": "write a template settings file",
+    "nodes": "list and forget nodes with failed hardware",
+    "warm": "list, start and stop warm processes",
     "completion": "print completion for bash, zsh or fish",
     "version": "print the version",
 }
@@ -142,7 +142,7 @@ def entry() -> NoReturn:
             what = f"another descriptor: {what}" if too_many and not error.filename else what
             print(f"relight: error: this machine refuses {what}", file=sys.stderr)
             if too_many:
-                print("hint: look at `ulimit -n`", file=sys.stderr)
+                print("hint: check `ulimit -n`", file=sys.stderr)
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and error.name in sys.stdlib_module_names:
             exit_code = EXIT_MACHINE
@@ -192,8 +192,8 @@ def _command(argv: list[str]) -> Callable[[list[str]], int]:
             if error.name is None or not f"{full}.".startswith(f"{error.name}."):
                 raise
             raise UsageError(  # job/launcher_file.py
-                f"relight {name} is not part of the launcher that travels with a job",
-                hint="it needs all of relight, installed from a clone (pip install .) or a wheel",
+                f"relight {name} is not in the copy of the launcher that travels with a job",
+                hint="install relight from a wheel or a clone (pip install .)",
             ) from None
         main_of: Callable[[list[str]], int] = module.main
         return main_of
@@ -223,5 +223,5 @@ def _help(_: list[str]) -> int:
     print(USAGE + "\n")
     for name, text in COMMANDS.items():
         print(f"  {name:13}{text}")
-    print("\nrelight COMMAND --help tells more.")
+    print("\nSee relight COMMAND --help for details.")
     return 0

@@ -20,7 +20,7 @@ from relight.sandbox import access, faults, run
 from relight.sandbox.faults import Fault, Plan
 
 _OWN = (Flag("faults", parse_pattern, "", "FILE",
-             "what happens to the hosts, and when: one fault a line", from_env=False),)  # fmt: skip
+             "file with the faults to inject, one per line", from_env=False),)  # fmt: skip
 _FLAGS = (*_OWN, *FLAGS)
 _MOST_HOSTS = 64
 _LARGEST_FILE = 1 << 20
@@ -29,13 +29,13 @@ PAGE = Page(
     "sandbox N [flags] [flags of relight run] -- SCRIPT [arguments]",
     (
         "Runs a job on N hosts, host1 to hostN, on this Linux machine: network namespaces with an",
-        "agent (relight run) on each. The hosts see each other and nothing else; files are shared.",
-        "Each line of output begins with its host. Needs root, or a user namespace.",
+        "agent (relight run) on each. The hosts reach only each other; files are shared.",
+        "Each line of output begins with its host. Requires root or user namespaces.",
         "",
-        "Unless they are given: --nnodes=N --rdzv-backend=c10d --rdzv-endpoint=host1,host2,host3",
+        "Defaults: --nnodes=N --rdzv-backend=c10d --rdzv-endpoint=host1,host2,host3",
         "(host1 if N is 2). On a terminal, keys cause faults: a letter, then the number of a host.",
         "",
-        "faults, one a line:  WHEN WHAT",
+        "faults, one per line:  WHEN WHAT",
         '  at 5s | after 3s (after the line before) | when "TEXT" (in the output)',
         "  kill, freeze, continue (host N or rank N), start, cut (host N), heal [host N],",
         "  delay 50ms [host N], loss 10% [host N]",
@@ -45,7 +45,7 @@ PAGE = Page(
         "relight sandbox 3 --nnodes=2:3 --max-restarts=3 -- train.py --epochs=3",
         "relight sandbox 2 --nproc-per-node=2 --faults=faults.txt -- train.py",
     ),
-    "exit code: that of the job, of the agent that ends last; docs/sandbox.md",
+    "exit code: the exit code of the last agent to end; docs/sandbox.md",
 )
 
 
@@ -63,7 +63,7 @@ def main(argv: list[str]) -> int:
         return EXIT_OK
     system.require_linux("relight sandbox")
     if not parsed.command:
-        raise UsageError("no training script was given", hint=f"relight {PAGE.usage}")
+        raise UsageError("no training script given", hint=f"relight {PAGE.usage}")
     spec = to_spec(parsed)
     texts = split(rest, {flag.name: flag for flag in _FLAGS})[0]
     more = _derived(spec, parsed.given, count)
@@ -89,7 +89,7 @@ def _count(argv: Sequence[str]) -> tuple[int, list[str]]:
     number = whole(word)
     if number is None:
         raise UsageError(
-            f"relight sandbox begins with the number of hosts, not with {word}",
+            f"the first argument of relight sandbox is the number of hosts, not {word}",
             hint=f"relight {PAGE.usage}",
         )
     if not 1 <= number <= _MOST_HOSTS:
@@ -114,17 +114,17 @@ def _check(spec: LaunchSpec, given: "set[str]", count: int, env: Environment) ->
     for name in _OF_ONE_HOST:
         if name in given:
             raise UsageError(
-                f"--{name} has no place in a sandbox: all its hosts get the same flags",
-                hint="leave it out; the agents meet at host1",
+                f"--{name} is not supported in a sandbox; all hosts get the same flags",
+                hint="leave it out; agents rendezvous at host1",
             )
     if "rdzv-backend" in given and spec.rdzv_backend not in ("c10d", "file"):
         raise UsageError(
-            f"--rdzv-backend={spec.rdzv_backend}: hosts of a sandbox reach nothing outside it",
-            hint="c10d, the default here, or file with a directory",
+            f"--rdzv-backend={spec.rdzv_backend}: sandbox hosts can't reach anything outside it",
+            hint="use c10d (the default) or file with a directory",
         )
     if "nnodes" in given and spec.nnodes.min_nodes > count:
         raise UsageError(
-            f"--nnodes={spec.nnodes} needs more than the {pluralize(count, 'host')} of the sandbox",
+            f"--nnodes={spec.nnodes} needs more than {pluralize(count, 'sandbox host')}",
             hint=f"relight sandbox {spec.nnodes.min_nodes} …",
         )
     check(spec._replace(rdzv_backend="c10d"), given)
@@ -140,7 +140,7 @@ def _faults(path: str, spec: LaunchSpec, count: int) -> list[Fault]:
     except OSError as error:
         raise UsageError(f"--faults={path}: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise UsageError(f"--faults={path} is no text in UTF-8") from None
+        raise UsageError(f"--faults={path} is not UTF-8 text") from None
     if len(text) > _LARGEST_FILE:
         raise UsageError(f"--faults={path} is larger than 1 MiB")
     local_world_size = int(spec.nproc_per_node) if spec.nproc_per_node.isdecimal() else 0

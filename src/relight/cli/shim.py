@@ -24,13 +24,13 @@ EXIT_NOT_INSTALLED = 1
 PAGE = Page(
     "shim install|remove|status [--venv DIR]",
     (
-        "Puts relight in the place of torchrun in one environment: its torchrun,",
+        "Replaces torchrun with relight in one environment: its torchrun,",
         "python -m torch.distributed.run, python -m torch.distributed.launch and",
-        "torch.distributed.launcher start relight. remove takes it out again.",
+        "torch.distributed.launcher then start relight. remove reverts this.",
     ),
     (
         Flag("venv", str, "", "DIR",
-             "the environment [the active one of VIRTUAL_ENV or CONDA_PREFIX; that of relight]",
+             "the environment [the active one (VIRTUAL_ENV, CONDA_PREFIX), else relight's]",
              from_env=False),
         HELP,
     ),
@@ -76,7 +76,7 @@ def main(argv: list[str]) -> int:
     verb = parsed.command[0]
     if verb not in VERBS:
         hint = did_you_mean(verb, VERBS, f"relight {PAGE.usage}")
-        raise UsageError(f"relight shim has no verb {verb}", hint=hint)
+        raise UsageError(f"unknown relight shim command: {verb}", hint=hint)
     place = find(parsed.values["venv"], environment.read())
     if verb == "status":
         return _status(place)
@@ -103,8 +103,8 @@ def find(folder: str, env: Environment) -> Place:
         python = os.path.join(os.path.abspath(chosen), "bin", "python")
     elif sys.prefix == sys.base_prefix:
         raise UsageError(
-            "no environment is active, and relight is installed in none",
-            hint="--venv DIR names the one in which torchrun is to start relight",
+            "no environment is active, and relight is not installed in one",
+            hint="choose the environment with --venv DIR",
         )
     try:
         done = subprocess.run(
@@ -114,7 +114,7 @@ def find(folder: str, env: Environment) -> Place:
     except (OSError, subprocess.SubprocessError, ValueError):
         raise UsageError(
             f"{chosen or sys.prefix} is no Python environment: {python} does not run",
-            hint="--venv DIR needs the directory that has bin/python",
+            hint="pass the directory that contains bin/python to --venv",
         ) from None
     if tuple(version) < _OLDEST:
         raise UsageError(
@@ -142,7 +142,7 @@ def _install(place: Place) -> None:
         fd = os.open(place.torchrun, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o755)
         with open(fd, "w", encoding="utf-8") as file:
             file.write(_TORCHRUN % shlex.quote(place.python))
-    say(f"torchrun of {place.prefix} starts relight; relight shim remove undoes that")
+    say(f"torchrun in {place.prefix} now starts relight; undo with relight shim remove")
 
 
 def _remove(place: Place) -> None:
@@ -152,7 +152,7 @@ def _remove(place: Place) -> None:
     if _is_own(place.torchrun):
         os.unlink(place.torchrun)
     gone = "starts torch's launcher again" if found else "did not start relight"
-    say(f"torchrun of {place.prefix} {gone}")
+    say(f"torchrun in {place.prefix} {gone}")
 
 
 def _status(place: Place) -> int:

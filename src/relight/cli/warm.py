@@ -21,19 +21,19 @@ from relight.warm.warm_sockets import Description, SocketDirectory
 PAGE = Page(
     "warm [list|start|stop|forget] …",
     (
-        "A process that has imported the modules of a script can stay when its job has ended",
-        "(relight run --keep-warm): the next job of that script forks its workers from it.",
+        "With relight run --keep-warm, a process that has imported a script's modules outlives",
+        "its job, and the next job of that script forks its workers from it.",
         "",
         "  warm [list]                      your warm processes on this machine",
         "  warm start [flags of run] [SCRIPT]",
-        "                                   make one ahead, for SCRIPT or, without it, for",
-        "                                   relight.launch; --preload=MODULE,… names the modules",
-        "                                   [those that auto has learned; torch]",
-        "  warm stop [PID …]                end these, or all; one that is used ends after that;",
-        "                                   one that does not answer is killed, unless it is used",
-        "  warm forget [SCRIPT]             forget which modules the workers of SCRIPT import, as",
-        "                                   --preload=auto has learned it, or of all scripts; a",
-        "                                   module that is run with -m is given by its name",
+        "                                   start one in advance, for SCRIPT or relight.launch;",
+        "                                   --preload=MODULE,… selects the modules",
+        "                                   [those learned by auto; torch]",
+        "  warm stop [PID …]                stop these, or all; a process in use stops after its",
+        "                                   job; an unresponsive, unused one is killed",
+        "  warm forget [SCRIPT]             forget the modules that --preload=auto has learned for",
+        "                                   SCRIPT (for -m, the name of the module), or for all",
+        "                                   scripts",
     ),
     (JSON, HELP),
     (
@@ -68,9 +68,9 @@ def main(argv: list[str]) -> int:
     verb, *rest = parsed.command or ("list",)
     if verb not in _VERBS:
         hint = did_you_mean(verb, VERBS, f"relight {PAGE.usage}")
-        raise UsageError(f"relight warm has no verb {verb}", hint=hint)
+        raise UsageError(f"unknown relight warm command: {verb}", hint=hint)
     if verb != "list" and parsed.values["json"]:
-        raise UsageError(f"relight warm {verb} prints no JSON")
+        raise UsageError(f"relight warm {verb} does not support --json")
     return _VERBS[verb](rest, parsed.values["json"])
 
 
@@ -85,7 +85,7 @@ def _list(words: Sequence[str], as_json: bool) -> int:
         return EXIT_OK
     being_made = _directory().being_made()
     for made in being_made:
-        say(f"{made.guard} is being made for {made.script}: it imports its modules")
+        say(f"{made.guard} is starting for {made.script}: importing modules")
     if not found:
         if not (being_made or silent):
             say("you have no warm processes on this machine")
@@ -118,12 +118,12 @@ def _in_words(silent: SilentProcess) -> str:
     """Describe a process that does not answer, and the remedy."""
     pid = silent.pid
     if not silent.is_warm:
-        return f"{pid} listens on {silent.path}, and is no warm process: end it yourself"
+        return f"{pid} listens on {silent.path} but is not a warm process; end it yourself"
     why = "is stopped" if system.is_stopped(pid) else "does not answer"
     if silent.agents:
         jobs = ", ".join(map(str, silent.agents))
         return f"{pid} {why}; the job of agent {jobs} uses it: `relight warm stop` after that job"
-    return f"{pid} {why}: `relight warm stop {pid}` ends it"
+    return f"{pid} {why}; end it with `relight warm stop {pid}`"
 
 
 def _name(each: Description) -> str:
@@ -177,7 +177,7 @@ def _stop(words: Sequence[str], _: bool) -> int:
         known = ", ".join(map(str, (*found, *hung)))
         raise UsageError(
             f"{min(unknown)} is not a warm process of yours",
-            hint=f"there are {known}" if known else "there is none",
+            hint=f"running: {known}" if known else "none is running",
         )
     for pid in sorted(wanted or {*found, *hung}):
         if pid in hung:
@@ -185,7 +185,7 @@ def _stop(words: Sequence[str], _: bool) -> int:
         elif _ends(pid, found[pid]):
             say(f"{pid} has ended")
         else:
-            say(f"{pid} ends after the job that uses it")
+            say(f"{pid} exits after the job that uses it")
     if not (found or hung):
         say("you have no warm processes on this machine")
     return EXIT_OK
@@ -204,15 +204,15 @@ def _end_silent(silent: SilentProcess) -> None:
     silent.resume()
     if _ask(silent.path) is not None:
         ended = _ends(pid, partial(warm_processes.stop, silent.path))
-        say(f"{pid} has ended" if ended else f"{pid} ends after the job that uses it")
+        say(f"{pid} has ended" if ended else f"{pid} exits after the job that uses it")
     elif silent.agents:
         say(_in_words(silent))  # its jobs are fine, and would end with it
     elif _ends(pid, silent.kill):
-        say(f"{pid} did not answer, and was killed")
+        say(f"{pid} did not answer; killed")
     else:
         raise MachineError(
-            f"the warm process {pid} does not answer, and SIGKILL does not end it",
-            hint="it is in the kernel, as of a file system that does not answer: look at dmesg",
+            f"warm process {pid} does not answer and survives SIGKILL",
+            hint="it is blocked in the kernel, usually on a file system; check dmesg",
         )
 
 
@@ -257,7 +257,7 @@ def _directory() -> SocketDirectory:
         return SocketDirectory(env.read().variables)
     except OSError as error:
         raise MachineError(
-            f"can't look for warm processes in {error.filename}: {error.strerror}"
+            f"can't search {error.filename} for warm processes: {error.strerror}"
         ) from None
 
 
@@ -265,25 +265,23 @@ def _forget(words: Sequence[str], _: bool) -> int:
     if len(words) > 1:
         raise UsageError(f"relight warm forget takes at most one script, not {words[1]}")
     if words == [""]:
-        raise UsageError(
-            "relight warm forget: SCRIPT is empty", hint="relight warm forget [SCRIPT]"
-        )
+        raise UsageError("relight warm forget: empty SCRIPT", hint="relight warm forget [SCRIPT]")
     variables = env.read().variables
     if not import_profile.directory(variables):
-        say("nothing was known: neither XDG_CACHE_HOME nor HOME is an absolute path")
+        say("nothing recorded: neither XDG_CACHE_HOME nor HOME is an absolute path")
         return EXIT_OK
     try:
         forgotten = import_profile.forget(variables, *words)
     except OSError as error:
         raise MachineError(
             f"can't remove {error.filename}: {error.strerror}",
-            hint="look at the permissions of its directory",
+            hint="check the permissions of its directory",
         ) from None
     for script in forgotten:
         say(f"forgot {script}")
     if not forgotten:
         of = f" about {words[0]}" if words else ""
-        say(f"nothing was known{of} in {import_profile.directory(variables)}")
+        say(f"nothing recorded{of} in {import_profile.directory(variables)}")
     elif not words:
         say(f"{pluralize(len(forgotten), 'script')} forgotten")
     return EXIT_OK

@@ -47,27 +47,29 @@ def main(argv: list[str]) -> int:
     job, notes = prepare(spec, parsed.given | {"preload"}, env)
     worker = job.worker_program
     if worker is None:
-        raise UsageError("workers of --no-python, --run-path and --numa-binding are not forked")
+        raise UsageError("warm starts don't support --no-python, --run-path and --numa-binding")
     for note in notes:
         say(f"note: {note}")
     learned = LearnedFile(worker) if spec.preload == (AUTO,) else None
     modules = list(spec.preload) if learned is None else learned.known.fit
     if not modules:
         raise UsageError(
-            f"it is not known yet what {script(worker.argv)} imports",
-            hint="name modules, as in --preload=torch, or run the script once with --preload=auto",
+            f"the imports of {script(worker.argv)} are unknown",
+            hint=(
+                "name modules, such as --preload=torch, or run the script once with --preload=auto"
+            ),
         )
     processes = WarmProcesses(worker)
     if known := processes.find([] if learned is not None else modules):
-        say(f"there is one already: pid {known.pid}, made {format_duration(known.age_s)} ago")
+        say(f"already running: pid {known.pid}, started {format_duration(known.age_s)} ago")
         return EXIT_OK
     _Start(processes, worker, modules, learned).wait()
     made = processes.find([])
     if made is None:
-        raise MachineError("the process has imported the modules, and does not answer")
+        raise MachineError("the process has imported the modules but does not answer")
     say(
-        f"pid {made.pid} keeps {pluralize(made.modules, 'module')} for {script(worker.argv)}, "
-        f"{format_duration(made.stays_s)} without use: {system.memory(made.pid) / 2**20:.0f} MiB"
+        f"pid {made.pid} holds {pluralize(made.modules, 'module')} for {script(worker.argv)} until "
+        f"unused for {format_duration(made.stays_s)}: {system.memory(made.pid) / 2**20:.0f} MiB"
     )
     return EXIT_OK
 
@@ -107,11 +109,11 @@ class _Start:
             origin = processes.start(setup, is_ahead=True)
         except BlockingIOError:
             raise MachineError(
-                "a warm process for this script is being made already", hint="wait for it"
+                "a warm process for this script is already starting", hint="wait for it"
             ) from None
         except OSError as error:
             what = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-            raise MachineError(f"a warm process can't be started: {what}") from None
+            raise MachineError(f"can't start a warm process: {what}") from None
         self._pid = origin.pid
         self._spawner = WarmSpawner(self._loop, origin, self)
 
@@ -132,9 +134,9 @@ class _Start:
         self._loop.close()
         if self._reason is None:
             os.kill(self._pid, signal.SIGKILL)
-            self._reason = f"it has not imported its modules in {format_duration(_LIMIT_S)}"
+            self._reason = f"its imports took longer than {format_duration(_LIMIT_S)}"
         if self._reason:
-            raise MachineError(f"the warm process can't be used: {self._reason}")
+            raise MachineError(f"can't use the warm process: {self._reason}")
 
     def ready(self, event: PreloadReady) -> None:
         """Record that it can fork workers."""

@@ -161,17 +161,17 @@ class _Participant(Seeker):
         spoken = {answer.what for each in seen for answer in each.answers}
         level = ERROR
         if self._came:
-            reason = "the meeting of the nodes ended without a verdict"
+            reason = "the rendezvous ended without a verdict"
             remedy = "run it again; the node at the endpoint must stay until the end"
         elif self._refused:
             reason = f"this node was refused: {self._refused}"
             remedy = "give all nodes the same flags, RELIGHT_TOKEN and tls_ settings"
         elif COORDINATOR in spoken:
             level = WARNING
-            reason = "a coordinator uses the endpoint, so that the nodes can't meet there"
+            reason = "the endpoint is in use by a coordinator"
             remedy = "to check the network between nodes, use another port in --rdzv-endpoint"
         else:
-            reason = f"no other node came to {meeting.where}"
+            reason = f"no other node reached {meeting.where}"
             remedy = "run the same command on all nodes at about the same time"
             if DOCTOR in spoken:
                 remedy = "run it again, closer in time to the others"

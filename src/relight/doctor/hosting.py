@@ -122,7 +122,7 @@ class MeetingHost:
         if job != self._job or settings is None or settings[:2] != self._wanted:
             reason = f"other nodes ask for --rdzv-id={self._job} --nnodes={self._wanted}"
         elif not self._is_open():
-            reason = f"{len(self._attendees)} nodes have come already, which is all of --nnodes"
+            reason = f"{len(self._attendees)} nodes have already joined, all of --nnodes"
         else:
             return
         connection.send(fields.to_json(NodeRefused(reason)))

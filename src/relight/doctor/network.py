@@ -185,7 +185,7 @@ def _datagrams(nodes: Sequence[DoctorNode], probes: Probes, port: int) -> list[F
         return [
             Finding(
                 WARNING,
-                f"UDP port {port} is taken by another program",
+                f"UDP port {port} is in use by another program",
                 nodes[0].name,
                 "heartbeats then use TCP only and may be delayed by packet loss",
                 "end that program (ss -ulpn), or take another port for the endpoint",

@@ -13,6 +13,8 @@ from relight.events.event_types import Readable
 _KEYS = {"v", "n", "t", "time", "event"}
 """The keys of a line that do not belong to its event."""
 _MOST_SHOWN = 300
+INTERNAL = frozenset({"StateChanged", "GroupBegan", "GroupStep"})
+"""Events of relight's own state machines, which people see only if they ask for them."""
 
 
 class Line(NamedTuple):

@@ -148,7 +148,9 @@ to stderr with `--event-log-handler=console`. Each line is one JSON object, with
 
 | key | | |
 |---|---|---|
-| `v` | integer | version of this format, now {event_types.SCHEMA}; raised when a field or an event is removed or changes its meaning |
+| `v` | integer | version of this format, now {
+    event_types.SCHEMA
+}; raised when a field or an event is removed or changes its meaning |
 | `n` | integer | number of the event in the log of this agent, from 1 |
 | `t` | number | the machine's monotonic clock, in seconds |
 | `time` | number | the time, in seconds since 1970 |
@@ -182,6 +184,38 @@ It may also be a `logging.Handler`, or a class of one: then it gets a record wit
 in a process of its own, which starts once the job has run for a second and gets what happened before
 as well. The job does not wait for it: if it raises, its first error is told; if it can't keep up, up
 to 1 MiB of events wait for it; at the end of the job it has 2 s for the last ones.
+
+## Audit log
+
+`relight submit`, `cancel`, `delete` and `debug`, and the same from Python, tell the handler that
+`PET_EVENT_LOG_HANDLER` or `event-log-handler` in the [site's configuration](site.md) names, once
+they have done it:
+
+```text
+{{"v": 1, "n": 1, "t": 71201.2, "time": 1767323045.1, "event": "UserAction", "action": "submit",
+ "job": "slurm://relight/7141", "detail": "dist.ddp", "agent": {{"user": "ada", "host": "login1",
+ "version": "0.1.0", "scheduler": "", "scheduler_job": ""}}}}
+```
+
+`action` is `submit`, `cancel`, `delete` or `debug`; `detail` is the component, or the rank with its
+pid. The handler runs in a process of its own and has 5 s. If it fails, the command says so on stderr
+and has the same result. Whoever calls `sbatch`, `scancel` or `kubectl`, or sends a signal, bypasses
+it: it shows what users do with relight, and does not prevent anything.
+
+A handler for syslog, in a package of the site (`audit = "site_audit:handle"`):
+
+```python
+import json
+import logging.handlers
+
+SYSLOG = logging.handlers.SysLogHandler("/dev/log")
+
+
+def handle(event):
+    if event["event"] == "UserAction":
+        text = "relight-audit: " + json.dumps(event)
+        SYSLOG.emit(logging.LogRecord("relight", logging.INFO, "", 0, text, None, None))
+```
 """  # noqa: E501
 
 

@@ -48,7 +48,7 @@ def describe(event: Event) -> str:
         case Formed():
             return (
                 f"generation {event.generation}: {pluralize(event.world_size, 'worker')} on "
-                f"{pluralize(event.nodes, 'node')}; this is node {event.group_rank}; they meet at "
+                f"{pluralize(event.nodes, 'node')}; this is node {event.group_rank}; rendezvous at "
                 f"{event.master_addr}:{event.master_port}"
             )
         case WorkerStarted():
@@ -56,25 +56,25 @@ def describe(event: Event) -> str:
         case WorkerExited():
             return f"local rank {event.local_rank} {_how_it_ended(event.exitcode)}"
         case WorkersFrozen():
-            what = "are frozen: their lease has expired" if event.frozen else "run again"
-            return f"the workers {what}"
+            what = "are frozen: lease expired" if event.frozen else "resume"
+            return f"workers {what}"
         case SignalReceived():
-            return f"the agent got signal {event.number}"
+            return f"agent received signal {event.number}"
         case GroupStopped():
-            return f"the workers of generation {event.generation} are stopped: {event.cause}"
+            return f"stopping the workers of generation {event.generation}: {event.cause}"
         case ProcessRemains():
             return f"{named(event)} {_why_it_remains(event)}"
         case SpawnerLost():
             return f"the worker spawner {_how_it_ended(event.exitcode)}"
         case PreloadStarted():
-            return f"preload: pid {event.pid} imports {event.modules}"
+            return f"preload: pid {event.pid} is importing {event.modules}"
         case WarmProcessTaken():
             return (
-                f"preload: took the warm process {event.pid}: {event.modules} modules, imported "
+                f"preload: using warm process {event.pid}: {event.modules} modules, imported "
                 f"{event.age_s:.0f} s ago; {pluralize(event.uses, 'job')} used it before"
             )
         case WarmProcessUnfit():
-            return f"preload: the warm process {event.pid} does not fit: {event.reason}"
+            return f"preload: can't use warm process {event.pid}: {event.reason}"
         case PreloadReady():
             return (
                 f"preload: pid {event.pid} is ready after {event.seconds:.1f} s: "
@@ -87,7 +87,7 @@ def describe(event: Event) -> str:
                 return text  # no worker can import it either
             return f"{text}; each worker imports it itself ({event.seconds:.1f} s)"
         case PreloadUnfit():
-            return f"preload: the preloading process is not used: {event.reason}"
+            return f"preload: preloading process not used: {event.reason}"
         case WorkersWarm():
             if event.warm:
                 return "preload: workers start with preloaded modules"
@@ -101,6 +101,8 @@ def describe(event: Event) -> str:
             return f"the health check {result} ({event.seconds:.1f} s)"
         case RanksSlow():
             return event.text
+        case RanksReplaced(ranks=()):
+            return f"{pluralize(event.stayed, 'rank')} stayed, in {event.seconds:.2f} s"
         case RanksReplaced():
             were = "were" if len(event.ranks) > 1 else "was"
             return (
@@ -113,25 +115,25 @@ def describe(event: Event) -> str:
             return f"{event.workers} of {pluralize(event.world_size, 'worker')} reached the store"
         case FailureNoticed():
             what = "the workers hang" if event.local_rank < 0 else f"local rank {event.local_rank}"
-            return f"{what}: a failure was noticed after {event.after_s:.3f} s"
+            return f"{what}: failure detected after {event.after_s:.3f} s"
         case StepsReported():
             took = event.last - event.first
             return f"the workers reached step {event.step}, {took:.1f} s after their first step"
         case CheckpointFound():
-            return f"the workers of generation {event.generation} have saved a checkpoint"
+            return f"the workers of generation {event.generation} saved a checkpoint"
         case StateChanged():
             of = f" of {event.job}" if event.job else ""
             return f"{event.core}{of}: {event.before} -> {event.after} ({event.cause})"
         case GroupBegan():
-            return f"this process coordinates the group {event.job}".rstrip()
+            return f"this process coordinates group {event.job}".rstrip()
         case GroupStep():
             message = event.input.get("message")
             taken = message if isinstance(message, dict) else event.input
-            return f"the group took {taken.get('type')}: {pluralize(len(event.effects), 'effect')}"
+            return f"group input {taken.get('type')}: {pluralize(len(event.effects), 'effect')}"
         case Ended():
             return f"the job ends with exit code {event.exit_code}: {event.reason}"
         case Tick():
-            return "a deadline has passed"
+            return "deadline passed"
 
 
 def _how_it_ended(exitcode: int) -> str:
@@ -142,12 +144,12 @@ def _how_it_ended(exitcode: int) -> str:
 
 def _why_it_remains(process: ProcessRemains) -> str:
     if process.refused:
-        return "can't be killed: it is another user's"
-    return "has not ended a second after SIGKILL: it is in the kernel"
+        return "can't be killed: owned by another user"
+    return "still exists a second after SIGKILL; blocked in the kernel"
 
 
 def _left_out(packages: list[str]) -> str:
     if not packages:
         return ""
     names = ", ".join(packages[:5]) + (" …" if len(packages) > 5 else "")
-    return f"; without {pluralize(len(packages), 'package')} outside of site-packages: {names}"
+    return f"; without {pluralize(len(packages), 'package')} outside site-packages: {names}"

@@ -197,8 +197,8 @@ class RanksSlow(NamedTuple):
 
 
 class RanksReplaced(NamedTuple):
-    """Workers that had failed were replaced `seconds` ago, counted from the failure; the `stayed`
-    others on this node kept their process. All run the function again.
+    """All workers of this node run the function again `seconds` after the failure. Those of `ranks`
+    were replaced; the `stayed` others kept their process.
     """
 
     generation: int

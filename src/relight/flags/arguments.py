@@ -74,8 +74,8 @@ def _check_conf(pairs: Any, source: str, site: Site) -> None:
 
 def _locked(what: str, allowed: str, site: Site) -> UsageError:
     return UsageError(
-        f"{what}: {site.path} locks it to {allowed}",
-        hint="leave it out, or ask whoever administers this cluster",
+        f"{what}: locked to {allowed} by {site.path}",
+        hint="leave it out, or ask your cluster administrator",
     )
 
 
@@ -90,7 +90,7 @@ def to_spec(parsed: ParsedFlags) -> LaunchSpec:
         for name in parsed.given:
             if ".py" in str(parsed.values[name.replace("-", "_")]):
                 hint = f"--{name} takes a value, and has taken the script for it"
-        raise UsageError("no training script was given", hint=hint)
+        raise UsageError("no training script given", hint=hint)
     script, *script_args = parsed.command
     if not script.strip():
         from relight.flags import suggestions
@@ -101,12 +101,18 @@ def to_spec(parsed: ParsedFlags) -> LaunchSpec:
 
 
 def split(argv: list[str], table: Mapping[str, Flag]) -> tuple[dict[str, str], list[str]]:
-    """Return the text of each flag given (the last one counts) and the rest, from the script on.
+    """Return the text of each flag given (the last one counts, or each is a line of it) and the
+    rest, from the script on.
 
     As in argparse of Python 3.10 to 3.14: the first `--` ends the flags, before the script or
     directly after it, and is dropped; any other one is an argument of the script.
     """
     texts: dict[str, str] = {}
+
+    def put(flag: Flag, text: str) -> None:
+        before = texts.get(flag.name) if flag.repeats else None
+        texts[flag.name] = text if before is None else f"{before}\n{text}"
+
     shorts = {flag.short: flag for flag in table.values() if flag.short}
     rest, typed = list(argv), ""
     while rest:
@@ -133,19 +139,19 @@ def split(argv: list[str], table: Mapping[str, Flag]) -> tuple[dict[str, str], l
         if flag.parse is None:
             if equals:
                 hint = "leave it out" if text.lower() in FALSE else f"type --{flag.name}"
-                raise UsageError(f"--{flag.name} is a switch and takes no value: {word}", hint=hint)
-            texts[flag.name] = "1"
+                raise UsageError(f"--{flag.name} does not take a value: {word}", hint=hint)
+            put(flag, "1")
         elif equals:
-            texts[flag.name] = text
+            put(flag, text)
         elif flag.implied:
-            texts[flag.name] = flag.implied
+            put(flag, flag.implied)
         elif rest[:1] == ["="]:
             raise UsageError(
-                f"there are spaces around the = of --{flag.name}",
+                f"spaces around = in --{flag.name}",
                 hint=f"type --{flag.name}={''.join(rest[1:2])}",
             )
         elif rest and (not rest[0].startswith("-") or is_number(rest[0])):
-            texts[flag.name] = rest.pop(0)
+            put(flag, rest.pop(0))
         else:
             raise UsageError(f"--{flag.name} needs a value: {flag.metavar}")
     return texts, rest[:1] + rest[2:] if rest[1:2] == ["--"] else rest

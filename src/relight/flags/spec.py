@@ -44,6 +44,7 @@ from relight.base.values import (
     parse_host,
     parse_interval,
     parse_keep_warm,
+    parse_metrics,
     parse_name,
     parse_nodes,
     parse_notice,
@@ -57,6 +58,7 @@ from relight.base.values import (
     parse_signals,
     parse_slow_ranks,
     parse_streams,
+    parse_trackers,
 )
 
 MAX_ID_BYTES = 200
@@ -99,6 +101,8 @@ class LaunchSpec(NamedTuple):
     role: str
     name: str
     status: PageAddress | None
+    watch_metric: tuple[str, ...]
+    tracker: tuple[tuple[str, str], ...]
     module: bool
     no_python: bool
     run_path: bool
@@ -164,7 +168,8 @@ class LaunchSpec(NamedTuple):
 class Flag(NamedTuple):
     """One row of the command line. `parse` is None for a switch, and raises ValueError on a bad
     value. The default may come from `PET_<NAME>` (`from_env`) or from `variable`. A flag with an
-    `implied` value may be given without one; a value must follow `=`.
+    `implied` value may be given without one; a value must follow `=`. One that `repeats` may be
+    given several times: its parser gets the values as lines.
     """
 
     name: str
@@ -176,6 +181,7 @@ class Flag(NamedTuple):
     from_env: bool = True
     variable: str = ""
     implied: str = ""
+    repeats: bool = False
 
     @property
     def field(self) -> str:
@@ -195,9 +201,9 @@ FLAGS: tuple[Flag, ...] = (
     Flag("nproc-per-node", parse_nproc, "1", "N|auto|cpu|gpu|xpu", "workers on this node"),
     Flag("rdzv-backend", parse_backend, "static", "NAME", ", ".join(BACKENDS)),
     Flag("rdzv-endpoint", parse_endpoint, Endpoint("", None), "HOST[:PORT]",
-         "where nodes meet; HOST1,HOST2,HOST3: the next takes over when one is lost"),
-    Flag("rdzv-id", str, UNSET_RUN_ID, "ID", "id of the job, the same on all its nodes"),
-    Flag("rdzv-conf", parse_conf, (), "K=V,…", "more settings of the rendezvous"),
+         "rendezvous address; HOST1,HOST2,HOST3: the next takes over if one is lost"),
+    Flag("rdzv-id", str, UNSET_RUN_ID, "ID", "job id, the same on all nodes"),
+    Flag("rdzv-conf", parse_conf, (), "K=V,…", "more rendezvous settings"),
     Flag("standalone", None, False, "", "single node, free port"),
     Flag("node-rank", parse_count, 0, "N", "rank of this node (static only)"),
     Flag("master-addr", parse_host, "127.0.0.1", "HOST", "address of node 0 (static only)"),
@@ -207,7 +213,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag("max-restarts", parse_restarts, RestartBudget(0), "N[/TIME]",
          "restarts of the job after failures; within a time, such as 3/1h"),
     Flag("restart-policy", one_of("always", "smart"), "always", "NAME",
-         "smart: end when the same exception comes again without progress; wait longer each time; "
+         "smart: end if the same exception repeats without progress; back off between restarts; "
          "progress refills --max-restarts", from_env=False, variable="RELIGHT_RESTART_POLICY"),
     Flag("restart-on", parse_exit_codes, (), "CODES",
          "restart only after these exit codes and signals of the failed worker, such as 75,SIGKILL",
@@ -216,22 +222,22 @@ FLAGS: tuple[Flag, ...] = (
          "never restart after these exit codes and signals, such as 2,SIGXCPU",
          from_env=False, variable="RELIGHT_FAIL_ON"),
     Flag("checkpoints", parse_pattern, "", "PATTERN",
-         "files, such as 'ckpt/*.pt', a new one of which counts as progress", from_env=False),
+         "checkpoint files, such as 'ckpt/*.pt'; a new one counts as progress", from_env=False),
     Flag("failure-report", parse_pattern, "", "FILE",
-         "where a failed job is reported as JSON, for programs",
+         "write a JSON report to this file if the job fails",
          from_env=False, variable="RELIGHT_FAILURE_REPORT"),
     Flag("hang-timeout", parse_hang_timeout, None, "S|auto|off",
-         "treat a job as failed if no rank does anything for so long (auto: 5 minutes or more); "
-         "the report says where each rank is",
+         "fail the job if no rank makes progress for this long (auto: 5 minutes or more); "
+         "the report shows where each rank is",
          from_env=False, variable="RELIGHT_HANG_TIMEOUT"),
     Flag("watch-slow-ranks", parse_slow_ranks, None, "S",
-         "name ranks that the others wait for persistently, compared over so many seconds [120]",
+         "report stragglers, ranks the others keep waiting for, over windows of S seconds [120]",
          from_env=False, variable="RELIGHT_WATCH_SLOW_RANKS", implied="on"),
     Flag("health-check", parse_health_check, None, "COMMAND|NAMES",
-         "what this node must pass before each start of its workers, or it leaves the job: a "
+         "check this node before each start of its workers; if it fails, the node leaves: a "
          "command such as ./check.sh, or some of disk[=1G],memory[=1G],shm[=32M],gpu,network",
          from_env=False, variable="RELIGHT_HEALTH_CHECK"),
-    Flag("health-check-timeout", parse_interval, 60.0, "S", "how long that may take",
+    Flag("health-check-timeout", parse_interval, 60.0, "S", "time limit of the health check",
          from_env=False),
     Flag("bad-nodes", parse_bad_nodes, None, "DIR[,TIME]",
          "remember in this shared directory if the hardware of this node fails [7d]; jobs are "
@@ -246,18 +252,25 @@ FLAGS: tuple[Flag, ...] = (
          "name of the job for relight list, status, logs, cancel [that of SCRIPT]",
          from_env=False, variable="RELIGHT_NAME"),
     Flag("status", parse_page, None, "[HOST:]PORT[,public]",
-         "serve a page that shows the job, and metrics, on the node of rank 0 while workers run; "
+         "serve a status page and metrics on the node of rank 0 while workers run; "
          "public: reading needs no token",
          from_env=False, variable="RELIGHT_STATUS"),
+    Flag("watch-metric", parse_metrics, (), "REGEX",
+         "numbers in the workers' output that status, top and the page show, such as "
+         "'loss: ([0-9.]+)'; may be repeated",
+         from_env=False, variable="RELIGHT_WATCH_METRIC", repeats=True),
+    Flag("tracker", parse_trackers, (), "NAME[=CONFIG]",
+         "where relight.tracker in the workers records: fsspec, mlflow or a plug-in, and its "
+         "settings file; may be repeated", from_env=False, repeats=True),
     Flag("module", None, False, "", "SCRIPT is a module, as in python -m", short="m"),
     Flag("no-python", None, False, "", "SCRIPT is an executable, not Python"),
     Flag("run-path", None, False, "", "run SCRIPT with runpy.run_path"),
     Flag("signals-to-handle", parse_signals, DEFAULT_SIGNALS, "NAMES",
-         "signals that stop the job, passed on to the workers"),
+         "signals that stop the job, forwarded to the workers"),
     Flag("shutdown-timeout", parse_grace, None, "S",
          f"time from asking the workers to stop to killing them [{DEFAULT_GRACE_S}]"),
     Flag("end-with-parent", None, False, "",
-         "stop the job when the process that started it has ended, as if it had got SIGTERM",
+         "stop the job, as SIGTERM does, when the process that started it exits",
          from_env=False, variable="RELIGHT_END_WITH_PARENT"),
     Flag("virtual-local-rank", None, False, "", "LOCAL_RANK is 0; a worker sees one GPU"),
     Flag("numa-binding", one_of("node", "socket", "exclusive", "core-complex"), "", "NAME",
@@ -265,20 +278,20 @@ FLAGS: tuple[Flag, ...] = (
     Flag("worker-store", one_of("agent", "rank0"), "agent", "NAME",
          "who serves MASTER_PORT: agent, or rank0's worker", from_env=False),
     Flag("membership-change", one_of("stop", "at-checkpoint"), "stop", "NAME",
-         "when nodes are let in: stop workers at once, or let them save (at-checkpoint)",
+         "admit new nodes by stopping workers immediately, or after they save (at-checkpoint)",
          from_env=False),
     Flag("on-preempt", parse_notice, None, "SIGNAL|FILE",
-         "notice that this node will be taken away: a signal besides SIGTERM, or a file that "
-         "appears; workers that ask relight.worker.should_checkpoint() save and leave",
+         "preemption notice for this node: a signal besides SIGTERM, or a file that "
+         "appears; workers that call relight.worker.should_checkpoint() save and exit",
          from_env=False, variable="RELIGHT_ON_PREEMPT"),
     Flag("preload", parse_preload, (BACKGROUND,), "HOW|MODULE,…",
-         "import these once and fork workers from there; auto: what the script imports; "
-         "background: the same for restarts (--max-restarts), after the first step; off. Not with "
+         "import these once and fork workers from there; auto: the script's imports; "
+         "background: auto for restarts (--max-restarts), after the first step; off. Not with "
          "--no-python, --run-path",
          from_env=False, variable="RELIGHT_PRELOAD"),
     Flag("keep-warm", parse_keep_warm, None, "MINUTES|while:PID",
-         "keep the process with the modules of --preload for the next job, for so long without use "
-         "[30], or while another one runs; alone, it means --preload=auto",
+         "keep the --preload process for later jobs until unused for MINUTES [30], or while "
+         "process PID runs; implies --preload=auto",
          from_env=False, variable="RELIGHT_KEEP_WARM", implied="on"),
     Flag("log-dir", str, "", "DIR", "base directory of log files"),
     Flag("redirects", parse_streams, StreamChoice(0), "STREAMS", "write to files: " + _BOTH,
@@ -291,25 +304,25 @@ FLAGS: tuple[Flag, ...] = (
     Flag("duplicate-stderr-filters", parse_filters, (), "TEXTS",
          "the same for stderr: filtered_stderr.log"),
     Flag("log-line-prefix-template", str, "", "TEXT",
-         "what stands before each tee'd line, with ${role_name}, ${rank}, ${local_rank}, "
+         "prefix of each tee'd line, with ${role_name}, ${rank}, ${local_rank}, "
          "${hostname} (torch 2.14)"),
     Flag("repeated-lines", one_of("once", "all", "always"), "once", "NAME",
-         "once: a terminal shows a line that several ranks print once, with the ranks; always: so "
-         "do files and pipes; all: each line of each rank",
+         "once: show a line that several ranks print once on a terminal, with the ranks; always: "
+         "also in files and pipes; all: each line of each rank",
          from_env=False, variable="RELIGHT_REPEATED_LINES"),
     Flag("logs-specs", str, "default", "NAME", "only `default`", from_env=False),
     Flag("event-log-handler", parse_event_handler, "null", "NAME",
-         "where events go: null or dynamic_rendezvous (nowhere), console (stderr, one JSON "
+         "destination of events: null or dynamic_rendezvous (none), console (stderr, one JSON "
          "line each), or a plug-in; --log-dir keeps them in events.jsonl"),
     Flag("record-group", None, False, "",
-         "write what the coordinator of the group takes and decides to events.jsonl as well, for "
-         "relight events --replay; it is large", from_env=False),
+         "also write the coordinator's inputs and decisions to events.jsonl, for "
+         "relight events --replay; large", from_env=False),
     Flag("print-completion", one_of("bash", "zsh", "tcsh", "fish"), "", "SHELL",
          "print completion of this command for torchrun (torch 2.14); for all commands: relight "
          "completion", from_env=False),
     Flag("help", None, False, "", "show this list", short="h", from_env=False),
     Flag("verbose", None, False, "",
-         "print to stderr what happens: each start, exit and restart of a worker …", short="v",
+         "print events to stderr: each start, exit and restart of a worker …", short="v",
          from_env=False),
 )  # fmt: skip
 
@@ -340,8 +353,8 @@ def check(spec: LaunchSpec, given: "set[str]") -> list[str]:
         )
     if static and "/" in spec.rdzv_endpoint.host:
         raise UsageError(
-            f"--rdzv-endpoint={spec.rdzv_endpoint}: the static rendezvous meets at HOST:PORT",
-            hint="--rdzv-backend=file meets in a directory that all nodes see",
+            f"--rdzv-endpoint={spec.rdzv_endpoint}: static rendezvous requires HOST:PORT",
+            hint="for a shared directory, use --rdzv-backend=file",
         )
     if "node-rank" in given and spec.node_rank and not static:
         notes.append("--node-rank has no effect: only the static rendezvous has node ranks")
@@ -361,14 +374,16 @@ def check(spec: LaunchSpec, given: "set[str]") -> list[str]:
         if "master-addr" not in given and not spec.rdzv_endpoint.host:
             notes.append("without --master-addr all nodes must be on this machine")
     if not spec.rdzv_id and not spec.runs_locally():
-        raise UsageError("--rdzv-id is empty", hint="the nodes of a job find each other by its id")
+        raise UsageError("--rdzv-id is empty", hint="all nodes of a job need the same id")
     if len(spec.rdzv_id.encode(errors="surrogateescape")) > MAX_ID_BYTES:
         raise UsageError(
-            f"--rdzv-id is longer than {MAX_ID_BYTES} bytes; it names a directory of logs",
-            hint=f"it begins with {spec.rdzv_id[:40]}",
+            f"--rdzv-id is longer than {MAX_ID_BYTES} bytes; it is used as a directory name",
+            hint=f"starts with {spec.rdzv_id[:40]}",
         )
     if "/" in spec.rdzv_id or "\0" in spec.rdzv_id:
-        raise UsageError(f"--rdzv-id={spec.rdzv_id} contains a slash; it names a directory of logs")
+        raise UsageError(
+            f"--rdzv-id={spec.rdzv_id} contains a slash; it is used as a directory name"
+        )
     return notes
 
 
@@ -411,7 +426,7 @@ def _check_restarts(spec: LaunchSpec, given: "set[str]", notes: list[str]) -> No
 def _check_script_form(spec: LaunchSpec, notes: list[str]) -> None:
     if spec.module and (spec.no_python or spec.run_path):
         other = "--no-python" if spec.no_python else "--run-path"
-        raise UsageError(f"-m and {other} contradict each other", hint="-m means python -m SCRIPT")
+        raise UsageError(f"-m and {other} are mutually exclusive", hint="-m means python -m SCRIPT")
     if spec.run_path and spec.no_python:
         notes.append("--no-python has no effect: --run-path takes precedence")
     is_asked = spec.preload not in ((), (BACKGROUND,))
@@ -427,8 +442,8 @@ def _check_script_form(spec: LaunchSpec, notes: list[str]) -> None:
 def _check_logs(spec: LaunchSpec, notes: list[str]) -> None:
     if spec.record_group and not spec.keeps_logs():
         raise UsageError(
-            "--record-group writes to events.jsonl, and this job keeps no log files",
-            hint="--log-dir=DIR keeps them there",
+            "--record-group writes to events.jsonl, but this job keeps no log files",
+            hint="add --log-dir=DIR",
         )
     if spec.log_dir == "/dev/null" and (spec.redirects.any() or spec.tee.any()):
         notes.append("--redirects and --tee have no effect with --log-dir=/dev/null")

@@ -102,7 +102,7 @@ def _workers_of(text: str) -> tuple[str, str] | None:
     """Explain a value in the syntax of another tool; return that with its number of workers."""
     text = text.strip()
     if not text:
-        return "the value is empty: a variable that is not set?", "8"
+        return "the value is empty, perhaps an unset variable", "8"
     if found := re.fullmatch(r"([\w.-]+:)+(\d+)(\(.*\))?", text):
         return f"{text} is TYPE:COUNT, as Slurm writes it in SLURM_GPUS_PER_NODE", found[2]
     if found := re.fullmatch(r"(\d+)\(x\d+\)", text):
@@ -119,10 +119,10 @@ def blank(what: str, word: str) -> UsageError:
         what: the role of the word, such as `the script`.
         word: the word.
     """
-    hint = "a space or a carriage return follows a backslash at the end of a line: delete it"
+    hint = "delete the space or carriage return after a backslash at the end of a line"
     if not word:
-        hint = "the command line has an empty word: a quoted variable that is not set?"
-    return UsageError(f"the name of {what} is blank: {word!r}", hint=hint)
+        hint = "the command line has an empty word, perhaps a quoted unset variable"
+    return UsageError(f"{what} is blank: {word!r}", hint=hint)
 
 
 def unknown_command(argv: Sequence[str], commands: Sequence[str]) -> UsageError:

@@ -10,13 +10,13 @@ from relight.flags.spec import UNSET_RUN_ID, Flag
 _WIDTH = 34
 _SCREEN = 80
 _GROUPS = {
-    "nnodes": "how many",
-    "rdzv-backend": "where nodes meet",
+    "nnodes": "size",
+    "rdzv-backend": "rendezvous",
     "max-restarts": "failures and restarts",
-    "role": "what workers are",
-    "signals-to-handle": "how workers are started and stopped",
+    "role": "job and script",
+    "signals-to-handle": "starting and stopping workers",
     "log-dir": "output",
-    "help": "others",
+    "help": "other",
 }
 """First flag of a group -> the group's title; the groups follow the table of flags."""
 _EMPTY = {"local-ranks-filter": "all"}
@@ -75,11 +75,11 @@ def run_help(flags: Iterable[Flag], command: str = "run") -> str:
     lines = [
         f"usage: relight {command} [flags] SCRIPT [arguments of the script]",
         "",
-        "Starts the workers of this node and keeps them alive. Flags have torchrun's",
-        "names and meanings; dashes and underscores are the same, and any unique",
-        "beginning of a name will do. They stand before SCRIPT. In brackets: the",
-        "default. PET_<FLAG> variables set other defaults, as with torchrun;",
-        *textwrap.wrap(f"{', '.join(most)} and {last} those of their flags.", _SCREEN),
+        "Starts the workers of this node and supervises them. Flags have torchrun's",
+        "names and meanings; dashes and underscores are interchangeable, and any",
+        "unique prefix of a name is accepted. Put them before SCRIPT. Defaults are in",
+        "brackets; PET_<FLAG> variables change them, as with torchrun, and so do",
+        *textwrap.wrap(f"{', '.join(most)} and {last}.", _SCREEN),
     ]
     lines += _grouped(flags)
     lines += [
@@ -89,7 +89,7 @@ def run_help(flags: Iterable[Flag], command: str = "run") -> str:
         f"  relight {command} --nproc-per-node=gpu --max-restarts=3 --tee=3 train.py",
         f"  relight {command} --nproc-per-node=2 -m package.train",
         "",
-        "exit code: the root cause's own, 128 + n for a signal; 0 if all ended well;",
+        "exit code: the root cause's own, 128 + n for signal n; 0 on success;",
         "2 wrong usage",
     ]
     return "\n".join(lines)
@@ -100,8 +100,8 @@ def coordinator_help(flags: Iterable[Flag]) -> str:
     return "\n".join([
         "usage: relight coordinator [flags]",
         "",
-        "Coordinates jobs of several nodes from a machine that need not train. The jobs name it in",
-        "--rdzv-endpoint. If it is killed and started again, jobs reconnect and workers run on.",
+        "Coordinates multi-node jobs from a machine without workers. Jobs point --rdzv-endpoint",
+        "at it. If it is restarted, jobs reconnect and their workers keep running.",
         "",
         *flag_lines(flags),
         "",
@@ -110,5 +110,5 @@ def coordinator_help(flags: Iterable[Flag]) -> str:
         "  relight run --nnodes=4 --rdzv-backend=c10d --rdzv-endpoint=head-node --rdzv-id=7 …",
         "  relight coordinator --rdzv-backend=etcd --rdzv-endpoint=etcd:2379 --rdzv-id=7",
         "",
-        "It ends on SIGTERM or SIGINT, exit code 0.",
+        "It exits with 0 on SIGTERM or SIGINT.",
     ])  # fmt: skip

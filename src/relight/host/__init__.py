@@ -24,7 +24,6 @@ else:
         if name != "system":
             raise AttributeError(name)
         raise UsageError(
-            f"workers run on Linux, and those of one node on macOS; this is {sys.platform}",
-            hint="jobs can be sent to a cluster from here (relight submit); in WSL, all of relight "
-            "works",
+            f"relight runs workers on Linux and, on a single node, macOS; this is {sys.platform}",
+            hint="use relight submit to run jobs on a cluster, or use WSL",
         )

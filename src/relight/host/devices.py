@@ -53,8 +53,8 @@ def count(word: str, env: Environment, root: str = "/") -> int:
     hiding = [f"{n}={env.variables[n]}" for n in _HIDING[word] if n in env.variables]
     seen = f" with {', '.join(hiding)}" if hiding else ""
     raise UsageError(
-        f"--nproc-per-node={word}: there is no {word} that can be used here{seen}",
-        hint="--nproc-per-node=auto takes the CPUs on nodes without an accelerator",
+        f"--nproc-per-node={word}: no usable {word} on this machine{seen}",
+        hint="--nproc-per-node=auto counts CPUs on nodes without an accelerator",
     )
 
 

@@ -51,7 +51,9 @@ def own_directory(base: str, forbidden: int = 0) -> str:
             pass
         if _is_own(path, forbidden):
             return path
-    raise PermissionError(errno.EPERM, "taken by another user, or others can enter it", paths[0])
+    raise PermissionError(
+        errno.EPERM, "belongs to another user or is accessible to others", paths[0]
+    )
 
 
 def why_elsewhere(own: str) -> str:
@@ -60,7 +62,7 @@ def why_elsewhere(own: str) -> str:
     usual, *others = _own_names()
     if name not in others:
         return ""
-    return f"{os.path.join(folder, usual)} is taken by another user, or others can enter it"
+    return f"{os.path.join(folder, usual)} belongs to another user or is accessible to others"
 
 
 def _own_names() -> list[str]:
@@ -91,7 +93,7 @@ def make_run_directory(base: str, run_id: str) -> str:
         what = "it is a file" if os.path.isfile(base) else error.strerror
         raise UsageError(
             f"can't write logs to {error.filename or base:.200}: {what}",
-            hint="--log-dir takes a directory; /dev/null switches all files off",
+            hint="pass a directory to --log-dir, or /dev/null for no log files",
         ) from None
     return directory
 

@@ -61,7 +61,7 @@ def why_scarce(root: str = "/") -> str:
     left = available(root)
     if left == NO_LIMIT or left >= PLENTY:
         return ""
-    return f"only {left >> 20} MiB of memory are available"
+    return f"only {left >> 20} MiB of memory available"
 
 
 def left_of_cgroup(root: str, kind: Limit) -> int:

@@ -94,8 +94,8 @@ class Loop:
             self._wake_read, self._wake_write = os.pipe()
         except OSError as error:
             raise MachineError(
-                f"can't get a descriptor to wait with: {error.strerror}",
-                hint="look at `ulimit -n`",
+                f"can't create a polling descriptor: {error.strerror}",
+                hint="check `ulimit -n`",
             ) from None
         self._callbacks: dict[int, list[Callback | None]] = {}
         self._timers: list[tuple[float, int, Timer]] = []  # a heap; calls of one time are in order

@@ -50,8 +50,10 @@ def bind(
     if local_world_size > len(found) > 0:
         raise UsageError(
             f"--numa-binding={mode}: more workers ({local_world_size}) than GPUs ({len(found)})",
-            hint=f"--nproc-per-node={len(found)}; or hide the GPUs (CUDA_VISIBLE_DEVICES=) "
-            "from workers that don't use them",
+            hint=(
+                f"--nproc-per-node={len(found)}; or hide the GPUs with CUDA_VISIBLE_DEVICES= if "
+                "workers don't use them"
+            ),
         )
     if found:
         homes = [topology.node_of(index, gpu) for index, gpu in enumerate(found)]
@@ -86,9 +88,9 @@ class _Topology:
         """Return the NUMA node that a GPU is attached to; 0 where the firmware doesn't say."""
         if not gpu.pci:
             raise UsageError(
-                f"--numa-binding={self.mode}: the driver's files don't say where GPU {index}"
-                f"{f' ({gpu.uuid})' if gpu.uuid else ''} is",
-                hint="name the devices by number, or leave --numa-binding out",
+                f"--numa-binding={self.mode}: the driver's files don't contain the location "
+                f"of GPU {index}{f' ({gpu.uuid})' if gpu.uuid else ''}",
+                hint="select devices by number, or leave --numa-binding out",
             )
         return max(0, int(self._read(f"{self.pci_folder}/{gpu.pci}/numa_node")))
 
@@ -98,7 +100,7 @@ class _Topology:
         homes = [node for node, cpus in self.cpus.items() for _ in self._cores(cpus)]
         if not homes:
             raise UsageError(
-                f"--numa-binding={self.mode}: none of the CPUs that may be used is on a NUMA node",
+                f"--numa-binding={self.mode}: none of the allowed CPUs belongs to a NUMA node",
                 hint="leave --numa-binding out",
             )
         return [homes[index * len(homes) // local_world_size] for index in range(local_world_size)]
@@ -192,7 +194,6 @@ class _Topology:
 
     def _missing(self, path: str) -> UsageError:
         return UsageError(
-            f"--numa-binding={self.mode}: this machine doesn't show its topology ({path} "
-            "can't be read)",
+            f"--numa-binding={self.mode}: can't read this machine's topology from {path}",
             hint="leave --numa-binding out",
         )

@@ -102,7 +102,7 @@ def require_linux(what: str) -> None:
     Raises:
         UsageError: always.
     """
-    raise UsageError(f"{what} needs Linux", hint="docs/macos.md lists what works on this system")
+    raise UsageError(f"{what} needs Linux", hint="docs/macos.md lists the features available here")
 
 
 # Processes.

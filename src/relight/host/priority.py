@@ -128,10 +128,10 @@ class _Pacer:
 
 
 def pause_s(worked_s: float, waited_s: float) -> float:
-    """Return how long to pause after work, so that it gets a quarter of an idle processor, but
-    hardly anything of a busy one, where it waited for others to be preempted.
+    """Return how long to pause after work, so that it gets a quarter of an idle processor, and
+    little of a busy one, where it waited about as long as it worked.
     """
-    return worked_s * (_SHARE - 1) + waited_s * _BUSY_PAUSE
+    return worked_s * (_SHARE - 1) + min(waited_s, worked_s) * _BUSY_PAUSE
 
 
 def _runqueue_wait_s() -> float:

@@ -2,26 +2,30 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from relight.base.fields import printable
-from relight.base.text import format_size, pluralize
+from relight.base.text import format_duration, format_size, pluralize
+from relight.core.status.charts import sparkline
 from relight.core.status.rates import Uses
-from relight.host.gpus import Gpu
+from relight.core.status.snapshot import Chart
+from relight.host.gpus import Gpu, GpuUse
 from relight.job.app import AppState
 from relight.job.handles import RUN, shown_replica
 from relight.job.status import AppStatus, ReplicaStatus
 
 _MOST_LINE = 200
+_SPARKLINE = 24
+"""Widest sparkline, in characters."""
 _RANK = re.compile(r"\brank (\d{1,9})\b", re.IGNORECASE)
-HEADS = ("JOB", "REPLICA", "HOST", "STATE", "STEP", "STEP/S", "CPU", "MEMORY", "REPORT",
-         "LAST LINE")  # fmt: skip
+HEADS = ("JOB", "REPLICA", "HOST", "STATE", "STEP", "STEP/S", "CPU", "MEMORY", "GPU",
+         "GPU MEMORY", "REPORT", "LAST LINE")  # fmt: skip
 ORDERS = ("rank", "host", "state", "step", "rate", "cpu", "memory")
 """Sort columns. The most remarkable row comes first: the lowest step or rate, or the highest usage.
 """
-_IMPORTANT = ("STATE", "REPLICA", "JOB", "STEP", "REPORT", "LAST LINE", "STEP/S", "HOST", "CPU",
-              "MEMORY")  # fmt: skip
+_IMPORTANT = ("STATE", "REPLICA", "JOB", "STEP", "REPORT", "LAST LINE", "STEP/S", "HOST", "GPU",
+              "GPU MEMORY", "CPU", "MEMORY")  # fmt: skip
 """The order in which columns get the available space."""
 _READABLE = {"JOB": 12, "REPLICA": 12, "HOST": 16, "REPORT": 12, "LAST LINE": 16}
 """The minimum useful width of long columns; others are never cut."""
@@ -54,6 +58,7 @@ class Row(NamedTuple):
     last_line: str
     name: str = ""
     reported: str = ""
+    gpu: GpuUse = GpuUse()
 
     @property
     def key(self) -> str:
@@ -74,6 +79,8 @@ class Row(NamedTuple):
             "" if self.rate is None else _shown_rate(self.rate),
             "" if self.cpu is None else f"{self.cpu:.0%}",
             "" if self.memory is None else format_size(self.memory),
+            "" if self.gpu.busy is None else f"{self.gpu.busy:.0%}",
+            "" if self.gpu.memory is None else format_size(self.gpu.memory),
             self.reported,
             self.last_line,
         )
@@ -85,12 +92,21 @@ class SampleHistory:
     def __init__(self) -> None:
         self._uses: dict[str, Uses] = {}
 
-    def rows(self, jobs: Iterable[JobLook]) -> list[Row]:
-        """Return the rows of a look, and keep it for the next one."""
+    def rows(
+        self, jobs: Iterable[JobLook], gpu_of: Callable[[int], GpuUse] = lambda _: GpuUse()
+    ) -> list[Row]:
+        """Return the rows of a look, and keep it for the next one.
+
+        Args:
+            jobs: the look.
+            gpu_of: returns what a process uses of this machine's GPUs.
+        """
         rows, before, self._uses = [], self._uses, {}
         for job in jobs:
             for each in job.status.replicas:
                 row = _row(job, each)
+                if each.pid and not each.state.is_over:
+                    row = row._replace(gpu=gpu_of(each.pid))
                 if each.use is not None:
                     uses = self._uses[row.key] = before.get(row.key, Uses())
                     cpu, rate = uses.take(each.use)
@@ -238,7 +254,28 @@ def headline(job: JobLook) -> list[str]:
         lines.append(f"  {printable(status.message, lines=False)}")
     if status.restarts:
         lines.append(f"  restarted {pluralize(status.restarts, 'time')}")
+    return [*lines, *(f"  {text}" for text in number_lines(status))]
+
+
+def number_lines(status: AppStatus) -> list[str]:
+    """Return how far a job is, and its numbers over time."""
+    lines = []
+    if (progress := status.progress) is not None:
+        text = f"step {progress.step}"
+        text += "" if progress.total is None else f" of {progress.total}"
+        text += "" if progress.rate is None else f", {_shown_rate(progress.rate)} steps/s"
+        if progress.remaining_s is not None:
+            text += f", about {format_duration(progress.remaining_s)} left"
+        lines.append(text)
+    if charts := [_chart(each) for each in status.charts if len(each.values) > 1]:
+        lines.append("   ".join(charts))
     return lines
+
+
+def _chart(chart: Chart) -> str:
+    last = next((value for value in reversed(chart.values) if value is not None), None)
+    shown = "" if last is None else f" {last:.3g}"
+    return f"{printable(chart.name, lines=False)} {sparkline(chart.values, _SPARKLINE)}{shown}"
 
 
 def gone(last: JobLook) -> JobLook:
@@ -249,7 +286,7 @@ def gone(last: JobLook) -> JobLook:
     )
     status = last.status
     if not status.state.is_over:
-        why = "it is no longer known: its agent was killed, or it was deleted"
+        why = "no longer known; its agent was killed, or it was deleted"
         status = status._replace(state=AppState.UNKNOWN, message=why, replicas=replicas)
     return last._replace(status=status)
 

@@ -155,7 +155,7 @@ class Role:
 
     def __post_init__(self) -> None:
         if isinstance(self.args, str):  # it would become a list of letters
-            raise TypeError(f"args of the role {self.name}: expected a list, not {self.args!r}")
+            raise TypeError(f"args of role {self.name}: expected a list, not {self.args!r}")
         self.args = list(self.args)
         self.mounts = list(self.mounts)
 
@@ -195,7 +195,7 @@ class AppDef:
                 return role
         known = [role.name for role in self.roles]
         hint = did_you_mean(name, known, f"it has {', '.join(known) or 'no roles'}")
-        raise KeyError(f"the app {self.name} has no role {name}; {hint}")
+        raise KeyError(f"app {self.name} has no role {name}; {hint}")
 
 
 def _same(value: Any) -> Any:

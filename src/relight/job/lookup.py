@@ -25,7 +25,7 @@ def find_job(text: str) -> Handle:
         return handle
     match = None if "://" in text else re.fullmatch(_ID_FORM, text)
     if match is None:
-        raise UsageError(f"{text!r} is not the handle of a job", hint=EXAMPLE)
+        raise UsageError(f"{text!r} is not a job handle", hint=EXAMPLE)
     app_id, role, replicas = match.groups()
     return part_of(_by_id(app_id), role, replicas)
 
@@ -69,5 +69,5 @@ def _by_id(text: str) -> Handle:
     if running is not None:
         return running
     known = [str(record.get("id")) for record in every] + names_of_run()
-    hint = did_you_mean(text, known, "relight list shows them")
-    raise UsageError(f"there is no job {text}", hint=hint)
+    hint = did_you_mean(text, known, "see relight list")
+    raise UsageError(f"no such job: {text}", hint=hint)

@@ -38,23 +38,23 @@ def parse_mounts(words: Sequence[str]) -> list[Mount]:
         key = _NAMES.get(name.strip())
         if key is None:
             raise UsageError(
-                f"a mount has no option {name!r}",
+                f"unknown mount option: {name!r}",
                 hint=did_you_mean(name, _NAMES, f"options: {', '.join(_NAMES)}"),
             )
         if key == "type":
             if value not in _KINDS:
                 raise UsageError(
-                    f"there is no type of mount {value!r}", hint=f"types: {', '.join(_KINDS)}"
+                    f"unknown mount type: {value!r}", hint=f"types: {', '.join(_KINDS)}"
                 )
             groups.append({})
         elif not groups:
-            raise UsageError(f"a mount begins with its type, not with {word}", hint=_EXAMPLE)
+            raise UsageError(f"a mount starts with its type, not {word}", hint=_EXAMPLE)
         if key in groups[-1]:
-            raise UsageError(f"a mount has two values for {key}: {groups[-1][key]} and {value}")
+            raise UsageError(f"mount option {key} given twice: {groups[-1][key]} and {value}")
         if key not in ("type", *_OF_KIND[groups[-1].get("type", value)]):
             kind = groups[-1]["type"]
             raise UsageError(
-                f"a mount of type {kind} has no {name}",
+                f"mount type {kind} has no option {name}",
                 hint=f"it has {', '.join(_OF_KIND[kind])}",
             )
         groups[-1][key] = value if equals or key != "readonly" else "true"
@@ -66,12 +66,12 @@ def _mount(group: dict[str, str]) -> Mount:
     for name in ("src", "dst")[: 1 if kind == "device" else 2]:
         if not group.get(name):
             shown = ",".join(f"{key}={value}" for key, value in group.items())
-            raise UsageError(f"the mount {shown} has no {name}", hint=f"as in {_EXAMPLE}")
+            raise UsageError(f"mount {shown} lacks {name}", hint=f"for example {_EXAMPLE}")
     source = group["src"]
     if kind == "device":
         letters = group.get("perm", "rwm")
         if not letters or set(letters) - set("rwm"):
-            raise UsageError(f"perm={letters}: expected letters of r, w and m")
+            raise UsageError(f"perm={letters}: expected a combination of r, w and m")
         return DeviceMount(source, group.get("dst") or source, letters)
     if kind == "volume":
         return VolumeMount(source, group["dst"], _is_read_only(group))

@@ -58,7 +58,7 @@ def path(app_id: str) -> str:
         UsageError: if the id is invalid.
     """
     if not _is_id(app_id):
-        raise UsageError(f"{app_id!r} is not the id of a job", hint="relight list shows them")
+        raise UsageError(f"{app_id!r} is not a job id", hint="see relight list")
     return os.path.join(root(), app_id)
 
 
@@ -74,8 +74,8 @@ def directory(app_id: str) -> str:
         make_directories(where, 0o700)
     except OSError as error:
         raise MachineError(
-            f"can't make the directory of the job, {where}: {error.strerror}",
-            hint="RELIGHT_STATE_DIR says where jobs are recorded",
+            f"can't create the job directory {where}: {error.strerror}",
+            hint="choose another place with RELIGHT_STATE_DIR",
         ) from None
     return where
 
@@ -94,7 +94,7 @@ def write(app_id: str, record: Mapping[str, Any]) -> None:
     except OSError as error:
         raise MachineError(f"can't write {file}: {error.strerror}") from None
     except RecursionError:
-        raise MachineError(f"can't write {file}: it is nested too deeply") from None
+        raise MachineError(f"can't write {file}: nested too deeply") from None
 
 
 @contextmanager
@@ -145,7 +145,7 @@ def wait_until_submitted(app_id: str) -> None:
         MachineError: if that takes too long.
     """
     if not wait_until(lambda: not is_being_submitted(app_id), _SUBMIT_LIMIT_S, _POLL_S):
-        raise MachineError(f"{app_id} is still being submitted", hint="end `relight submit` itself")
+        raise MachineError(f"{app_id} is still being submitted", hint="interrupt `relight submit`")
 
 
 def read(app_id: str) -> dict[str, Any] | None:
@@ -192,9 +192,7 @@ def remove(name: str) -> None:
     where = path(name)
     remove_tree(where)
     if os.path.lexists(where):
-        raise MachineError(
-            f"can't remove all of {where}", hint="check the owner of the files there"
-        )
+        raise MachineError(f"can't remove {where} completely", hint="check the owner of its files")
 
 
 def token() -> str:

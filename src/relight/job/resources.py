@@ -126,7 +126,7 @@ class NamedResources(Mapping[str, Resource]):
             if len(same) > 1:
                 raise UsageError(
                     f"the named resource {name} is ambiguous: {', '.join(same)}",
-                    hint="write upper and lower case as they are in the list",
+                    hint="match the case of the name in the list",
                 )
             found = same[0] if same else ""
         if not found:
@@ -232,4 +232,4 @@ def _unknown(name: str, known: list[str]) -> UsageError:
     meant = closest_match(name, known) or closest_match("aws_" + name, known)
     sizes = [each for each in known if each not in _NOT_SAID]
     hint = f"did you mean {meant}?" if meant else f"known: {', '.join(sizes)}"
-    return UsageError(f"there is no named resource {name}", hint=hint)
+    return UsageError(f"unknown named resource: {name}", hint=hint)

@@ -86,7 +86,7 @@ def _to_role(value: Any, where: str) -> Role:
         raise _wrong(f"{where}.min_replicas", "a number or null", given["min_replicas"])
     args = given.get("args", [])
     if not isinstance(args, list) or not all(isinstance(word, str) for word in args):
-        raise _wrong(f"{where}.args", "a list of texts", args)
+        raise _wrong(f"{where}.args", "a list of strings", args)
     policy = given.get("retry_policy", "APPLICATION")
     if policy not in RetryPolicy.__members__:
         raise _wrong(f"{where}.retry_policy", " or ".join(RetryPolicy.__members__), policy)
@@ -154,14 +154,14 @@ def _object(value: Any, where: str, known: set[str] | None = None) -> Object:
 def _text(found: Object, name: str, where: str) -> str:
     value = found.get(name)
     if not isinstance(value, str):
-        raise _wrong(f"{where}.{name}", "a text", value)
+        raise _wrong(f"{where}.{name}", "a string", value)
     return value
 
 
 def _texts(value: Any, where: str) -> dict[str, str]:
     for name, text in _object(value, where).items():
         if not isinstance(text, str):
-            raise _wrong(f"{where}.{name}", "a text", text)
+            raise _wrong(f"{where}.{name}", "a string", text)
     return dict(value)
 
 

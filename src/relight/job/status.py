@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from relight.base.errors import RelightError
+from relight.core.status.charts import Progress
 from relight.core.status.goodput import Account
 from relight.core.status.preload_status import PreloadStatus
-from relight.core.status.snapshot import RankUse
+from relight.core.status.snapshot import Chart, RankUse
 from relight.job.app import AppState
 
 _SIGKILL, _SIGTERM = 9, 15  # Linux numbers, as this client may run on Windows, without SIGKILL
@@ -19,8 +20,8 @@ _STOPPED = {_SIGKILL: 1, _SIGTERM: 2}
 
 class ReplicaStatus(NamedTuple):
     """One replica. `exitcode` is None while unknown. `error` is its failure in one line.
-    `last_line` is the last line of its output, and `use` its resource usage, where the scheduler
-    knows them.
+    `last_line` is the last line of its output, `use` its resource usage, and `pid` its process on
+    this machine, where the scheduler knows them.
     """
 
     role: str
@@ -31,6 +32,7 @@ class ReplicaStatus(NamedTuple):
     error: str = ""
     last_line: str = ""
     use: RankUse | None = None
+    pid: int = 0
 
     @property
     def id(self) -> int:
@@ -52,8 +54,8 @@ class RoleStatus(NamedTuple):
 
 class AppStatus(NamedTuple):
     """A job. It has failed when one replica has failed, and is over when all are; `restarts` is
-    None if unknown. `account` breaks down its time, if known; `preload` says how far imports for
-    restarts are, on this node.
+    None if unknown. `account` breaks down its time, `progress` is how far it is, and `charts` are
+    its numbers over time, if known; `preload` says how far imports for restarts are, on this node.
     """
 
     state: AppState
@@ -63,6 +65,8 @@ class AppStatus(NamedTuple):
     url: str = ""
     account: Account | None = None
     preload: PreloadStatus | None = None
+    progress: Progress | None = None
+    charts: tuple[Chart, ...] = ()
 
     @property
     def msg(self) -> str:

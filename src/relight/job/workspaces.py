@@ -56,15 +56,15 @@ def projects(text: str) -> list[Project]:
     for path, below in _pairs(text):
         folder = os.path.abspath(os.path.expanduser(path.removeprefix("file://")))
         if not os.path.isdir(folder) and not os.path.isfile(folder):
-            raise UsageError(f"the workspace {path} is not a directory")
+            raise UsageError(f"workspace {path} is not a directory")
         if os.path.isfile(folder) and (not below or below.endswith("/")):
             below += os.path.basename(folder)
         inside = os.path.normpath(below) if below else ""
         if os.path.isabs(inside) or inside.split("/")[0] == "..":
-            raise UsageError(f"the workspace {path}:{below} would be outside of the copy")
+            raise UsageError(f"workspace {path}:{below} would lie outside the copy")
         found.append(Project(folder, inside.removeprefix(".")))
     if not found:
-        raise UsageError(f"the workspace {text!r} names no directory")
+        raise UsageError(f"workspace {text!r} does not name a directory")
     return found
 
 
@@ -345,5 +345,5 @@ def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
 def _unreadable(source: str, error: OSError) -> MachineError:
     return MachineError(
         f"can't copy the workspace {source}: {error}",
-        hint="list what need not be copied in .relightignore",
+        hint="exclude files in .relightignore",
     )

@@ -46,9 +46,9 @@ def no_free_port(what: str) -> MachineError:
     (bind(2)).
     """
     return MachineError(
-        f"this machine has no free port for {what}: all of {free_ports()} are in use",
-        hint="`ss -tan` shows by whom; sysctl -w net.ipv4.ip_local_port_range='FIRST LAST' sets "
-        "the range",
+        f"no free port for {what}: all of {free_ports()} are in use",
+        hint="`ss -tan` shows what uses them; sysctl -w "
+        "net.ipv4.ip_local_port_range='FIRST LAST' sets the range",
     )
 
 
@@ -99,8 +99,8 @@ def bind(host: str, port: int, *, listen: bool = False, among: range = range(0))
             pass
     if among and port == 0:
         raise MachineError(
-            f"no port of {PORT_RANGE}={among[0]}-{among[-1]} is free for the workers' store",
-            hint="`ss -tan` shows by whom they are used; each job on a machine needs one",
+            f"no free port in {PORT_RANGE}={among[0]}-{among[-1]} for the workers' store",
+            hint="`ss -tan` shows what uses them; each job on a machine needs one",
         )
     return _bind(host, port, listen=listen)
 
@@ -118,10 +118,10 @@ def _bind(host: str, port: int, *, listen: bool, alone: bool = False) -> socket.
         bound = socket.socket(family, socket.SOCK_STREAM)
     except socket.gaierror as error:
         raise UsageError(
-            f"the address {host} for the workers' store is unknown: {error.strerror}", hint=hint
+            f"can't resolve {host}, the address of the workers' store: {error.strerror}", hint=hint
         ) from None
     except OSError as error:
-        hint = "look at `ulimit -n`" if error.errno in (errno.EMFILE, errno.ENFILE) else ""
+        hint = "check `ulimit -n`" if error.errno in (errno.EMFILE, errno.ENFILE) else ""
         raise MachineError(f"can't open a socket: {error.strerror}", hint=hint) from None
     try:
         # A restart on a given port must not wait for the old connections' TIME_WAIT.

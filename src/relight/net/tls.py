@@ -33,13 +33,13 @@ def contexts(cert: str, key: str, ca: str) -> tuple[ssl.SSLContext, ssl.SSLConte
         try:
             context.load_verify_locations(ca)
         except (ssl.SSLError, OSError):
-            raise UsageError(f"tls_ca: {ca} holds no certificate (PEM)") from None
+            raise UsageError(f"tls_ca: {ca} contains no PEM certificate") from None
         try:
             context.load_cert_chain(cert, key, password=_no_password)
         except _KeyLocked:
             raise UsageError(
-                f"tls_key: {key} is locked with a password",
-                hint=f"openssl pkey -in {key} -out FILE writes one that is not",
+                f"tls_key: {key} is encrypted with a password",
+                hint=f"decrypt it with openssl pkey -in {key} -out FILE",
             ) from None
         except (ssl.SSLError, OSError) as error:
             raise UsageError(_why_no_pair(cert, key, error)) from None
@@ -96,7 +96,7 @@ class TlsChannel:
             self.wants_write = True
             return BlockingIOError()
         if isinstance(error, ssl.SSLCertVerificationError):
-            return OSError(f"the peer's certificate is not accepted: {error.verify_message}")
+            return OSError(f"the peer's certificate is not trusted: {error.verify_message}")
         if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
             reason = (error.reason or "unknown").lower().replace("_", " ")
             if "alert" in reason:
@@ -130,5 +130,5 @@ def _why_no_pair(cert: str, key: str, error: OSError) -> str:
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(cert)
     except (ssl.SSLError, OSError):
-        return f"tls_cert: {cert} holds no certificate (PEM)"
-    return f"tls_key: {key} holds no key (PEM)"
+        return f"tls_cert: {cert} contains no PEM certificate"
+    return f"tls_key: {key} contains no PEM key"

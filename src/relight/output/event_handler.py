@@ -41,8 +41,10 @@ def check(name: str) -> None:
         raise UsageError(
             f"--event-log-handler={name} is not one of {', '.join(known)}"
             + (f"; did you mean {meant}?" if meant else ""),
-            hint=f"a plug-in is an entry point of the group {GROUP}, installed for the Python that "
-            "runs relight",
+            hint=(
+                f"plug-ins are entry points of group {GROUP}, installed in relight's Python "
+                "environment"
+            ),
         )
 
 
@@ -158,7 +160,7 @@ def _serve(name: str, agent: socket.socket, origin: Mapping[str, str]) -> None:
     """Call the handler; tell the agent what it must know, in lines, and then an empty one."""
     told = False
     try:
-        handle = _handler(plugins.find(GROUP)[name].load())
+        handle = load(name)
     except BaseException as error:
         agent.sendall(f"it can't be loaded: {_shown(error)}\n\n".encode())
         return
@@ -174,10 +176,11 @@ def _serve(name: str, agent: socket.socket, origin: Mapping[str, str]) -> None:
     agent.sendall(b"\n")
 
 
-def _handler(found: Any) -> Callable[[dict[str, Any]], object]:
-    """Return a function that takes an event."""
+def load(name: str) -> Callable[[dict[str, Any]], object]:
+    """Return the function that takes an event; loading it may raise anything."""
     import logging
 
+    found = plugins.find(GROUP)[name].load()
     handler = found() if isinstance(found, type) else found
     if not isinstance(handler, logging.Handler):
         handle: Callable[[dict[str, Any]], object] = handler

@@ -160,12 +160,7 @@ class Logs:
         source = self._stdout.get(local_rank)
         if isinstance(source, PipeReader):
             source.read()
-            return bytes(source.tail[-_STDOUT_SIZE:]).decode(errors="replace")
-        if source is None:
-            return ""
-        with open(source, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _STDOUT_SIZE))
-            return file.read().decode(errors="replace")
+        return self.tail(local_rank, STDOUT, _STDOUT_SIZE).decode(errors="replace")
 
     def printed(self, local_rank: int) -> "PrintedTraceback | None":
         """Return the evidence on a worker's last traceback, or None."""
@@ -211,10 +206,21 @@ class Logs:
         source = self._streams(stream).get(local_rank)
         return source if isinstance(source, str) else ""
 
-    def tail(self, local_rank: int, stream: int) -> bytes:
-        """Return the end of a worker's stream that has no file."""
+    def tail(self, local_rank: int, stream: int, size: int = TAIL_SIZE) -> bytes:
+        """Return the end of a worker's stream, of `size` bytes at most; empty if it goes nowhere,
+        or its file can't be read.
+        """
         source = self._streams(stream).get(local_rank)
-        return bytes(source.tail) if isinstance(source, PipeReader) else b""
+        if isinstance(source, PipeReader):
+            return bytes(source.tail[-size:])
+        if source is None:
+            return b""
+        try:
+            with open(source, "rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - size))
+                return file.read(size)
+        except OSError:
+            return b""  # it was removed
 
     def size(self) -> int:
         """Return how many bytes the workers have printed so far, as far as anybody sees them."""
@@ -275,6 +281,10 @@ class Logs:
             for facts in (self._looks, self._terminals, self._stdout, self._stderr):
                 facts.pop(local_rank, None)
             self._stderr_tails.pop(local_rank, None)
+
+    def set_ranks(self, ranks: Sequence[int]) -> None:
+        """Set the ranks of the next generation, in the order of the local ranks."""
+        self._ranks = dict(enumerate(ranks))
 
     def worker_ended(self, local_rank: int, *, failed: bool) -> bool:
         """Note the end of a worker; return whether its traceback is held back."""
@@ -408,8 +418,8 @@ class Logs:
         if self._spec.keeps_logs() and not self._has_told:
             self._has_told = True
             self._consoles.stderr.say(
-                f"relight: can't write logs to {error.filename}: {error.strerror}; the output goes "
-                "to the console"
+                f"relight: can't write logs to {error.filename}: {error.strerror}; output goes to "
+                "the console"
             )
 
     def _streams(self, stream: int) -> "dict[int, PipeReader | str]":

@@ -352,7 +352,7 @@ def check_shadows(argv: list[str], modules: Collection[str]) -> None:
         raise UnfitError(name, reason, lasting=False)
 
 
-def _beside(specs: Mapping[str, ModuleSpec | None], argv: list[str]) -> dict[str, str | None]:
+def _beside(specs: Mapping[str, ModuleSpec | None], argv: list[str]) -> dict[str, str]:
     """Return those of these packages that the script would find beside itself instead, and where;
     none that is built in.
     """
@@ -360,10 +360,13 @@ def _beside(specs: Mapping[str, ModuleSpec | None], argv: list[str]) -> dict[str
     known = folder in sys.path_importer_cache
     found = {}
     for name, spec in specs.items():
-        if spec is not None and spec.has_location:
+        is_part = spec is not None and spec.origin is None  # without __init__.py
+        if spec is not None and (spec.has_location or is_part):
             other = PathFinder.find_spec(name, [folder])
-            if other is not None and other.loader is not None and other.origin != spec.origin:
-                found[name] = other.origin
+            if other is None or not (is_part or other.loader):
+                continue
+            if is_part or other.origin != spec.origin:
+                found[name] = other.origin or folder
     if not known:
         sys.path_importer_cache.pop(folder, None)
     return found
@@ -411,11 +414,7 @@ def _installed(names: list[str], argv: list[str]) -> list[str]:
     places = _install_directories()
     tops = {top for top in _packages(names) if top.isidentifier() and top != "relight"}
     specs = {top: PathFinder.find_spec(top) for top in tops - {*sys.builtin_module_names}}
-    others = {
-        top
-        for top, spec in specs.items()
-        if spec is None or not spec.origin or not spec.origin.startswith(places)
-    }
+    others = {top for top, spec in specs.items() if spec is None or not _is_in(spec, places)}
     fit = tops - others - _beside(specs, argv).keys()
     # Other names are for importlib.import_module only, and may contain anything.
     return [
@@ -423,6 +422,12 @@ def _installed(names: list[str], argv: list[str]) -> list[str]:
         for name in names
         if name.partition(".")[0] in fit and all(map(str.isidentifier, name.split(".")))
     ]
+
+
+def _is_in(spec: ModuleSpec, places: tuple[str, ...]) -> bool:
+    """Return whether a package is in these directories; one without `__init__.py`, in all parts."""
+    paths = [spec.origin] if spec.origin else list(spec.submodule_search_locations or ())
+    return bool(paths) and all(path.startswith(places) for path in paths)
 
 
 def _packages(names: Collection[str]) -> set[str]:

@@ -136,9 +136,7 @@ def _processes() -> Iterator[_Process]:
     try:
         since_boot = float(_read("/proc/uptime").split()[0])
     except FileNotFoundError:
-        raise UsageError(
-            "this system does not show which agents run: it has no /proc", hint="name a job"
-        ) from None
+        raise UsageError("can't list agents: this system has no /proc", hint="give a job") from None
     ticks = os.sysconf("SC_CLK_TCK")
     for name in os.listdir("/proc"):
         if not name.isdecimal():

@@ -48,7 +48,7 @@ def connect(pid: int) -> socket.socket:
         connection.connect(f"\0{_NAME[1:]}{pid}")
     except OSError as error:
         connection.close()
-        raise MachineError(f"process {pid} does not wait any more: {error.strerror}") from None
+        raise MachineError(f"process {pid} is no longer waiting: {error.strerror}") from None
     size = struct.calcsize("3i")
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
     other, user, _ = struct.unpack("3i", credentials)
@@ -56,6 +56,6 @@ def connect(pid: int) -> socket.socket:
         connection.close()
         raise MachineError(
             f"process {pid} belongs to another user (uid {user})",
-            hint="its user or root can debug it",
+            hint="only its user or root can debug it",
         )
     return connection

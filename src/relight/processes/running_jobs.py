@@ -85,6 +85,10 @@ class JobDirectory:
         """Return the snapshot of a job that runs, or else of one that has ended."""
         return (self.ask(job) or self._read(job)) if is_id(job) else None
 
+    def is_over(self, job: str) -> bool:
+        """Return whether a job has ended and left its record; its agent is not asked."""
+        return job in self._names(_ENDED) and job not in self._names(OF_JOB)
+
     def ask(self, job: str) -> NodeSnapshot | None:
         """Return the answer of a job's agent; None without a valid answer."""
         answer = self._answer(job, b"\n")

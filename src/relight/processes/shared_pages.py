@@ -73,6 +73,11 @@ class WorkerMemory:
         }
         return {rank: progress for rank, progress in found.items() if progress is not None}
 
+    def totals(self) -> dict[int, int]:
+        """Return the number of steps that each worker will do, if it tells, by local rank."""
+        found = {rank: words.total(page) for rank, page in self._pages()}
+        return {rank: total for rank, total in found.items() if total is not None}
+
     def values(self) -> dict[int, tuple[str, ...]]:
         """Return the numbers that each worker has reported last, by local rank."""
         return {rank: words.values(page) for rank, page in self._pages()}
@@ -133,7 +138,10 @@ class WorkerMemory:
         return {rank for rank, page in self._pages() if page[words.INSIDE] in (1, 2)}
 
     def leave(self, count: int) -> None:
-        """Let the workers leave their group: the `count`th that this job leaves."""
+        """Let the workers leave their group, the `count`th that this job leaves, even those that
+        are held.
+        """
+        self.release()
         self._write(words.LEAVE, count)
 
     def have_left(self, count: int) -> set[int]:

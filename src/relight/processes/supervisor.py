@@ -149,18 +149,19 @@ class Supervisor:
         self._lease_until = until
         self.workers.set_lease(0.0 if until == FOR_EVER else until)
 
-    def replace(self, plans: Sequence[WorkerPlan], fork: Fork | None) -> None:
+    def replace(self, plans: Sequence[WorkerPlan], ranks: Sequence[int], fork: Fork | None) -> None:
         """Start processes in place of those that have ended; the others have left their group.
 
         Args:
-            plans: the processes.
+            plans: the processes, possibly none.
+            ranks: the rank of each process, in the order of their local ranks.
             fork: starts another spawner for them; None for the latest one.
 
         Raises:
             MachineError: if the machine runs out of processes or descriptors.
         """
         self.step(WorkersReplaced())
-        self.workers.replace(plans, fork)
+        self.workers.replace(plans, ranks, fork)
 
     def step(self, event: Event | SaveAndLeave | Noticed | Recovering) -> None:
         """Pass an event to the core and execute its decisions."""

@@ -141,29 +141,39 @@ class Workers:
             pid = parent
         return None
 
-    def replace(self, plans: Sequence[WorkerPlan], fork: Fork | None = None) -> None:
+    def replace(
+        self, plans: Sequence[WorkerPlan], ranks: Sequence[int], fork: Fork | None = None
+    ) -> None:
         """Start workers in place of some that have ended.
 
         Args:
-            plans: the workers.
+            plans: the workers, possibly none.
+            ranks: the rank of each worker, as for the first ones.
             fork: starts another spawner for them, the warm one; None for the latest spawner.
 
         Raises:
             MachineError: if the machine runs out of processes or descriptors.
         """
+        for each in (self, *self._more):
+            each.ranks = tuple(ranks)
         for plan in plans:
             pid = self.pids.pop(plan.local_rank, 0)
             if pid:
                 self._command(f"orphans {pid}")
             for facts in (self.evidence, self.doing):
                 facts.pop(plan.local_rank, None)
-        if fork is None:
+        if fork is None or not plans:
             (self._more[-1] if self._more else self)._start(plans)
             return
-        more = Workers(self._loop, plans, self.ranks, "", self._on_event, fork)
+        more = Workers(self._loop, plans, self.ranks, "", self._on_more, fork)
         more.pids, more.evidence, more.doing = self.pids, self.evidence, self.doing
         more.remaining = self.remaining
         self._more.append(more)
+
+    def _on_more(self, event: ProcessEvent, at: float) -> None:
+        """Report an event of a further spawner, whose workers have the lease of the others."""
+        if not isinstance(event, WorkersFrozen):
+            self._on_event(event, at)
 
     def _start(self, plans: Sequence[WorkerPlan]) -> None:
         for plan in plans:
@@ -187,7 +197,8 @@ class Workers:
         The spawner freezes them. It is continued then, as another program may have stopped it.
         """
         self._command(f"lease {until!r}")
-        self._expiry.set(until or None)
+        for each in (self, *self._more):
+            each._expiry.set(until or None)
 
     def left_running(self, limit_s: float) -> list[int]:
         """Return the pids of processes that ended workers have left, and that do not end by
@@ -393,7 +404,7 @@ class Workers:
 def _not_started(error: OSError) -> MachineError:
     return MachineError(
         f"can't start processes on this machine: {error.strerror}",
-        hint="look at `ulimit -u`, `ulimit -n` and the pids limit of the container",
+        hint="check `ulimit -u`, `ulimit -n` and the container's pids limit",
     )
 
 
@@ -401,7 +412,7 @@ def _refused(number: int, path: str) -> MachineError:
     """Return the error for a spawner that can't continue."""
     hint = ""
     if number in (errno.EMFILE, errno.ENFILE):
-        hint = "look at `ulimit -n`"
+        hint = "check `ulimit -n`"
     elif path.startswith("/proc"):
         hint = "relight finds processes in /proc: mount it"
     what = f"{path}: {os.strerror(number)}" if path else os.strerror(number)

@@ -56,7 +56,7 @@ def read(item: pytest.Item, mark: pytest.Mark) -> Wanted:
         raise _wrong(f"has init={init!r}: expected True or False")
     env = given.get("env") or {}
     if not isinstance(env, dict) or not all(isinstance(x, str) for x in (*env, *env.values())):
-        raise _wrong(f"has env={env!r}: expected texts by name")
+        raise _wrong(f"has env={env!r}: expected a dict of strings")
     backend = _backend(given.get("backend"))
     return Wanted(size, backend, init, _timeout(item, given.get("timeout")), env)
 

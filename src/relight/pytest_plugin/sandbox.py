@@ -64,7 +64,7 @@ class SandboxRunner:
         __tracebackhide__ = True
         limit_s = time_limit("timeout", timeout)
         if isinstance(hosts, bool) or not isinstance(hosts, int) or hosts < 1:
-            raise UsageError(f"hosts={hosts!r}: expected how many hosts, at least 1")
+            raise UsageError(f"hosts={hosts!r}: expected the number of hosts, at least 1")
         check_list("faults", faults)
         check_texts(flags, {} if env is None else env)
         path = self._directory / "faults.txt"

@@ -166,7 +166,7 @@ def _crowded(found: FoundFlags) -> UsageError:
     source = (here or found.agents).source
     return UsageError(
         f"{found.system} started relight {found.agents.value} times{where} ({source})",
-        hint="start one agent per node (it starts all workers of the node): "
+        hint="start one agent per node (which starts all its workers): "
         f"{found.remedy} relight run --nproc-per-node=N; or --nnodes={found.agents.value} to treat "
         "each as a node",
     )

@@ -40,14 +40,14 @@ def open(backend: str, endpoint: str, job: str, pairs: Mapping[str, str]) -> Lea
     except Exception as error:
         raise UsageError(
             f"--rdzv-backend={backend}: the plug-in can't open {endpoint}: {error!r}",
-            hint="ask its authors",
+            hint="report this to the plug-in's authors",
         ) from None
     missing = [name for name in _PARTS if not hasattr(register, name)]
     if missing:
         raise UsageError(
-            f"--rdzv-backend={backend}: the plug-in opens {register!r:.80}, which has no "
+            f"--rdzv-backend={backend}: the plug-in returned {register!r:.80}, which lacks "
             f"{', '.join(missing)}",
-            hint="ask its authors",
+            hint="report this to the plug-in's authors",
         )
     return cast("LeaderLock", register)
 
@@ -65,16 +65,19 @@ def check(backend: str) -> None:
         if point := plugins.find(_OF_TORCH).get(backend):
             raise UsageError(
                 f"--rdzv-backend={backend} is torch's plug-in {point.value} (entry point group "
-                f"{_OF_TORCH}); it needs torch, which relight does not import",
-                hint="use one of " + ", ".join(known) + f"; a plug-in for relight, of the group "
-                f"{ENTRY_POINTS}, only says who coordinates (CONTRIBUTING.md)",
+                f"{_OF_TORCH}); it requires torch, which relight does not import",
+                hint="use one of "
+                + ", ".join(known)
+                + f"; for relight's own plug-ins (group {ENTRY_POINTS}), see CONTRIBUTING.md",
             )
         meant = closest_match(backend, known)
         raise UsageError(
             f"--rdzv-backend={backend} is not one of {', '.join(known)}"
             + (f"; did you mean {meant}?" if meant else ""),
-            hint=f"a plug-in is an entry point of the group {ENTRY_POINTS}, installed for the "
-            "Python that runs relight",
+            hint=(
+                f"plug-ins are entry points of group {ENTRY_POINTS}, installed in relight's "
+                "Python environment"
+            ),
         )
 
 
@@ -89,7 +92,7 @@ def _find(backend: str) -> Open:
         found = point.load()
     except Exception as error:
         raise UsageError(
-            f"--rdzv-backend={backend}: the plug-in {point.value} can't be loaded: {error!r}",
-            hint="it was installed for this Python, but does not work; ask its authors",
+            f"--rdzv-backend={backend}: can't load the plug-in {point.value}: {error!r}",
+            hint="report this to the plug-in's authors",
         ) from None
     return found

@@ -267,10 +267,12 @@ def _check_step(variables: Mapping[str, str], nnodes: Number) -> None:
     nodes = variables.get("SLURM_NNODES", str(nnodes.value))
     if nodes != str(nnodes.value):
         raise UsageError(
-            f"{nnodes.source} does not fit SLURM_NNODES={nodes}: the step that called sbatch may "
-            "have left it",
-            hint="in a batch script: unset SLURM_STEP_ID, or --standalone; srun without "
-            "--preserve-env sets both",
+            f"{nnodes.source} contradicts SLURM_NNODES={nodes}; it may be left over from the step "
+            "that called sbatch",
+            hint=(
+                "in a batch script, unset SLURM_STEP_ID or use --standalone; srun without "
+                "--preserve-env sets both"
+            ),
         )
 
 
@@ -342,8 +344,8 @@ def _master(found: FoundFlags, variables: Mapping[str, str], hostname: str) -> F
     if "KUBERNETES_SERVICE_HOST" in variables and address in LOCAL_HOSTS:
         if not found.hosts and found.node_rank is not None:
             raise UsageError(
-                f"{host.source} beside {found.node_rank.source}: pods have addresses of their own",
-                hint="MASTER_ADDR is the name of the first pod",
+                f"{host.source} with {found.node_rank.source}: each pod has its own address",
+                hint="set MASTER_ADDR to the first pod's name",
             )
         host = Text(hostname, host.source)
     port = found.port

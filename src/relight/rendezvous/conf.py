@@ -332,7 +332,7 @@ def _unknown(name: str, backend: str) -> str:
     accepted = tuple(key.name for key in KEYS if not key.backends)
     word = name.lower().replace("-", "_")
     remedy = did_you_mean(word, known + accepted, f"known are {', '.join(known)}")
-    return f"--rdzv-conf: {name} has no effect: it is not a known key; {remedy}"
+    return f"--rdzv-conf: {name} has no effect: unknown key; {remedy}"
 
 
 def _check_file(name: str, path: str, read_file: Callable[[str], bytes]) -> None:
@@ -349,24 +349,26 @@ def _check_together(conf: Conf, given: Mapping[str, Any]) -> None:
     if conf.ttl_s < LEAST_TTL_S:
         raise UsageError(
             f"--rdzv-conf: lease_ttl={conf.ttl_s:g} is less than {LEAST_TTL_S:g} s",
-            hint="leave it out: it is then 0.6 * keep_alive_interval * keep_alive_max_attempt",
+            hint=(
+                "leave it out for the default of 0.6 * keep_alive_interval * keep_alive_max_attempt"
+            ),
         )
     if conf.lost_after_s > MOST_SECONDS:
         raise UsageError(
             f"--rdzv-conf: keep_alive_interval * keep_alive_max_attempt is {conf.lost_after_s:g} s;"
-            f" it can be at most {MOST_SECONDS:.0f} s"
+            f" must be at most {MOST_SECONDS:.0f} s"
         )
     if conf.lost_after_s < LEAST_LOST_AFTER_S:
         raise UsageError(
             f"--rdzv-conf: keep_alive_interval * keep_alive_max_attempt is {conf.lost_after_s:g} s;"
-            f" it must be at least {LEAST_LOST_AFTER_S:g} s",
-            hint="a node that is only busy would count as lost",
+            f" must be at least {LEAST_LOST_AFTER_S:g} s",
+            hint="otherwise a busy node would count as lost",
         )
     missing = [name for name in ("tls_cert", "tls_key", "tls_ca") if name not in given]
     if missing and len(missing) < 3:
         raise UsageError(
             f"--rdzv-conf: {' and '.join(missing)} missing",
-            hint="tls_cert, tls_key and tls_ca go together",
+            hint="set tls_cert, tls_key and tls_ca together",
         )
     if bool(conf.etcd_user) != bool(conf.etcd_password_file):
-        raise UsageError("--rdzv-conf: etcd_user and etcd_password_file go together")
+        raise UsageError("--rdzv-conf: etcd_user and etcd_password_file must be set together")

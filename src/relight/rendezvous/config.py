@@ -75,7 +75,7 @@ class Meeting(NamedTuple):
         if self.register is not None:
             return (
                 f"check that {self.where} answers and is the same; `relight doctor --nnodes=N "
-                "--rdzv-endpoint=HOST`, with the host of any node, says who can't reach whom"
+                "--rdzv-endpoint=HOST`, with any node's host name, says who can't reach whom"
             )
         return f"`relight doctor --nnodes=N --rdzv-endpoint={self.where}` says who can't reach whom"
 
@@ -206,15 +206,15 @@ def _hosts(spec: LaunchSpec) -> tuple[tuple[str, int], ...]:
         )
     if "/" in endpoint.host:
         raise UsageError(
-            f"--rdzv-endpoint={endpoint}: c10d meets at HOST or HOST:PORT",
-            hint="--rdzv-backend=file meets in a directory that all nodes see",
+            f"--rdzv-endpoint={endpoint}: c10d requires HOST or HOST:PORT",
+            hint="for a shared directory, use --rdzv-backend=file",
         )
     hosts = tuple(
         (each.host, DEFAULT_ENDPOINT_PORT if each.port is None else each.port)
         for each in (endpoint, *endpoint.others)
     )
     if any(port == 0 for _, port in hosts):
-        raise UsageError("port 0 at the endpoint: the other nodes can't know which one it is")
+        raise UsageError("port 0 in the endpoint: other nodes can't know the actual port")
     if len(set(hosts)) < len(hosts):
         raise UsageError("--rdzv-endpoint lists a host twice")
     return hosts
@@ -236,13 +236,13 @@ def _static_hosts(spec: LaunchSpec) -> tuple[tuple[str, int], ...]:
     host, port, others = spec.rdzv_endpoint
     if others:
         raise UsageError(
-            "the static rendezvous has one host: node rank 0",
-            hint="--rdzv-backend=c10d takes several hosts in --rdzv-endpoint",
+            "static rendezvous has a single host, node rank 0",
+            hint="--rdzv-backend=c10d accepts several hosts in --rdzv-endpoint",
         )
     if not host:
         host, port = spec.master_addr, spec.master_port
     if port == 0:
-        raise UsageError("port 0 at the endpoint: the other nodes can't know which one it is")
+        raise UsageError("port 0 in the endpoint: other nodes can't know the actual port")
     return ((host, DEFAULT_MASTER_PORT if port is None else port),)
 
 

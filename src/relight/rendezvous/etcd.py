@@ -113,7 +113,7 @@ def _tls(conf: Conf, backend: str) -> Tls:
         context = ssl.create_default_context(cafile=conf.cacert or None)
     except (ssl.SSLError, OSError):
         raise UsageError(
-            f"--rdzv-conf: {cacert_name}={conf.cacert}: the file holds no certificate (PEM)"
+            f"--rdzv-conf: {cacert_name}={conf.cacert}: no PEM certificate in the file"
         ) from None
     if conf.cert:
         try:
@@ -122,10 +122,10 @@ def _tls(conf: Conf, backend: str) -> Tls:
             file = f"{key_name}={conf.key}" if conf.key else f"{cert_name}={conf.cert}"
             if isinstance(error, _Locked):
                 raise UsageError(
-                    f"--rdzv-conf: {file}: the key is locked with a password"
+                    f"--rdzv-conf: {file}: the key is encrypted with a password"
                 ) from None
             raise UsageError(
-                f"--rdzv-conf: {cert_name}={conf.cert}: not a certificate (PEM) with its key in "
+                f"--rdzv-conf: {cert_name}={conf.cert}: not a PEM certificate with its key in "
                 f"{conf.key or 'the same file'}"
             ) from None
     return Tls(context, *names)

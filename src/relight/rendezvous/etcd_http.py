@@ -203,9 +203,11 @@ class EtcdMembers:
         where = f"etcd at {self._member}"
         if isinstance(error, ssl.SSLCertVerificationError):
             return UsageError(
-                f"{where}: its certificate is not accepted: {error.verify_message}",
-                hint=f"--rdzv-conf={self._tls.cacert}=FILE names the authority that signed it; the "
-                "certificate must name the host as --rdzv-endpoint does",
+                f"{where}: certificate not trusted: {error.verify_message}",
+                hint=(
+                    f"--rdzv-conf={self._tls.cacert}=FILE names its CA; the certificate must "
+                    "contain the host name used in --rdzv-endpoint"
+                ),
             )
         if isinstance(error, ssl.SSLError) and _is_about_us(error.reason or ""):
             return UsageError(
@@ -292,7 +294,7 @@ def parse_members(endpoint: str, protocol: str = "http") -> list[tuple[str, int]
     parts = [part.strip().rpartition("://") for part in endpoint.split(",")]
     for scheme in {scheme for scheme, _, _ in parts} - {"", protocol}:
         raise UsageError(
-            f"--rdzv-endpoint={endpoint} does not fit protocol={protocol}",
+            f"--rdzv-endpoint={endpoint} contradicts protocol={protocol}",
             hint=f"--rdzv-conf=protocol={scheme}" if scheme in ("http", "https") else "",
         )
     if any(scheme for scheme, _, _ in parts):
@@ -302,12 +304,12 @@ def parse_members(endpoint: str, protocol: str = "http") -> list[tuple[str, int]
     except ValueError as error:
         raise UsageError(
             f"--rdzv-endpoint={endpoint}: {error}",
-            hint=f"etcd is at HOST:PORT[,HOST:PORT…]; the port is {DEFAULT_PORT} if left out",
+            hint=f"pass HOST:PORT[,HOST:PORT…]; the default port is {DEFAULT_PORT}",
         ) from None
     if not first.host:
         raise UsageError(
             f"--rdzv-endpoint={endpoint} names no host" if endpoint else "no --rdzv-endpoint",
-            hint=f"etcd is at HOST:PORT[,HOST:PORT…]; the port is {DEFAULT_PORT} if left out",
+            hint=f"pass HOST:PORT[,HOST:PORT…]; the default port is {DEFAULT_PORT}",
         )
     members = [
         (each.host, DEFAULT_PORT if each.port is None else each.port)

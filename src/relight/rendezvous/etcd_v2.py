@@ -151,15 +151,15 @@ class V2Register(EtcdRegister):
         code, where = answer.body.get("errorCode"), f"etcd at {answer.member}"
         if answer.status == 404 and code is None:
             return UsageError(
-                f"{where} has no v2 API",
+                f"{where} does not serve the v2 API",
                 hint="start it with --enable-v2 (etcd below 3.6), or use --rdzv-backend=etcd",
             )
         if answer.status == 401 or code == _NO_PERMISSION:
             if not self._login.user:
                 return login_needed(where)
             return UsageError(
-                f"{where} refuses user {self._login.user}: the password is wrong, or the user may "
-                f"not read and write {self._key}"
+                f"{where} rejects user {self._login.user}: wrong password, or no access to "
+                f"{self._key}"
             )
         self._members.move_on()
         return OSError(f"{where}: {message_of(answer)}")

@@ -248,11 +248,13 @@ class V3Register(EtcdRegister):
         if code == _NO_PERMISSION:
             return UsageError(
                 f"{where}: user {self._login.user} may not read and write {self._key}: {text}",
-                hint="etcdctl role grant-permission ROLE readwrite --prefix=true PREFIX; "
-                "etcd_prefix says where the keys are",
+                hint=(
+                    "etcdctl role grant-permission ROLE readwrite --prefix=true PREFIX "
+                    "(etcd_prefix)"
+                ),
             )
         if "invalid user ID or password" in text:
-            return UsageError(f"{where} knows no user {self._login.user} with this password")
+            return UsageError(f"{where}: wrong user or password ({self._login.user})")
         if not self._login.user and (code == _UNAUTHENTICATED or "user name is empty" in text):
             return login_needed(where)
         self._members.move_on()

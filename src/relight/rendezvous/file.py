@@ -84,7 +84,7 @@ def open(endpoint: str, job: str, pairs: Mapping[str, str]) -> LeaderLock:
     if not os.path.isabs(endpoint) or "\0" in endpoint:
         raise UsageError(
             f"--rdzv-endpoint={endpoint}: expected the full path of a directory",
-            hint="--rdzv-endpoint=/DIRECTORY on a disk that all nodes share",
+            hint="use --rdzv-endpoint=/DIRECTORY on shared storage",
         )
     return FileRegister(endpoint, job)
 
@@ -232,8 +232,8 @@ class FileRegister:
             missing = error.errno == errno.ENOENT and flags & os.O_CREAT
             if missing and os.fstat(directory).st_nlink:  # the directory still exists
                 raise UsageError(
-                    f"--rdzv-endpoint={self._directory}: no files can be made there",
-                    hint="--rdzv-endpoint=/DIRECTORY on a disk that all nodes share",
+                    f"--rdzv-endpoint={self._directory}: can't create files there",
+                    hint="use --rdzv-endpoint=/DIRECTORY on shared storage",
                 ) from None
             raise
         if not stat.S_ISREG(os.fstat(file).st_mode):
@@ -244,7 +244,7 @@ class FileRegister:
     def _no_file(self, name: str) -> UsageError:
         return UsageError(
             f"--rdzv-endpoint={self._directory}: {name} in it is not a regular file",
-            hint="remove it: the directory is for the records of jobs only",
+            hint="remove it; the directory must contain only job records",
         )
 
     @contextmanager
@@ -269,8 +269,8 @@ class FileRegister:
         except FileNotFoundError:
             parent = os.path.dirname(self._directory.rstrip("/"))
             raise UsageError(
-                f"--rdzv-endpoint={self._directory}: there is no directory {parent}",
-                hint="is the shared disk mounted on this node?",
+                f"--rdzv-endpoint={self._directory}: no such directory: {parent}",
+                hint="check that the shared storage is mounted on this node",
             ) from None
 
     @contextmanager
@@ -316,7 +316,7 @@ class FileRegister:
                 raise UsageError(what, hint=_hint(error.errno)) from None
             if error.errno in _NO_LOCKS:
                 raise UsageError(
-                    f"{what}: this file system has no locks",
+                    f"{what}: this file system does not support locks",
                     hint="mount it with locks (NFS without nolock, Lustre with flock)",
                 ) from None
             if error.errno in _FULL:
@@ -326,8 +326,8 @@ class FileRegister:
 
 def _hint(number: int) -> str:
     if number == errno.ENOTDIR:
-        return "it must be a directory on a disk that all nodes share"
-    return "the directory and what is in it must be writable for this user on every node"
+        return "it must be a directory on shared storage"
+    return "the directory and its contents must be writable by this user on every node"
 
 
 def _parsed(data: bytes) -> _Found:

@@ -203,7 +203,8 @@ class Candidate:
         if not isinstance(found, Record):
             kind = type(self.register).__name__
             raise UsageError(
-                f"{kind}.hold returned {found!r:.100}, not a Record", hint="ask its authors"
+                f"{kind}.hold returned {found!r:.100}, not a Record",
+                hint="report this to the plug-in's authors",
             )
         return found
 

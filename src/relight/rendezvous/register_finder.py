@@ -211,7 +211,7 @@ class RegisterFinder(Finder):
         left = format_duration(self._candidacy.until - self._loop.now())
         self._seeker.say(
             f"can't renew the coordinator's record at {self._meeting.where}, "
-            f"this node coordinates for {left} more: {reason}"
+            f"coordinating for {left} more: {reason}"
         )
 
     def _on_change(self, change: StateChanged) -> None:

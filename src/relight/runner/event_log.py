@@ -6,24 +6,27 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from glob import escape, glob
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from relight.base.env import Environment
 from relight.base.errors import MachineError, UsageError
 from relight.core.status.goodput import Account, Ledger
 from relight.core.status.snapshot import ENDED, EventsAfter
 from relight.events import event_lines
-from relight.events.event_types import CheckpointFound, Formed, WorkerStarted
+from relight.events.event_lines import Line
+from relight.events.event_types import CheckpointFound, Event, Formed, WorkerStarted
 from relight.host import files, tail
+from relight.job.app import AppState
 from relight.job.handles import RUN, Handle
 from relight.processes.running_jobs import JobDirectory
-from relight.schedulers.api import AppStatus
+from relight.schedulers.api import AppStatus, ReplicaStatus
 
 NAME = "events.jsonl"
 ALL = "all"
 """All attempts of a job: its first one, and one after each restart."""
 _LOGS_BELOW = "torchelastic"
 """The directory of the agents' logs of a submitted job, below the job's own directory."""
+_LOST = "lost: the other nodes go on without it"
 _BEGINNING = 1 << 20
 """Bytes of a file in which there must be an event."""
 _OPTIONS = "relight run --log-dir=DIR keeps it in a file"
@@ -54,7 +57,7 @@ def lines(runner: Jobs, job: Handle, *, follow: bool) -> Lines:
         return _of_run(JobDirectory(runner.env.variables), job, follow=follow)
     if job.replicas:
         raise UsageError(
-            f"{job} has events for all its replicas together", hint="--rank=N chooses a worker"
+            f"{job} has one event log for all replicas", hint="select a worker with --rank=N"
         )
     hint = "--event-log-handler=console of relight run shows them in `relight logs`"
     pattern = _pattern(runner, job, "its events are", hint)
@@ -102,36 +105,91 @@ def output(
         if attempt not in (ALL, *attempts):
             raise UsageError(
                 f"rank {rank} of {job} has no attempt {attempt}",
-                hint=f"it has {', '.join(attempts)}; all for all of them",
+                hint=f"it has {', '.join(attempts)}; or `all`",
             )
         raise UsageError(
-            f"{job} has no log file for each rank", hint="relight run --tee=3 writes them"
+            f"{job} has no per-rank log files", hint="start it with relight run --tee=3"
         )
     return tail.lines(find, lambda: follow and not runner.status(job).state.is_over)
 
 
-def account(job: Handle, found: AppStatus) -> Account | None:
-    """Return the time breakdown of a submitted job from the latest log of the agent of rank 0, or
-    None without a log on this machine.
-    """
-    if not found.url.startswith("file:"):
-        return None
-    latest: tuple[float, Account] | None = None
-    for path in glob(_logs_below(job, found.url)):
+class AgentLog(NamedTuple):
+    """The events of one agent of a submitted job, with their lines, and its first and last line."""
+
+    events: Sequence[tuple[Event, Line]]
+    first: Line
+    last: Line
+
+    @property
+    def formed(self) -> tuple[Formed, Line] | None:
+        """The last generation of which the agent was a part."""
+        found = ((e, line) for e, line in reversed(self.events) if isinstance(e, Formed))
+        return next(found, None)
+
+
+def agents(job: Handle, found: AppStatus) -> list[AgentLog]:
+    """Return the event logs of a submitted job on this machine."""
+    logs = []
+    for path in glob(_logs_below(job, found.url)) if found.url.startswith("file:") else ():
         told = [line for _, text in of_file(path, follow=False) if (line := event_lines.read(text))]
-        events = [(event, line) for line in told if (event := event_lines.event_of(line))]
+        if told:
+            events = [(event, line) for line in told if (event := event_lines.event_of(line))]
+            logs.append(AgentLog(events, told[0], told[-1]))
+    return logs
+
+
+def account(logs: Sequence[AgentLog], *, is_over: bool) -> Account | None:
+    """Return the time breakdown of a submitted job from the latest log of the agent of rank 0, or
+    None without one.
+    """
+    latest: tuple[float, Account] | None = None
+    for events, first, last in logs:
         places = [event.group_rank for event, _ in events if isinstance(event, Formed)]
         if not places or places[-1]:
             continue
         knows = any(isinstance(event, CheckpointFound) for event, _ in events)
-        ledger = Ledger(told[0].t, knows_checkpoints=knows)
+        ledger = Ledger(first.t, knows_checkpoints=knows)
         for event, line in events:
             ledger.step(event, line.t, line.time)
-        last = told[-1]
-        since_s = 0.0 if found.state.is_over else max(0.0, time.time() - last.time)
+        since_s = 0.0 if is_over else max(0.0, time.time() - last.time)
         if latest is None or last.time > latest[0]:
             latest = last.time, ledger.account(last.t + since_s)
     return latest[1] if latest is not None else None
+
+
+def with_lost(
+    logs: Sequence[AgentLog], replicas: Sequence[ReplicaStatus]
+) -> tuple[ReplicaStatus, ...]:
+    """Return replicas with a note on those that the group of the job has lost: a scheduler may take
+    minutes to notice (SlurmdTimeout, slurm.conf(5)).
+    """
+    latest: dict[str, tuple[Formed, Line]] = {}
+    for formed in filter(None, (log.formed for log in logs)):
+        host = _short(formed[0].host)
+        if host not in latest or latest[host][1].time < formed[1].time:
+            latest[host] = formed
+    if not latest:
+        return tuple(replicas)
+    newest = max(latest.values(), key=lambda formed: formed[1].time)[0]
+    members = [host for host, (event, _) in latest.items() if _same_group(event, newest)]
+    if len(members) < newest.nodes:  # the others have not written it yet
+        return tuple(replicas)
+    lost = latest.keys() - members
+    return tuple(
+        each._replace(error=_LOST)
+        if each.state is AppState.RUNNING and not each.error and _short(each.host) in lost
+        else each
+        for each in replicas
+    )
+
+
+def _short(host: str) -> str:
+    return host.partition(".")[0]
+
+
+def _same_group(one: Formed, other: Formed) -> bool:
+    mine = one.generation, one.master_addr, one.master_port
+    return mine == (other.generation, other.master_addr, other.master_port)
 
 
 def _event_logs(runner: Jobs, job: Handle) -> Callable[[], list[str]]:
@@ -147,7 +205,7 @@ def _event_logs(runner: Jobs, job: Handle) -> Callable[[], list[str]]:
         if not any(map(os.path.exists, paths)):
             raise UsageError(
                 f"{job} keeps no log files on this machine",
-                hint="relight run --log-dir=DIR --tee=3 keeps them and shows them as well",
+                hint="relight run --log-dir=DIR --tee=3 keeps and shows them",
             )
         return lambda: [path for path in paths if os.path.exists(path)]
     hint = "--replica=N has the lines of all ranks of a node; --grep chooses among them"
@@ -166,8 +224,8 @@ def _pattern(runner: Jobs, job: Handle, what: str, hint: str) -> str:
     url = runner.status(job).url
     if not url.startswith("file:"):
         raise UsageError(
-            f"{job}: {what} not known on this machine: -s {job.scheduler} keeps the log files of "
-            "relight run where the job runs",
+            f"{job}: {what} unknown on this machine; -s {job.scheduler} keeps relight run's log "
+            "files where the job runs",
             hint=hint,
         )
     return _logs_below(job, url)
@@ -183,7 +241,7 @@ def _check_found(job: Handle, pattern: str) -> None:
     if not glob(pattern):
         raise UsageError(
             f"{job} has no event log: no file {pattern}",
-            hint="its command must be `relight run`, as that of dist.ddp, and have started",
+            hint="its command must be `relight run`, like dist.ddp's, and must have started",
         )
 
 
@@ -239,8 +297,8 @@ def check_file(path: str) -> None:
         raise MachineError(f"can't read {path}: {error.strerror}") from None
     if beginning and not any(map(event_lines.read, beginning.split("\n"))):
         raise UsageError(
-            f"{path} is no event log: no line of it is an event",
-            hint=f"relight run --log-dir=DIR writes one, {NAME} in the run directory",
+            f"{path} is not an event log",
+            hint=f"relight run --log-dir=DIR writes one: {NAME} in the run directory",
         )
 
 
@@ -250,12 +308,12 @@ def _of_run(jobs: JobDirectory, job: Handle, *, follow: bool) -> Lines:
         why, hint = jobs.why_silent(job.app_id, pid)
         raise MachineError(f"{job}: {why}", hint=hint)
     if found is None:
-        raise UsageError(f"there is no job {job}", hint="relight list shows what there is")
+        raise UsageError(f"no such job: {job}", hint="see relight list")
     path = os.path.join(found.run_directory, NAME) if found.run_directory else ""
     if path and os.path.exists(path):
         return tail.lines_by_path(
             lambda: [path], lambda: follow and jobs.answers_or_lives(job.app_id)
         )
     if found.state == ENDED:
-        raise UsageError(f"{job} is over, and has kept no event log", hint=_OPTIONS)
+        raise UsageError(f"{job} has ended and kept no event log", hint=_OPTIONS)
     return (("", line) for line in jobs.events(job.app_id, EventsAfter(0, follow)))

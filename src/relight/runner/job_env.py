@@ -5,9 +5,9 @@ RELIGHT_REPLICA_ID, which TorchX does not have, is the number of an agent's repl
 """
 
 import os
-import re
 from dataclasses import replace
 
+from relight.base import trackers as names
 from relight.base.env import Environment
 from relight.base.errors import UsageError
 from relight.health import bad_nodes
@@ -16,10 +16,7 @@ from relight.job.app import AppDef
 from relight.job.handles import SESSION
 from relight.runner.settings import ConfigFile
 
-TORCHX_SESSION = "torchx"
-"""The session in TORCHX_JOB_ID where relight's handles have their own default."""
 _session_id = ""
-_FUNCTION = re.compile(r"\w+(\.\w+)*:\w+")
 
 
 def with_job_env(
@@ -43,9 +40,9 @@ def with_job_env(
     Raises:
         UsageError: if a tracker's name can't be part of a variable's name.
     """
-    foreign = TORCHX_SESSION if session == SESSION else session
+    foreign = names.SESSION if session == SESSION else session
     common = {
-        "TORCHX_JOB_ID": f"{scheduler}://{foreign}/{macros.app_id}",
+        names.JOB_ID: f"{scheduler}://{foreign}/{macros.app_id}",
         "TORCHX_INTERNAL_SESSION_ID": env.get("TORCHX_INTERNAL_SESSION_ID") or _own_session(),
     }
     parent = parent_run_id or env.get("RELIGHT_PARENT_RUN_ID", env.get("TORCHX_PARENT_RUN_ID"))
@@ -80,19 +77,16 @@ def trackers(env: Environment, settings: ConfigFile) -> dict[str, str]:
     Raises:
         UsageError: if a tracker's name can't be part of a variable's name.
     """
-    said = env.get("TORCHX_TRACKERS")
-    where = f"TORCHX_TRACKERS={said}" if said else "the settings"
-    names = said.split(",") if said else list(settings.section("torchx:tracker"))
-    if not names:
-        return {}
-    found = {"TORCHX_TRACKERS": ",".join(names)}
-    for name in names:
-        variable = f"TORCHX_TRACKER_{name.upper()}_CONFIG"
-        config = settings.section(f"tracker:{name}").get("config", "")
-        config = env.variables.get(variable, config)
-        if not name.isidentifier() and (config or not _FUNCTION.fullmatch(name)):
-            what = "a word, or module:function without config"
-            raise UsageError(f"{where} has a tracker named {name!r}: expected {what}")
-        if config:
-            found[variable] = config
-    return found
+    said = env.get(names.TRACKERS)
+    where = f"{names.TRACKERS}={said}" if said else "the settings"
+    every = said.split(",") if said else list(settings.section("torchx:tracker"))
+    configs = {
+        name: env.variables.get(
+            names.config_variable(name), settings.section(f"tracker:{name}").get("config", "")
+        )
+        for name in every
+    }
+    try:
+        return names.variables(configs)
+    except ValueError as error:
+        raise UsageError(f"{where} has {error}") from None

@@ -13,7 +13,7 @@ from relight.schedulers.api import Option
 _TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 FIXME = "#FIXME"
 _EXPECTED = {
-    int: "a whole number", float: "a number", bool: "true or false", str: "a text",
+    int: "a whole number", float: "a number", bool: "true or false", str: "a string",
     list: "a;b", dict: "k:v;k2:v2",
 }  # fmt: skip
 
@@ -91,9 +91,9 @@ def resolve(
             if is_changed and option.name in locked:
                 where_set = f"in {place}: " if place else ""
                 raise UsageError(
-                    f"{where_set}{scheduler}'s option {option.name}={value}: "
-                    f"{site.path} locks it to {values[option.name]}",
-                    hint="leave it out, or ask whoever administers this cluster",
+                    f"{where_set}{scheduler}'s option {option.name}={value}: locked to "
+                    f"{values[option.name]} by {site.path}",
+                    hint="leave it out, or ask your cluster administrator",
                 )
             values[option.name] = found
     for option in options:

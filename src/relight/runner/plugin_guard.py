@@ -35,7 +35,7 @@ def guarded(name: str, scheduler: Scheduler) -> Scheduler:
         return scheduler
     missing = [part for part in _PARTS if " " not in part and not hasattr(scheduler, part)]
     if missing:
-        raise MachineError(f"the scheduler {name} lacks {', '.join(missing)}", hint=_HINT)
+        raise MachineError(f"the scheduler plug-in {name} lacks {', '.join(missing)}", hint=_HINT)
     return cast(Scheduler, _Guarded(name, scheduler))
 
 
@@ -130,7 +130,7 @@ def _are_listed(found: Any) -> bool:
 
 _ANYTHING: tuple[Callable[[Any], bool], str] = (lambda _: True, "")
 _PARTS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "name": (lambda found: isinstance(found, str), "a text"),
+    "name": (lambda found: isinstance(found, str), "a string"),
     "options": (_are_options, "a sequence of Option, each of kind str, int, float, bool, list or "
                 "dict"),
     "capabilities": (lambda found: isinstance(found, Capabilities), "Capabilities"),

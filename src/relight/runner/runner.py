@@ -72,7 +72,7 @@ class Runner:
         env: Environment | None = None,
     ) -> None:
         if "/" in session or session != "".join(session.split()):
-            raise UsageError(f"session={session!r}: expected a word without '/'")
+            raise UsageError(f"session={session!r}: expected a name without '/'")
         self.session = session
         self.env = environment.read() if env is None else env
         self.settings = settings.load(self.env) if found is None else found
@@ -139,11 +139,11 @@ class Runner:
             RelightError: if an argument is invalid.
         """
         if not isinstance(app, AppDef | str):
-            raise UsageError(f"{app!r} is neither an app nor the address of a component")
+            raise UsageError(f"{app!r} is neither an app nor a component address")
         if isinstance(args, str) or not isinstance(args, Sequence | Mapping):
-            raise UsageError(f"arguments {args!r}: expected a list of words, or values by name")
+            raise UsageError(f"arguments {args!r}: expected a list of strings or a dict")
         if not isinstance(cfg, Mapping | str):
-            raise UsageError(f"cfg={cfg!r}: expected a dict, or a text k=v,k2=v2")
+            raise UsageError(f"cfg={cfg!r}: expected a dict, or a string k=v,k2=v2")
         if launcher not in components.LAUNCHERS:
             raise UsageError(
                 f"--launcher={launcher}: expected {', '.join(components.LAUNCHERS)}",
@@ -208,7 +208,9 @@ class Runner:
         missing = missing_script(app, self.scheduler(app.scheduler))
         if missing:
             raise UsageError(missing, hint="check the path; --dryrun shows what would be submitted")
-        return submitted.submit(app, self.scheduler(app.scheduler), self.env)
+        handle = submitted.submit(app, self.scheduler(app.scheduler), self.env)
+        self._audit("submit", handle, app.words[0] if app.words else app.app.name)
+        return handle
 
     def status(self, handle: str | Handle) -> AppStatus:
         """Return the status of a job.
@@ -221,16 +223,16 @@ class Runner:
         record = submitted.record_of(job)
         if found is None and record is not None and record.get("state"):
             state = AppState[record["state"]]
-            why = "its scheduler no longer knows it"
+            why = "it is no longer known to its scheduler"
             if records.is_being_submitted(record["id"]):
                 why = "it is being submitted"
             elif state is AppState.UNSUBMITTED:
-                why = "relight submit ended before it was done; relight delete removes what is left"
+                why = "relight submit was interrupted; clean up with relight delete"
             said = record.get("message") if state is AppState.FAILED else ""
             why = f"{said}; {why}" if said else why
             return AppStatus(state if state.is_over else AppState.UNKNOWN, why)
         if found is None:
-            raise UsageError(f"there is no job {job}", hint="relight list shows what there is")
+            raise UsageError(f"no such job: {job}", hint="see relight list")
         submitted.record_state(record, found)
         return found
 
@@ -255,12 +257,12 @@ class Runner:
             except UsageError:
                 if found is None:
                     raise
-                raise MachineError(f"{handle} was deleted") from None
+                raise MachineError(f"{handle} has been deleted") from None
             now = time.monotonic()
             if found.state.is_over:
                 return found
             if found.state is AppState.UNKNOWN and not found.replicas:
-                raise MachineError(f"{handle}: {found.message or 'its state is not known'}")
+                raise MachineError(f"{handle}: {found.message or 'unknown state'}")
             if timeout is not None and now - start >= timeout:
                 raise TimeoutError(f"{handle} is {found.state.name} after {timeout:g} s")
             pause = max(min((now - start) / _POLLS, _USUAL_PAUSE_S), (now - asked) * _POLLS)
@@ -286,6 +288,7 @@ class Runner:
         was_over = self.status(job).state.is_over
         if not was_over:
             self.scheduler(job.scheduler).cancel(job.app_id)
+            self._audit("cancel", str(job))
         return was_over, self.status(job)
 
     def delete(self, handle: str | Handle) -> None:
@@ -306,6 +309,7 @@ class Runner:
                 raise  # else it is only the record that is left
         if record is not None:
             records.remove(record["id"])
+        self._audit("delete", str(job))
 
     def log_lines(
         self,
@@ -367,8 +371,8 @@ class Runner:
         if attempt and rank is None:
             if job.scheduler != handles.RUN:
                 raise UsageError(
-                    f"--attempt={attempt}: the logs of the replicas of {job} have all attempts",
-                    hint="--rank=N chooses a worker, whose attempts can be told apart",
+                    f"--attempt={attempt}: replica logs of {job} contain all attempts",
+                    hint="select a worker with --rank=N",
                 )
             rank = query.replica
         if rank is not None and (attempt or job.scheduler != handles.RUN):
@@ -478,6 +482,11 @@ class Runner:
         sections = {k: v for each in names for k, v in self.settings.section(each).items()}
         return sections, where, of_site
 
+    def _audit(self, *what: str) -> None:
+        from relight.runner import audit
+
+        audit.record(self.env, self.settings.site, *what)
+
     # Parts of a dry run.
 
     def _cfg(
@@ -552,8 +561,8 @@ def _workspace_of(app: AppDef) -> str:
     found = {str(role.workspace): role.name for role in app.roles if role.workspace}
     if len(found) > 1:
         raise UsageError(
-            f"the roles {' and '.join(found.values())} have different workspaces",
-            hint="all roles run in one; a Workspace can have several directories",
+            f"roles {' and '.join(found.values())} have different workspaces",
+            hint="use one workspace for all roles; it can contain several directories",
         )
     return next(iter(found), "")
 
@@ -572,7 +581,7 @@ def _as_the_roles_want(request: Request) -> Request:
 
 def _parsed(handle: str | Handle) -> Handle:
     if not isinstance(handle, str | Handle):
-        raise UsageError(f"{handle!r} is not the handle of a job")
+        raise UsageError(f"{handle!r} is not a job handle")
     return find_job(handle) if isinstance(handle, str) else handle
 
 
@@ -580,6 +589,6 @@ def _whole(handle: str | Handle, what: str) -> Handle:
     job = _parsed(handle)
     if job.role:
         raise UsageError(
-            f"{job}/{job.role} names a part of a job; jobs are {what} as a whole", hint=str(job)
+            f"{job}/{job.role} names part of a job; jobs are {what} as a whole", hint=str(job)
         )
     return job

@@ -53,7 +53,7 @@ def files(env: Environment) -> list[str]:
         if variable in env.variables:
             path = env.variables[variable]
             if path and not os.path.isfile(path):
-                raise UsageError(f"{variable}={path}: there is no such file")
+                raise UsageError(f"{variable}={path}: no such file")
             return [path] if path else []
     try:
         folders = [os.getcwd()]
@@ -108,9 +108,9 @@ def _read(path: str) -> dict[str, dict[str, str]]:
         with open(path, encoding="utf-8-sig") as file:
             parser.read_file(file, path)
     except (configparser.Error, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} can't be read: {' '.join(str(error).split())}") from None
+        raise UsageError(f"can't read {path}: {' '.join(str(error).split())}") from None
     except OSError as error:
-        raise UsageError(f"{path} can't be read: {error.strerror}") from None
+        raise UsageError(f"can't read {path}: {error.strerror}") from None
     found = {name: dict(parser.items(name)) for name in parser.sections()}
     if path.endswith(".torchxconfig"):  # TorchX reads '%' as a reference, so files write '%%'
         for section in found.values():

@@ -34,7 +34,9 @@ def submit(job: Prepared, scheduler: Scheduler, env: Environment) -> str:
         RelightError: if the submission failed, which leaves no record.
     """
     if records.read(job.app_id) is not None:
-        raise UsageError(f"{job.app_id} was submitted before", hint="make another with dryrun")
+        raise UsageError(
+            f"{job.app_id} was already submitted", hint="create another one with dryrun"
+        )
     record = _record(job, env)
     with records.submitting(job.app_id):
         try:

@@ -28,38 +28,38 @@ def validate(app: AppDef) -> AppDef:
         UsageError: if the app lacks roles, has two roles of the same name, or a role without a
             command or replicas; or a value has a wrong type, which Python itself does not check.
     """
-    _check_type("the app", "name", app.name, str)
-    _check_type(f"the app {app.name}", "metadata", app.metadata, Mapping)
+    _check_type("app", "name", app.name, str)
+    _check_type(f"app {app.name}", "metadata", app.metadata, Mapping)
     if not app.roles:
-        raise UsageError(f"the app {app.name} has no roles")
+        raise UsageError(f"app {app.name} has no roles")
     if not app.name.isprintable():
-        raise UsageError(f"the name of the app, {app.name!r}, has characters that can't be printed")
+        raise UsageError(f"app name {app.name!r} contains unprintable characters")
     seen: set[str] = set()
     for role in app.roles:
         if not isinstance(role, Role):
-            raise UsageError(f"the app {app.name} has a role that is a {type(role).__name__}")
+            raise UsageError(f"app {app.name} has a role of type {type(role).__name__}")
         for name, kind in _TYPES.items():
-            _check_type(f"the role {role.name}", name, getattr(role, name), kind)
+            _check_type(f"role {role.name}", name, getattr(role, name), kind)
         if not role.name or role.name in seen:
             what = f"two roles named {role.name}" if role.name else "a role without a name"
-            raise UsageError(f"the app {app.name} has {what}")
+            raise UsageError(f"app {app.name} has {what}")
         seen.add(role.name)
         if role.entrypoint in ("", "<MISSING>"):
-            raise UsageError(f"the role {role.name} has no entrypoint")
+            raise UsageError(f"role {role.name} has no entrypoint")
         if role.num_replicas < 1:
             raise UsageError(
-                f"the role {role.name} has {role.num_replicas} replicas: must be at least 1"
+                f"role {role.name} has num_replicas={role.num_replicas}: must be at least 1"
             )
         if role.num_replicas > MOST:
-            raise UsageError(f"the role {role.name} has more than {MOST} replicas")
+            raise UsageError(f"role {role.name} has more than {MOST} replicas")
         if role.min_replicas is not None and not 0 < role.min_replicas <= role.num_replicas:
             raise UsageError(
-                f"the role {role.name} has min_replicas={role.min_replicas}: "
+                f"role {role.name} has min_replicas={role.min_replicas}: "
                 f"must be between 1 and num_replicas={role.num_replicas}"
             )
         if role.max_retries < 0:
             raise UsageError(
-                f"the role {role.name} has {role.max_retries} retries: must be at least 0"
+                f"role {role.name} has max_retries={role.max_retries}: must be at least 0"
             )
         _check_parts(role)
         _check_texts(role)
@@ -80,7 +80,7 @@ def missing_script(job: "Prepared", scheduler: Scheduler) -> str:
         return ""
     if any(os.path.exists(os.path.join(base, script)) for base in bases if base):
         return ""
-    return f"there is no file {script}"
+    return f"no such file: {script}"
 
 
 def _travels(workspace: str, script: str) -> bool:
@@ -97,9 +97,9 @@ def _check_type(whose: str, name: str, value: object, kind: type | UnionType) ->
 
 
 def _check_parts(role: Role) -> None:
-    whose = f"the role {role.name}"
+    whose = f"role {role.name}"
     if not role.name.isprintable():
-        raise UsageError(f"the name of a role, {role.name!r}, has characters that can't be printed")
+        raise UsageError(f"role name {role.name!r} contains unprintable characters")
     for name in ("cpu", "gpu", "memMB"):
         value = getattr(role.resource, name)
         _check_type(whose, name, value, int | float)
@@ -114,11 +114,9 @@ def _check_parts(role: Role) -> None:
 def _check_texts(role: Role) -> None:
     for word in (role.entrypoint, *role.args):
         if not isinstance(word, str) or "\0" in word:
-            raise UsageError(f"the role {role.name} has an argument that is not a text: {word!r}")
+            raise UsageError(f"role {role.name} has an argument that is not a string: {word!r}")
     for name, value in role.env.items():
         if not isinstance(name, str) or not name or "=" in name or "\0" in name:
-            raise UsageError(
-                f"the role {role.name}: {name!r} is not a valid environment variable name"
-            )
+            raise UsageError(f"role {role.name}: {name!r} is not a valid environment variable name")
         if not isinstance(value, str) or "\0" in value:
-            raise UsageError(f"the role {role.name} has a variable that is not a text: {name}")
+            raise UsageError(f"role {role.name} has a variable that is not a string: {name}")

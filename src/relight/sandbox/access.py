@@ -23,7 +23,7 @@ def prefix() -> list[str]:
         return []
     unshare = shutil.which("unshare")
     if unshare is None:
-        raise _refused("there is no unshare (Debian: util-linux)")
+        raise _refused("unshare is not installed (Debian: util-linux)")
     command = [unshare, *_ROOT_OF_OUR_OWN, "--"]
     done = subprocess.run([*command, "true"], capture_output=True, text=True, check=False)
     if done.returncode:
@@ -35,6 +35,6 @@ def prefix() -> list[str]:
 
 def _refused(why: str) -> MachineError:
     return MachineError(
-        f"hosts of a sandbox need root, or a user namespace, which this system refuses: {why}",
+        f"sandbox hosts require root or user namespaces, which this system denies: {why}",
         hint="sudo env PATH=$PATH relight sandbox …",
     )

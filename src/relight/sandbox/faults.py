@@ -110,8 +110,11 @@ def read(text: str, name: str, hosts: int, ranks: int = 0) -> list[Fault]:
             fault = _Line(words, f"{name}:{number}: {line.strip()}", hosts, ranks).read(number)
             if fault.moment.word == "after" and not faults:
                 raise UsageError(
-                    f"{name}:{number}: {line.strip()}: `after` in the first line",
-                    hint="it counts from the fault in the line before; `at` from the start",
+                    f"{name}:{number}: {line.strip()}: `after` on the first line",
+                    hint=(
+                        "`after` is relative to the previous fault; use `at` for times since the "
+                        "start"
+                    ),
                 )
             faults.append(fault)
     return faults
@@ -173,19 +176,19 @@ class _Line:
             )
         text = self._take(example, f"it does not say which {kind}")
         if not text.isdecimal() or len(text) > 6:
-            raise self._wrong(f"{text!r} is no number", example)
+            raise self._wrong(f"{text!r} is not a number", example)
         number_of = int(text)
         if kind == HOST and not 1 <= number_of <= self._hosts:
-            raise self._wrong(f"there is no host {number_of}", f"hosts are 1 to {self._hosts}")
+            raise self._wrong(f"no host {number_of}", f"hosts are 1 to {self._hosts}")
         if kind == RANK and self._ranks and number_of >= self._ranks:
-            raise self._wrong(f"there is no rank {number_of}", f"ranks are 0 to {self._ranks - 1}")
+            raise self._wrong(f"no rank {number_of}", f"ranks are 0 to {self._ranks - 1}")
         return kind, number_of
 
     def _time(self, text: str) -> float:
         match = _TIME.fullmatch(text)
         if match is None:
             hint = "a number with its unit: 50ms, 5s, 1.5m, 1h, as in `after 5s kill host 2`"
-            raise self._wrong(f"{text!r} is no time", hint)
+            raise self._wrong(f"{text!r} is not a time", hint)
         return float(match[1]) * _UNITS[match[2]]
 
     def _one_of(self, known: Iterable[str], what: str, meant: dict[str, str]) -> str:
@@ -216,7 +219,7 @@ def _split(line: str, place: str) -> list[str]:
         if plain is not None and plain.startswith("#"):
             break
         if plain is not None and plain[0] in "\"'":
-            raise UsageError(f"{place}: {line.strip()}: the quote is not closed", hint="")
+            raise UsageError(f"{place}: {line.strip()}: unclosed quote", hint="")
         quoted = double if double is not None else single
         words.append(plain if quoted is None else re.sub(r"\\(.)", r"\1", quoted))
     return words

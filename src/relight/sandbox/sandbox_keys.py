@@ -53,7 +53,7 @@ class KeyReader:
         letter, host = self._letter, int(self._digits)
         self._letter = self._digits = ""
         if not 1 <= host <= self._hosts:
-            return f"there is no host {host}; hosts are 1 to {self._hosts}"
+            return f"no host {host}; hosts are 1 to {self._hosts}"
         return self._fault(letter, host)
 
     def _fault(self, letter: str, host: int) -> Fault:

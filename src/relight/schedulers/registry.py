@@ -43,14 +43,16 @@ def find(name: str) -> Scheduler:
         return plugins.loaded(f"the scheduler {name} ({entry.value})", lambda: _make(entry.load()))
     if theirs := plugins.find(OF_TORCHX).get(name):
         raise UsageError(
-            f"the scheduler {name} ({theirs.value}) is written for TorchX, whose schedulers "
-            "have other verbs than relight's",
-            hint=f"torchx run -s {name} sends jobs to it; docs/clusters/your-own.md says how "
-            "a scheduler of relight is made (entry point group relight.schedulers)",
+            f"the scheduler {name} ({theirs.value}) is written for TorchX, which has a different "
+            "scheduler interface",
+            hint=(
+                f"use torchx run -s {name}, or see docs/clusters/your-own.md to port it (entry "
+                "point group relight.schedulers)"
+            ),
         )
     known = names()
     hint = did_you_mean(name, [*known, *ALIASES], f"known: {', '.join(known)}")
-    raise UsageError(f"there is no scheduler {name}", hint=hint)
+    raise UsageError(f"unknown scheduler: {name}", hint=hint)
 
 
 def names() -> list[str]:

@@ -43,9 +43,9 @@ def of_job(job: str) -> dict[int, int]:
         for rank, pid in below(root).items():
             if ranks.setdefault(rank, pid) != pid:
                 raise UsageError(
-                    f"{job} has several groups of workers here: processes {ranks[rank]} and {pid} "
-                    f"are both rank {rank}",
-                    hint="name the pid of an agent; relight status shows them",
+                    f"{job} has several worker groups on this machine: processes {ranks[rank]} and "
+                    f"{pid} are both rank {rank}",
+                    hint="pass an agent's pid (see relight status)",
                 )
     return ranks
 

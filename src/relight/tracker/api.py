@@ -147,9 +147,9 @@ def app_run_from_env() -> AppRun:
     """Return the run of this process, always the same object.
 
     Its id, its trackers and its parent, which is recorded as its source, come from TORCHX_JOB_ID,
-    TORCHX_TRACKERS, TORCHX_TRACKER_<NAME>_CONFIG and TORCHX_PARENT_RUN_ID, set by `relight submit`
-    and `torchx run`. Without these variables, nothing is recorded. A tracker that fails to load is
-    skipped with a warning.
+    TORCHX_TRACKERS, TORCHX_TRACKER_<NAME>_CONFIG and TORCHX_PARENT_RUN_ID, set by `relight submit`,
+    `relight run --tracker` and `torchx run`. Without these variables, nothing is recorded. A
+    tracker that fails to load is skipped with a warning.
     """
     from relight.tracker import backends
 

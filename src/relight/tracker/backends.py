@@ -51,7 +51,7 @@ def load(name: str, config: str | None) -> Any:
         raise
     except Exception as error:
         why = plugins.one_line(error)
-        raise UsageError(f"the tracker {name} can't be used with config={config}: {why}") from None
+        raise UsageError(f"tracker {name} does not accept config={config}: {why}") from None
 
 
 def _find(name: str) -> Callable[[str | None], Any]:
@@ -65,6 +65,6 @@ def _find(name: str) -> Callable[[str | None], Any]:
     if entry is None:
         known = [*_MODULES, *others]
         hint = did_you_mean(name, known, f"known: {', '.join(known)}; or module:function")
-        raise UsageError(f"there is no tracker {name}", hint=hint)
+        raise UsageError(f"unknown tracker: {name}", hint=hint)
     found: Callable[[str | None], Any] = plugins.loaded(f"the tracker {name}", entry.load)
     return found

@@ -103,7 +103,7 @@ class FileSystemTracker(TrackerBase):
         try:
             text = json.dumps(entry)
         except (TypeError, ValueError) as error:
-            raise UsageError(f"{kind} of a run must be what JSON takes: {error}") from None
+            raise UsageError(f"{kind} must be JSON-serializable: {error}") from None
         self._write(self._path(run_id, kind), f"{time.time_ns()}_{os.urandom(4).hex()}", text)
 
     def _write(self, directory: str, name: str, text: str) -> None:
@@ -155,11 +155,13 @@ class FileSystemTracker(TrackerBase):
         except OSError as error:
             why = " ".join((error.strerror or f"{type(error).__name__}: {error}").split())
             at = f" ({error.filename})" if error.filename else ""
-            hint = "root_path in the tracker's configuration must be a directory that can be used"
+            hint = "root_path in the tracker's configuration must be a usable directory"
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                hint = "make room there, or choose another root_path in the tracker's configuration"
+                hint = (
+                    "free space there, or choose another root_path in the tracker's configuration"
+                )
             raise MachineError(
-                f"the tracker's root {self._root} can't be {done}: {printable(f'{why}{at}')}",
+                f"tracker root {self._root} can't be {done}: {printable(f'{why}{at}')}",
                 hint=hint,
             ) from error
 
@@ -179,19 +181,21 @@ def create(config: str | None) -> FileSystemTracker:
         import fsspec
     except ImportError:
         raise UsageError(
-            "the tracker fsspec needs fsspec", hint="pip install 'fsspec>=2024.2'"
+            "tracker fsspec requires the fsspec package", hint="pip install 'fsspec>=2024.2'"
         ) from None
     if not config:
         raise UsageError(
-            "the tracker fsspec has no configuration file",
-            hint="[tracker:fsspec] with config = FILE in .relightconfig or .torchxconfig; FILE has "
-            "the lines protocol = file and root_path = DIRECTORY",
+            "tracker fsspec has no configuration file",
+            hint=(
+                "set config = FILE under [tracker:fsspec] in .relightconfig or .torchxconfig; "
+                "FILE contains protocol = file and root_path = DIRECTORY"
+            ),
         )
     try:
         with fsspec.open(config, "rt") as file:
             pairs = dict(_pairs(file))
     except (OSError, ValueError, ImportError) as error:
-        raise UsageError(f"the tracker fsspec can't read config={config}: {error}") from None
+        raise UsageError(f"tracker fsspec can't read config={config}: {error}") from None
     missing = [key for key in ("protocol", "root_path") if key not in pairs]
     if missing:
         raise UsageError(
@@ -217,7 +221,7 @@ def _nested(pairs: Mapping[str, str]) -> dict[str, Any]:
         for name in outer:
             inner = inner.setdefault(name, {})
         if not last or not isinstance(inner, dict):
-            raise UsageError(f"the key {key} of the tracker fsspec has no name behind its dot")
+            raise UsageError(f"tracker fsspec: key {key} has no name after its dot")
         inner[last] = value
     return found
 

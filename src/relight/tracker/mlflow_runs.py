@@ -166,7 +166,7 @@ def create(config: str | None) -> MLflowTracker:
         from mlflow import MlflowClient
     except ImportError:
         raise UsageError(
-            "the tracker mlflow needs mlflow", hint="pip install 'mlflow-skinny>=2.14'"
+            "tracker mlflow requires the mlflow package", hint="pip install 'mlflow-skinny>=2.14'"
         ) from None
     env = environment.read()
     section = settings.load(_where(config) if config else env).section("tracker:mlflow")

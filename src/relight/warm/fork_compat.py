@@ -136,8 +136,8 @@ def variable_difference(made: Variables, variables: Mapping[str, str], own: Coll
         was, is_now = made.hashes.get(name, ""), now[name]
         if was != is_now:
             if not is_now:
-                return f"{name} is not set any more"
-            return f"{name} has another value" if was else f"{name} is set, and was not"
+                return f"{name} is no longer set"
+            return f"{name} changed" if was else f"{name} is set now"
     return ""
 
 

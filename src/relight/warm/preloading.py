@@ -199,7 +199,7 @@ class Preload:
             modules.names = modules.learned.known.fit
             for unfit in modules.learned.known.unfit:
                 self._note_left_out(PreloadWithout(*unfit, asked=False))
-        self._why_not = "" if modules.names else "it is not known yet what the script imports"
+        self._why_not = "" if modules.names else "the script's imports are not known yet"
         if modules.names and _waits(self._worker_program, modules.learned):
             self._start(low_priority=False)
             return
@@ -213,8 +213,8 @@ class Preload:
                 self._watched = WatchedWorker(self._loop)
             except OSError as error:
                 raise MachineError(
-                    f"can't make memory for the names of preloaded modules: {error.strerror}",
-                    hint="look at `ulimit -n`",
+                    f"can't allocate shared memory for preloaded module names: {error.strerror}",
+                    hint="check `ulimit -n`",
                 ) from None
 
     def _take(self) -> bool:
@@ -510,7 +510,7 @@ class Preload:
         if learned is not None and warm is not None and warm.importing:
             seconds = self._loop.now() - warm.importing_since
             if seconds > _PATIENCE_S / 2:
-                reason = f"its import did not end in {format_duration(seconds)}"
+                reason = f"its import took longer than {format_duration(seconds)}"
                 learned.note_endless(warm.importing, reason, seconds)
 
     def _tell_held_up(self) -> None:

@@ -23,6 +23,7 @@ from relight.core.workers.shared_words import (
     SIZE,
     STEP,
     STEP_AT,
+    TOTAL,
     left_s,
 )
 from relight.worker import (
@@ -96,21 +97,27 @@ def deadline() -> float | None:
     return min(left, default=None)
 
 
-def progress(step: int) -> None:
+def progress(step: int, total: int | None = None) -> None:
     """Tell the launcher that this worker has done a step.
 
     Args:
         step: its number, from 0. After a restart it begins again with that of the checkpoint.
+        total: number of steps of the whole training, from which `relight status`, `relight top` and
+            the status page compute the remaining time. It may be told once.
 
     Raises:
-        ValueError: if `step` is negative or above 2**62.
+        ValueError: if `step` or `total` is negative or above 2**62.
         RuntimeError: if a rank was replaced, and `Generation.share` was not called.
     """
     if not 0 <= step <= MOST_STEP:
         raise ValueError(f"step {step} is not between 0 and 2**62")
+    if total is not None and not 0 <= total <= MOST_STEP:
+        raise ValueError(f"total {total} is not between 0 and 2**62")
     if replicas._unshared is not None:
         replicas.check_shared()
     page = _page or _open()
+    if total is not None:
+        page[TOTAL] = total
     page[STEP] = step
     page[STEP_AT] = now = time.monotonic_ns()
     if not page[FIRST_AT]:

@@ -250,7 +250,7 @@ class _Remote(io.TextIOBase):
         listener.bind(f"{NAME}{os.getpid()}")
         listener.listen(1)
         place = self._debugger.current_place() if self._debugger is not None else ""
-        say(f"is at a breakpoint in {place}: relight debug {os.getpid()}")
+        say(f"is at a breakpoint in {place}; attach with relight debug {os.getpid()}")
         try:
             while self._connection is None:
                 connection, _ = listener.accept()

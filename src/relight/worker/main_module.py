@@ -71,7 +71,7 @@ class Unpickler(pickle.Unpickler):
         except AttributeError:
             where = getattr(sys.modules["__main__"], "__file__", "__main__")
             raise UsageError(
-                f"{name} is not in {where} when a worker imports that",
+                f"{name} is missing from {where} when a worker imports it",
                 hint='define it above `if __name__ == "__main__":`, or pip install cloudpickle',
             ) from None
 
@@ -96,6 +96,6 @@ def refuse_while_importing() -> None:
     """
     if importing:
         raise UsageError(
-            f"{importing} calls relight.launch also when a worker imports it",
+            f"{importing} calls relight.launch when a worker imports it",
             hint='put the call below `if __name__ == "__main__":`, or pip install cloudpickle',
         )

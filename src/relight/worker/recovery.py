@@ -30,10 +30,10 @@ T = TypeVar("T")
 
 _WATCH_S = 0.005
 """How often the thread checks for a failed rank."""
+_LOOKS = 20
+"""After how many of these looks the thread asks the store again."""
 _WAIT_S = 0.001
 """How often a process outside a group checks whether the next one has formed."""
-_NOTICE_S = 5.0
-"""How long to wait, after an exception that blames a peer, for the agent to say that one failed."""
 _STORE_S = 2.0
 """How long the group's store may take to answer."""
 
@@ -71,8 +71,7 @@ def run(page: memoryview, function: Callable[[Generation], T]) -> T:
                 page[words.INSIDE] = 1
                 del result
             generation.broke()
-            watch.pause()
-            _leave(page)
+            _leave(page, watch.pause())
             _join(page)
             has_survived = True
             watch.resume()
@@ -88,7 +87,7 @@ def _must_leave(page: memoryview) -> bool:
 
 def _is_told(page: memoryview) -> bool:
     """Return whether the agent says that a rank has failed; wait for it."""
-    end = time.monotonic() + _NOTICE_S
+    end = time.monotonic() + float(os.environ["RELIGHT_RECOVERY"])
     while not _must_leave(page) and time.monotonic() < end:
         time.sleep(_WAIT_S)
     return _must_leave(page)
@@ -106,16 +105,17 @@ def _is_of_group(error: BaseException | None) -> bool:
     return False
 
 
-def _leave(page: memoryview) -> None:
-    """Drop the group, and tell the agent."""
+def _leave(page: memoryview, addresses: Collection[bytes]) -> None:
+    """Drop the group, which has these values of gloo's processes, and tell the agent."""
     count = page[words.LEAVE]
     dist = _distributed()
     if dist is not None:
-        sever(_addresses())
+        sever(addresses or _addresses())
         # It may be half made, or half gone.
         with contextlib.suppress(Exception):
             dist.destroy_process_group()
     gc.collect()  # wrappers of the model in cycles: their hooks would run with the next backward
+    page[words.CALLS] = 0  # new ranks count from 0 as well
     page[words.LEFT] = count
 
 
@@ -140,12 +140,19 @@ class _Watch:
         """Held while connections are closed, and while the thread must not do that."""
         self._is_over = threading.Event()
         self._paused = False
+        self._addresses: frozenset[bytes] = frozenset()
+        """Those of the group, as last read. Its store may be gone with the failed node."""
+        self._has_read = False
         threading.Thread(target=self._run, name="relight recovery", daemon=True).start()
 
-    def pause(self) -> None:
-        """Close no connections any more; return when none is being closed."""
+    def pause(self) -> Collection[bytes]:
+        """Close no connections any more; return the known values of gloo's processes, once none is
+        being closed.
+        """
         with self._lock:
             self._paused = True
+            known, self._addresses, self._has_read = self._addresses, frozenset(), False
+        return known
 
     def resume(self) -> None:
         """Watch the next group."""
@@ -157,15 +164,26 @@ class _Watch:
         self._is_over.set()
 
     def _run(self) -> None:
-        addresses: frozenset[bytes] = frozenset()
+        looks = 0
         while not self._is_over.wait(_WATCH_S):
             with self._lock:
-                if self._paused or not _must_leave(self._page):
-                    addresses = frozenset()
-                    continue
-                # Again and again: the main thread may be about to connect.
-                addresses = addresses or frozenset(_addresses())
-                sever(addresses)
+                if self._paused:
+                    looks = 0
+                elif not _must_leave(self._page):
+                    if not self._has_read and self._page[words.FIRST_AT]:
+                        self._read()
+                else:
+                    looks += 1
+                    # The script may have made more groups since. Try what is known first, because a
+                    # store that is gone takes time.
+                    if not self._addresses or looks == _LOOKS:
+                        self._read()
+                    # Again and again: the main thread may be about to connect.
+                    sever(self._addresses)
+
+    def _read(self) -> None:
+        self._has_read = True
+        self._addresses = frozenset((*self._addresses, *_addresses()))
 
 
 def _distributed() -> Any:

@@ -3,12 +3,17 @@
 import os, sys, time, datetime
 import torch
 import torch.distributed as dist
-rank = int(os.environ["RANK"]); world = int(os.environ["WORLD_SIZE"])
+
+rank = int(os.environ["RANK"])
+world = int(os.environ["WORLD_SIZE"])
 import resource
+
 dist.init_process_group("gloo")
 if rank == 1:
     resource.setrlimit(resource.RLIMIT_CPU, (6, 20))
-    while True: pass
-dist.barrier(); dist.destroy_process_group()
+    while True:
+        pass
+dist.barrier()
+dist.destroy_process_group()
 # also: (?i)CPU time
-# never: relight did not send it
+# never: not sent by relight

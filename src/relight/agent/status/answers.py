@@ -5,7 +5,7 @@ places of its workers.
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from relight.agent.status.view import ServedJob, View
 from relight.agent.worker_group import WorkerGroup
@@ -32,6 +32,8 @@ from relight.host import background, job_origin, system
 from relight.processes.running_jobs import JobDirectory
 
 _MOST_WORDS, _MOST_WORD, _MOST_LINE = 200, 1000, 300
+_LAST = 4096
+"""Bytes at the end of a stream in which the last line is looked for."""
 
 
 def answer(served: ServedJob, question: bytes, reply: Callable[[bytes, bool], None]) -> None:
@@ -93,10 +95,11 @@ def answer_node(served: ServedJob, question: str, reply: Callable[[str], None]) 
             lambda data, _: reply(data.decode(errors="replace")[-fields.MAX_ANSWER :]),
         )
         return
-    own = snapshot(served)._replace(command=(), directory="")
+    own = snapshot(served)._replace(command=(), directory="", preload=None)
     text = _written(own)
     if len(text) > fields.MAX_ANSWER:
-        text = _written(own._replace(ranks=tuple(r._replace(last_line="") for r in own.ranks)))
+        ranks = tuple(rank._replace(last_line="") for rank in own.ranks)
+        text = _written(own._replace(ranks=ranks, charts=()))
     reply(text)
 
 
@@ -173,6 +176,8 @@ def snapshot(served: ServedJob) -> NodeSnapshot:
         scheduler=origin.scheduler,
         scheduler_job=origin.scheduler_job,
         preload=view.preload if served.end is None else None,
+        charts=served.numbers.charts(),
+        first_step=_first_step(served, view.workers),
     )
 
 
@@ -190,6 +195,11 @@ def _state(view: View) -> str:
     return WAITING
 
 
+def _first_step(served: ServedJob, workers: WorkerGroup | None) -> float | None:
+    span = workers.span() if workers is not None else None
+    return None if span is None else time.time() - served.loop.now() + span[0]
+
+
 def _ranks(served: ServedJob, workers: WorkerGroup) -> tuple[RankSnapshot, ...]:
     supervisor = workers.supervisor
     if supervisor is None:
@@ -197,7 +207,7 @@ def _ranks(served: ServedJob, workers: WorkerGroup) -> tuple[RankSnapshot, ...]:
     ends = {end.local_rank: end for end in supervisor.ends}
     boot = time.time() - served.loop.now()
     pids = supervisor.workers.pids
-    latest = served.uses | _uses(workers)
+    latest = served.uses | _uses(workers, served.numbers.reported())
     served.uses = {pid: latest[pid] for pid in pids.values() if pid in latest}
     return tuple(
         RankSnapshot(
@@ -216,11 +226,11 @@ def _ranks(served: ServedJob, workers: WorkerGroup) -> tuple[RankSnapshot, ...]:
     )
 
 
-def _uses(workers: WorkerGroup) -> dict[int, RankUse]:
+def _uses(workers: WorkerGroup, reported: Mapping[int, tuple[str, ...]]) -> dict[int, RankUse]:
     """Return the usage of the running workers, by pid."""
     supervisor = workers.supervisor
     assert supervisor is not None
-    reported = workers.memory.values()
+    totals = workers.memory.totals()
     progress, now, seen_at = workers.memory.progress(), time.monotonic(), time.time()
     found = {}
     for local_rank in supervisor.alive:
@@ -235,6 +245,7 @@ def _uses(workers: WorkerGroup) -> dict[int, RankUse]:
                 step=step,
                 step_age_s=max(0.0, now - done_at),
                 reported=reported.get(local_rank, ()),
+                total=totals.get(local_rank),
             )
     return found
 
@@ -242,7 +253,7 @@ def _uses(workers: WorkerGroup) -> dict[int, RankUse]:
 def _last_line(workers: WorkerGroup, local_rank: int) -> str:
     """Return the last line on a worker's stdout, or else on its stderr."""
     for stream in (STDOUT, STDERR):
-        lines = workers.logs.tail(local_rank, stream).decode(errors="replace").splitlines()
+        lines = workers.logs.tail(local_rank, stream, _LAST).decode(errors="replace").splitlines()
         found = next((line for line in reversed(lines) if line.strip()), "")
         if found:
             return found[-_MOST_LINE:]

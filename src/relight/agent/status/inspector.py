@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from relight.agent.agent_config import AgentConfig
 from relight.agent.status.job_socket import JobSocket
+from relight.agent.status.numbers import Numbers
 from relight.agent.status.view import View
 from relight.base.text import format_duration
 from relight.base.values import EVENT_HANDLERS
@@ -52,6 +53,7 @@ class JobInspector:
         self._loop, self._job, self._journal, self._look = loop, job, journal, look
         self._link = link
         self._socket: JobSocket | None = None
+        self._numbers: Numbers | None = None
         self._page: PageProcess | None = None
         self._events: EventProcess | None = None
         spec, log = job.command.spec, journal.events
@@ -71,6 +73,8 @@ class JobInspector:
     def close(self, exit_code: int, reason: str) -> None:
         """Show the end of the job."""
         what = "showing the job's end"
+        if self._numbers is not None:
+            self._loop.run_guarded(self._close_numbers, what)
         if (shown := self._socket) is not None:
             self._loop.run_guarded(lambda: shown.close(exit_code, reason), what)
         self._loop.run_guarded(self._tell_account, what)
@@ -115,7 +119,7 @@ class JobInspector:
         cause = self._cold.text()
         if start_s is not None and start_s >= _TOLD_S:
             self._journal.say(
-                f"the workers took {format_duration(start_s)} to init_process_group: {cause}"
+                f"the workers took {format_duration(start_s)} to reach init_process_group: {cause}"
             )
         if (
             self._job.worker_program is not None
@@ -125,27 +129,39 @@ class JobInspector:
         ):
             took, until_met = (format_duration(seconds) for seconds in cost)
             self._journal.say(
-                f"the restart took {took}, {until_met} of them from the start of the workers to "
-                f"init_process_group, where they import: {cause}"
+                f"the restart took {took}, {until_met} of it spent importing before "
+                f"init_process_group: {cause}"
             )
         is_off = self._job.worker_program is None
         can_preload = is_off and not (spec.no_python or spec.run_path or spec.numa_binding)
         if cost is not None and can_preload and cost[1] >= _TOLD_S:
             took, until_met = (format_duration(seconds) for seconds in cost)
             self._journal.say(
-                f"the restart took {took}, {until_met} of them from the start of the workers to "
-                "init_process_group; --preload=auto saves what they import there"
+                f"the restart took {took}, {until_met} of it between worker start and "
+                "init_process_group; --preload=auto saves the imports"
             )
 
+    def _close_numbers(self) -> None:
+        assert self._numbers is not None
+        missing = self._numbers.close()
+        if missing and self._has_rank_0():
+            self._journal.say(f"--watch-metric: no line of the workers had {missing}")
+
     def _open_socket(self, began: float) -> None:
+        patterns = self._job.command.spec.watch_metric
+        numbers = Numbers(self._loop, began, lambda: self._look().workers, patterns)
         try:
-            self._socket = JobSocket(self._loop, self._job, began, self._view, self._link)
+            self._socket = JobSocket(self._loop, self._job, began, self._view, self._link, numbers)
+            self._numbers = numbers
         except OSError as error:
+            numbers.close()
             if self._journal.verbose or self._job.command.spec.status is not None:
-                self._journal.say(f"relight status can't show this job: {error.strerror or error}")
+                self._journal.say(
+                    f"this job won't show up in relight status: {error.strerror or error}"
+                )
             return
         if why := self._socket.why_elsewhere:
-            self._journal.say(f"{why}: this job is in {self._socket.directory}")
+            self._journal.say(f"{why}; this job is in {self._socket.directory}")
         if (where := self._job.command.spec.status) is not None:
             from relight.agent.status.page_process import PageProcess
 
@@ -163,4 +179,6 @@ class JobInspector:
             origin = job_origin.of(self._job.command.env.variables)._asdict()
             self._events = EventProcess(self._loop, name, self._journal, origin)
         except OSError as error:
-            self._journal.say(f"--event-log-handler={name}: no process for it: {error.strerror}")
+            self._journal.say(
+                f"--event-log-handler={name}: can't start its process: {error.strerror}"
+            )

@@ -17,6 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from relight.agent.agent_config import AgentConfig
+from relight.agent.status.numbers import Numbers
 from relight.agent.status.view import ServedJob, View
 from relight.core.group.messages import (
     Answer,
@@ -52,6 +53,7 @@ class JobSocket:
         began: when it began, in seconds since 1970.
         look: returns the agent's view of the job.
         link: the link to the coordinator, which forwards questions to the other nodes.
+        numbers: what the workers report.
 
     Raises:
         OSError: if the directory or the socket can't be made.
@@ -64,8 +66,9 @@ class JobSocket:
         began: float,
         look: Callable[[], View],
         link: "LocalLink | RemoteLink",
+        numbers: Numbers,
     ) -> None:
-        self.job = ServedJob(loop, job, began, look)
+        self.job = ServedJob(loop, job, began, look, numbers)
         self.loop, self._link = loop, link
         self._clients: set[_Connection] = set()
         self._open: OpenQuestions | None = None  # until a client asks all nodes

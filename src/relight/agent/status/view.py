@@ -10,10 +10,12 @@ from relight.base.values import MOST_NAME
 from relight.core.group.messages import GenerationFormed, JobEnded, NodeReady
 from relight.core.status.goodput import Account
 from relight.core.status.preload_status import PreloadStatus
+from relight.flags.spec import LaunchSpec
 from relight.host.loop import Loop
 from relight.output.journal import Journal
 
 if TYPE_CHECKING:
+    from relight.agent.status.numbers import Numbers
     from relight.core.status.snapshot import RankUse
 
 _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-")
@@ -41,6 +43,7 @@ class ServedJob:
         config: command, number of workers, rendezvous.
         began: start time, in seconds since 1970.
         look: returns the agent's view of the job.
+        numbers: what its workers report.
 
     Attributes:
         end: the exit code and why, once the job has ended here.
@@ -48,13 +51,24 @@ class ServedJob:
     """
 
     def __init__(
-        self, loop: Loop, config: AgentConfig, began: float, look: Callable[[], View]
+        self,
+        loop: Loop,
+        config: AgentConfig,
+        began: float,
+        look: Callable[[], View],
+        numbers: "Numbers",
     ) -> None:
         self.loop, self.config, self.began, self.look = loop, config, began, look
+        self.numbers = numbers
         self.end: tuple[int, str] | None = None
         self.uses: dict[int, RankUse] = {}
-        self.name = config.command.spec.name or _name_of(config.command.spec.script)
-        self.id = f"{self.name}-{os.getpid()}"
+        self.id = id_of(config.command.spec)
+        self.name = self.id.rpartition("-")[0]
+
+
+def id_of(spec: LaunchSpec) -> str:
+    """Return the id of the job of this process, `NAME-PID`."""
+    return f"{spec.name or _name_of(spec.script)}-{os.getpid()}"
 
 
 def _name_of(script: str) -> str:

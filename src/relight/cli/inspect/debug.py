@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from relight.base import env
 from relight.base.errors import EXIT_OK, MachineError, UsageError
 from relight.base.fields import printable
 from relight.base.text import LineBuffer
@@ -14,16 +15,18 @@ from relight.base.values import parse_count, whole
 from relight.cli.inspect import ranks
 from relight.cli.jobs.common import HANDLE, HELP, Page, read_arguments
 from relight.core.diagnosis.stack_text import few_or_many
+from relight.flags import site
 from relight.flags.spec import Flag
 from relight.host import system
 from relight.processes import breakpoints
+from relight.runner import audit
 
 PAGE = Page(
     "debug [flags] PID|JOB",
     (
-        "Attaches this terminal to pdb in a rank that has called breakpoint(). Ctrl-D detaches:",
-        "the rank waits on, and can be attached again. `continue` lets it run, up to the next",
-        "breakpoint; while it runs, ctrl-C detaches.",
+        "Attaches this terminal to pdb in a rank that called breakpoint(). Ctrl-D detaches; the",
+        "rank keeps waiting and can be attached again. `continue` runs it to the next breakpoint;",
+        "while it runs, ctrl-C detaches.",
         "PID is an agent (relight run) or a rank. JOB is the handle or id of a job with processes",
         "on this machine.",
     ),
@@ -32,11 +35,11 @@ PAGE = Page(
         HELP,
     ),
     (
-        "relight debug 4711 --rank 3                        (the rank's own message names a PID)",
+        "relight debug 4711 --rank 3                        (the rank prints its PID)",
         f"relight debug {HANDLE}",
     ),
-    "exit code: 0 detached, or the rank has ended; 2 no such job, process or rank; 4 it does not "
-    "wait",
+    "exit code: 0 detached, or the rank has ended; 2 no such job, process or rank; 4 it is not "
+    "waiting",
 )  # fmt: skip
 _SOON_S = 1.0
 """A message is printed for a command that takes longer."""
@@ -59,6 +62,8 @@ def main(argv: list[str]) -> int:
     rank, pid = _choose(found, breakpoints.waiting(), parsed.values["rank"], target)
     who = f"rank {rank}" if found.get(rank) == pid else f"process {pid}"
     terminal = _Terminal(breakpoints.connect(pid), who)
+    variables = env.read()
+    audit.record(variables, site.load(variables), "debug", target, f"{who}, pid {pid}")
     print(terminal.run())
     return EXIT_OK
 
@@ -77,8 +82,8 @@ def _choose(
     if rank is not None and rank not in found:
         here = few_or_many(sorted(found)) if found else "none"
         raise UsageError(
-            f"rank {rank} of {target} does not run on this machine; here: {here}",
-            hint="run relight debug on the node of that rank",
+            f"rank {rank} of {target} is not on this machine; here: {here}",
+            hint="run relight debug on that rank's node",
         )
     process = whole(target)
     if process is not None and waiting.get(process) and rank is None:
@@ -104,7 +109,7 @@ def _choose(
     where = f"no rank of {target} is" if rank is None else f"rank {rank} of {target} is not"
     raise MachineError(
         f"{where} at a breakpoint on this machine",
-        hint=f"{_attaching()}; relight stacks {target} shows where each rank is",
+        hint=f"{_attaching()}; relight stacks {target} shows each rank's position",
     )
 
 
@@ -115,7 +120,7 @@ def _attaching() -> str:
     how = "put breakpoint() in the script"
     if sys.version_info < (3, 14):
         version = ".".join(map(str, sys.version_info[:2]))
-        return f"{how}: to attach to a rank that runs needs Python 3.14, and this is {version}"
+        return f"{how}: attaching to a running rank requires Python 3.14, and this is {version}"
     return f"{how}, or attach with python -m pdb -p PID"
 
 
@@ -157,12 +162,12 @@ class _Terminal:
                 elif "ask" in message:
                     line = self._ask(str(message["ask"]))
                     if line is None:
-                        return f"\ndetached: {self._who} waits on"
+                        return f"\ndetached: {self._who} is still waiting"
                     self._send({"line": line})
                 elif "runs" in message:
                     self._runs = True
         except KeyboardInterrupt:
-            return f"\ndetached: {self._who} runs on"
+            return f"\ndetached: {self._who} keeps running"
         except OSError:
             pass
         return f"{self._who} has ended"

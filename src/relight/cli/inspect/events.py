@@ -29,20 +29,22 @@ _EXIT_DIFFERS = 1
 PAGE = Page(
     "events [flags] JOB|FILE",
     (
-        "Prints what has happened in a job, a line for each event: generations, starts and ends of",
-        "workers, restarts and their reasons. --json prints the lines of the event log.",
-        "JOB is a handle or an id; of relight run on this machine also a name, or the pid of its",
-        "agent. FILE is events.jsonl, or the run directory that has it.",
-        "--schema says what the events and their fields mean.",
+        "Prints the history of a job, one event per line: generations, worker starts and exits,",
+        "restarts and their reasons. --json prints the lines of the event log.",
+        "JOB is a handle or an id; for relight run on this machine also a name or the pid of its",
+        "agent. FILE is events.jsonl or its run directory.",
+        "--schema documents the events and their fields.",
     ),
     (
         Flag("name", str, "", "NAME,…", "only these events, such as WorkerExited", from_env=False),
+        Flag("all", None, False, "", "also internal events: StateChanged, and those of "
+             "--record-group", from_env=False),
         Flag("since", parse_time, None, "T", "events since then: 10m, or a time", from_env=False),
         Flag("rank", parse_count, None, "N", "only those of this worker", from_env=False),
         Flag("follow", None, False, "", "wait for more until the job is over", short="f",
              from_env=False),
         Flag("replay", None, False, "",
-             "take the steps of the group again (relight run --record-group), and compare",
+             "replay the recorded group steps (relight run --record-group) and compare",
              from_env=False),
         Flag("schema", None, False, "", "print what events and fields mean", from_env=False),
         JSON,
@@ -54,7 +56,7 @@ PAGE = Page(
         "relight events --json train | jq -r .event",
         "relight events --replay logs/job_ab12",
     ),
-    f"exit code: {_EXIT_DIFFERS} with --replay, if the effects are not those that were recorded",
+    f"exit code: {_EXIT_DIFFERS} with --replay, if the effects differ from the recorded ones",
 )  # fmt: skip
 
 
@@ -73,9 +75,10 @@ def main(argv: list[str]) -> int:
         return EXIT_OK
     if not parsed.command:
         raise UsageError("relight events needs one job or file", hint=f"relight {PAGE.usage}")
-    chosen = [f"--{name}" for name in ("name", "since", "rank", "follow", "json") if values[name]]
+    filters = ("name", "all", "since", "rank", "follow", "json")
+    chosen = [f"--{name}" for name in filters if values[name]]
     if values["replay"] and chosen:
-        raise UsageError(f"--replay takes all steps of the log: it contradicts {chosen[0]}")
+        raise UsageError(f"--replay replays the whole log and can't be combined with {chosen[0]}")
     names = _names(values["name"])
     target = parsed.command[0]
     job = None if _is_file(target) else find_job(target)
@@ -84,6 +87,7 @@ def main(argv: list[str]) -> int:
         return _replay(line for _, line in found)
     since = values["since"].timestamp() if values["since"] else None
     selections: dict[str, Selection] = {}
+    hidden = frozenset() if names or values["all"] or values["json"] else event_lines.INTERNAL
     nodes = None if job is None or job.scheduler == handles.RUN else _Nodes()
     if not values["follow"]:
         lines = sorted(found, key=lambda each: each[1].time)
@@ -94,7 +98,7 @@ def main(argv: list[str]) -> int:
         if nodes is not None:
             nodes.take(log, line)
         selection = selections.setdefault(log, Selection(names, since, values["rank"]))
-        if selection.wants(line):
+        if selection.wants(line) and line.name not in hidden:
             print(_shown(log, line, nodes, as_json=values["json"]), flush=values["follow"])
     return EXIT_OK
 
@@ -173,11 +177,11 @@ def _lines(texts: Iterator[tuple[str, str]]) -> Iterator[tuple[str, Line]]:
             continue
         if line.version > SCHEMA and not newer:
             newer = True
-            say(f"the log has lines of version {line.version}, and this relight knows {SCHEMA}")
+            say(f"the log has version {line.version}, but this relight supports {SCHEMA}")
         number += 1
         yield log, line
     if not number:
-        say("there are no events")
+        say("no events")
 
 
 def _replay(lines: Iterator[Line]) -> int:
@@ -196,12 +200,12 @@ def _replay(lines: Iterator[Line]) -> int:
                     print(f"       != {effect}")
     except Malformed as error:
         raise MachineError(
-            f"the log can't be replayed: {error}", hint="the version of relight that wrote it can"
+            f"can't replay the log: {error}", hint="use the version of relight that wrote it"
         ) from None
     if not steps:
         raise UsageError(
-            "the log has no steps of a group: it is not of the node that coordinated, or the job "
-            "was not recorded",
+            "the log has no group steps; it is from a node that never coordinated, or the job was "
+            "not recorded",
             hint="relight run --record-group --log-dir=DIR …",
         )
     if different:

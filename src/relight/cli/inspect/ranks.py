@@ -2,10 +2,13 @@
 
 import os
 
-from relight.base.errors import MachineError, UsageError
+from relight.base import env
+from relight.base.errors import MachineError, RelightError, UsageError
 from relight.base.values import whole
 from relight.job import handles
 from relight.job.lookup import find_job
+from relight.job.status import AppStatus
+from relight.processes.running_jobs import JobDirectory
 from relight.runner.runner import Runner
 from relight.stacks import rank_processes
 
@@ -22,15 +25,19 @@ def of(target: str, command: str) -> dict[int, int]:
         RelightError: if the process does not exist, or the job has no ranks here.
     """
     pid = whole(target)
-    return _of_job(target, command) if pid is None else _of_process(pid)
-
-
-def _of_process(pid: int) -> dict[int, int]:
+    if pid is None:
+        return _of_job(target, command)
     if not _exists(pid):
-        raise UsageError(
-            f"there is no process {pid} on this machine", hint="relight status shows the agents"
-        )
+        raise UsageError(_why_missing(target), hint="relight status shows the agents")
     return rank_processes.below(pid)
+
+
+def _why_missing(pid: str) -> str:
+    try:
+        handle = find_job(pid)  # its agent had this pid
+        return f"process {pid} has ended: {handle} is {_status(handle).state.name}"
+    except RelightError:
+        return f"there is no process {pid} on this machine"
 
 
 def _exists(pid: int) -> bool:
@@ -43,6 +50,18 @@ def _exists(pid: int) -> bool:
     return pid > 0
 
 
+def _status(handle: handles.Handle) -> AppStatus:
+    with Runner() as runner:
+        return runner.status(handle)
+
+
+def _is_over(handle: handles.Handle) -> bool:
+    try:
+        return JobDirectory(env.read().variables).is_over(handle.app_id)
+    except OSError:
+        return False  # this user lacks the directory
+
+
 def _agent_of(handle: handles.Handle) -> int:
     return whole(handle.app_id.rpartition("-")[2]) or 0
 
@@ -50,17 +69,18 @@ def _agent_of(handle: handles.Handle) -> int:
 def _of_job(text: str, command: str) -> dict[int, int]:
     handle = find_job(text)
     if handle.role:
-        raise UsageError(f"{text} is a part of a job", hint=f"relight {command} {handle}")
-    of_run = handle.scheduler == handles.RUN
-    found = (
-        rank_processes.below(_agent_of(handle)) if of_run else rank_processes.of_job(str(handle))
-    )
+        raise UsageError(f"{text} is part of a job", hint=f"relight {command} {handle}")
+    if handle.scheduler != handles.RUN:
+        found = rank_processes.of_job(str(handle))
+    elif _is_over(handle):  # the pid of its agent may be another process's by now
+        found = {}
+    else:
+        found = rank_processes.below(_agent_of(handle))
     if found:
         return found
-    with Runner() as runner:
-        status = runner.status(handle)
+    status = _status(handle)
     if status.state.is_over:
-        raise UsageError(f"{handle} is over: {status.state.name}", hint=f"relight logs {handle}")
+        raise UsageError(f"{handle} has ended: {status.state.name}", hint=f"relight logs {handle}")
     hosts = sorted({each.host for each in status.replicas if each.host})
     where = f" ({', '.join(hosts[:5])}{', …' if len(hosts) > 5 else ''})" if hosts else ""
     raise MachineError(

@@ -25,18 +25,18 @@ from relight.stacks.dump import take, take_all
 PAGE = Page(
     "stacks [flags] PID|JOB",
     (
-        "Shows where the ranks of a job are: one line for all in the same place, the odd one out",
-        "first, then the Python stack of each group. The processes may be stopped, deadlocked or",
-        "blocked: their memory is read, they need not do anything, and they are not stopped.",
-        "PID is an agent (relight run), or any Python process. JOB is the handle or id of a job:",
-        "the ranks of all nodes of one of relight run, or those on this machine of another one.",
-        "--all, --native and --json show those on this machine. --native shows functions of C and",
-        "C++ as well, by py-spy, which stops each process for a moment.",
+        "Shows where the ranks of a job are: one line per place, outliers first, then the Python",
+        "stack of each group. Processes may be stopped, deadlocked or blocked: their memory is",
+        "read from outside, without stopping them.",
+        "PID is an agent (relight run) or any Python process. JOB is the handle or id of a job:",
+        "for relight run the ranks of all nodes, for other jobs those on this machine.",
+        "--all, --native and --json are limited to this machine. --native adds C and C++",
+        "functions, using py-spy, which stops each process for a moment.",
     ),
     (
         Flag("all", None, False, "", "the stacks of all ranks and all their threads",
              from_env=False),
-        Flag("native", None, False, "", "the functions of C and C++ too (needs py-spy)",
+        Flag("native", None, False, "", "include C and C++ functions (needs py-spy)",
              from_env=False),
         JSON,
         HELP,
@@ -46,7 +46,7 @@ PAGE = Page(
         f"relight stacks {HANDLE}",
         "relight stacks --json 4711 | jq -r '.groups[].text'",
     ),
-    "exit code: 0 a stack was taken; 2 no such job or process; 4 this machine allows it of none",
+    "exit code: 0 a stack was read; 2 no such job or process; 4 no stack could be read",
 )  # fmt: skip
 
 _AT_ONCE = 8

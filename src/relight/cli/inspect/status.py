@@ -21,6 +21,7 @@ from relight.cli.jobs.common import (
 )
 from relight.flags.arguments import parse
 from relight.flags.spec import Flag
+from relight.inspect.top_rows import gpus_line, number_lines
 from relight.job import handles
 from relight.job.lookup import find_job
 from relight.processes import agent_processes
@@ -32,13 +33,12 @@ from relight.runner.runner import Runner
 PAGE = Page(
     "status [flags] [JOB]",
     (
-        "Shows the state of a job and of its replicas. JOB is its handle, or its id alone; of",
-        "relight run on this machine also its name, or the pid of its agent.",
-        "Without JOB: your agents (relight run) on this machine, and the memory that each takes",
-        "with its workers. PRELOADED is the part that preloaded modules take. With",
-        "--watch-slow-ranks, ranks that are slower than the others are named, if agents of the",
-        "job run on this machine. --web serves a page on a job of relight run, and its metrics,",
-        "until ctrl-C.",
+        "Shows the state of a job and its replicas. JOB is its handle or id; for relight run on",
+        "this machine also its name or the pid of its agent.",
+        "Without JOB: your agents (relight run) on this machine, with the memory used by each and",
+        "its workers. PRELOADED is the share of preloaded modules. With --watch-slow-ranks,",
+        "stragglers are named if an agent of the job runs on this machine. --web serves a status",
+        "page and metrics for a job of relight run until ctrl-C.",
     ),
     (
         Flag("roles", str, "", "A,B", "only these roles", from_env=False),
@@ -47,7 +47,7 @@ PAGE = Page(
             None,
             False,
             "",
-            "serve a page that shows the job; print its address",
+            "serve a status page of the job and print its address",
             from_env=False,
         ),
         Flag(
@@ -55,7 +55,7 @@ PAGE = Page(
             parse_page,
             PageAddress(Endpoint("127.0.0.1", 0)),
             "[HOST:]PORT[,public]",
-            "where the page is served; port 0 is any free one; public: reading needs no token",
+            "address of the page; port 0 is any free one; public: reading needs no token",
             from_env=False,
         ),
         Flag("until-end", None, False, "", "stop serving when the job ends", from_env=False),
@@ -91,7 +91,11 @@ def main(argv: list[str]) -> int:
         handle = find_job(parsed.command[0])
         found = runner.status(handle)
         if handle.scheduler != handles.RUN:
-            found = found._replace(account=event_log.account(handle, found))
+            logs = event_log.agents(handle, found)
+            found = found._replace(
+                account=event_log.account(logs, is_over=found.state.is_over),
+                replicas=event_log.with_lost(logs, found.replicas),
+            )
         if handle.role:
             part = set(runner.replicas(handle))
             found = found._replace(
@@ -118,6 +122,8 @@ def main(argv: list[str]) -> int:
         print(f"  {text}")
     if found.restarts:
         print(f"  restarted {pluralize(found.restarts, 'time')}")
+    for text in number_lines(found):
+        print(f"  {text}")
     if found.account is not None:
         from relight.core.status.goodput import in_words, is_worth_telling
 
@@ -146,7 +152,6 @@ def main(argv: list[str]) -> int:
         print("\n".join(table(rows, ("REPLICA", "STATE", "EXIT", "HOST", last))))
     if handle.scheduler in (handles.RUN, "local") and not found.state.is_over:
         from relight.host.gpus import Gpus
-        from relight.inspect.top_rows import gpus_line
 
         if text := gpus_line(Gpus().look()):
             print(f"\n{text}")
@@ -163,7 +168,7 @@ def _print_agents(*, as_json: bool) -> int:
         print_json([{**_as_object(agent), "name": names.get(agent.pid)} for agent in found])
         return EXIT_OK
     if not found:
-        say("you have no agents (relight run) on this machine")
+        say("no agents of yours (relight run) on this machine")
         return EXIT_OK
     names = _names()
     rows = [

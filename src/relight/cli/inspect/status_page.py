@@ -54,16 +54,18 @@ def main(parsed: ParsedFlags) -> int:
         RelightError: if the job does not exist, or the port can't be used.
     """
     if not parsed.values["web"]:
-        raise UsageError("--listen and --until-end are of the page", hint="relight status --web …")
+        raise UsageError("--listen and --until-end require --web", hint="relight status --web …")
     if parsed.values["json"] or parsed.values["roles"]:
-        raise UsageError("--json and --roles are not for --web", hint="/state of the page is JSON")
+        raise UsageError(
+            "--json and --roles can't be combined with --web", hint="the page serves JSON at /state"
+        )
     if not parsed.command:
-        raise UsageError("--web needs a job", hint="relight list shows what there is")
+        raise UsageError("--web needs a job", hint="see relight list")
     handle = find_job(parsed.command[0])
     if handle.scheduler != handles.RUN:
         raise UsageError(
-            f"--web shows jobs of relight run on this machine, not of {handle.scheduler}",
-            hint="relight run --status=[HOST:]PORT … in the job serves its page where it runs",
+            f"--web shows jobs of relight run on this machine, not {handle.scheduler} jobs",
+            hint="relight run --status=[HOST:]PORT … serves the page from the job itself",
         )
     until_end = parsed.values["until_end"]
     output = sys.stderr if until_end else sys.stdout
@@ -115,7 +117,9 @@ def _token(
             path = jobs.make_token(job, text)
         except OSError as error:
             hint = f"set {STATUS_TOKEN}"
-            raise MachineError(f"can't write its token: {error.strerror}", hint=hint) from None
+            raise MachineError(
+                f"can't write the page's token: {error.strerror}", hint=hint
+            ) from None
         try:
             yield _Token(text, "", f"its token is in {path}")
         finally:
@@ -156,7 +160,7 @@ def _serve_until(
             say(token.where)
     if host not in _LOCAL:
         who = "can connect to this port" if where.is_public else "sees the token on the network"
-        say(f"note: whoever {who} can read the page; the connection is not encrypted")
+        say(f"note: anyone who {who} can read the page; the connection is not encrypted")
     with contextlib.suppress(RelightError):
         metrics()  # load the modules for scrapes now, as an upgrade may remove or replace them
     end_sending = otel.start(watched.reading, env.read().variables, say)
@@ -180,7 +184,7 @@ def _listening(where: PageAddress, token: str, served: Served) -> PageServer:
         raise MachineError(
             f"can't listen on {where.endpoint}: "
             f"{error.strerror or format_exception_oneline(error)}",
-            hint="another --listen=[HOST:]PORT; 0 is any free port",
+            hint="choose another --listen=[HOST:]PORT; 0 means any free port",
         ) from None
 
 

@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import ModuleType
 
 from relight.base import env
@@ -11,7 +12,7 @@ from relight.base.values import one_of, parse_interval
 from relight.cli.jobs import common
 from relight.cli.jobs.common import HELP, Page, read_arguments
 from relight.flags.spec import Flag
-from relight.host.gpus import Gpus
+from relight.host.gpus import Gpus, use_of
 from relight.inspect import top_rows
 from relight.inspect.top_rows import JobLook, SampleHistory
 from relight.job import handles
@@ -23,11 +24,11 @@ from relight.runner.runner import Runner
 PAGE = Page(
     "top [flags] [JOB]",
     (
-        "Watches the ranks of a job, or of all your jobs that relight list shows and that are not",
-        "over: state, step and steps a second, CPU, memory, last line. JOB is as for relight",
-        "status. In a pipe or with TERM=dumb it prints one table, as with --once.",
-        "Keys: s stacks, l logs and c cancel of the job or rank under the cursor; o and r change",
-        "and reverse the order, / filters, q quits.",
+        "Watches the ranks of a job, or of all your unfinished jobs in relight list: state, step,",
+        "steps per second, CPU, memory, last line. JOB is as for relight status. In a pipe or",
+        "with TERM=dumb it prints one table, as with --once.",
+        "Keys: s stacks, l logs and c cancel act on the job or rank under the cursor; o and r",
+        "change and reverse the order, / filters, q quits.",
     ),
     (
         Flag("scheduler", str, "", "NAME", "all your jobs on it, also those submitted from "
@@ -35,7 +36,7 @@ PAGE = Page(
         Flag("sort", one_of(*top_rows.ORDERS), "rank", "COLUMN", ", ".join(top_rows.ORDERS),
              from_env=False),
         Flag("filter", str, "", "WORDS", "only rows with all of these words", from_env=False),
-        Flag("interval", parse_interval, 2.0, "SECONDS", "between two looks", from_env=False),
+        Flag("interval", parse_interval, 2.0, "SECONDS", "refresh interval", from_env=False),
         Flag("once", None, False, "", "print one table and exit", from_env=False),
         HELP,
     ),
@@ -63,7 +64,7 @@ def main(argv: list[str]) -> int:
     parsed = read_arguments(argv, PAGE, 0, 1, "one job")
     values = parsed.values
     if parsed.command and values["scheduler"]:
-        raise UsageError("-s shows all jobs of a scheduler", hint=f"relight {PAGE.usage}")
+        raise UsageError("-s can't be combined with a job", hint=f"relight {PAGE.usage}")
     with Runner() as runner:
         jobs_of = WatchedJobs(
             runner, parsed.command[0] if parsed.command else "", values["scheduler"]
@@ -81,17 +82,18 @@ def main(argv: list[str]) -> int:
 def _print_once(look: Callable[[], list[JobLook]], order: str, words: str) -> int:
     looks = SampleHistory()
     found = look()
-    rows = looks.rows(found)
+    looks.rows(found)
     if any(each.use is not None for job in found for each in job.status.replicas):
         time.sleep(_BETWEEN_S)
         found = look()
-        rows = looks.rows(found)
+    here = Gpus().look()
+    rows = looks.rows(found, partial(use_of, here))
     if not found:
-        common.say("there are no jobs")
+        common.say("no jobs")
         return EXIT_OK
     rows = top_rows.ordered(top_rows.matching(rows, words), order)
     print("\n".join(line for job in found for line in top_rows.headline(job)))
-    if gpus := top_rows.gpus_line(Gpus().look()):
+    if gpus := top_rows.gpus_line(here):
         print(gpus)
     heads, lines = top_rows.table(rows)
     if lines:
@@ -107,8 +109,8 @@ def _view() -> ModuleType:
         if (error.name or "").partition(".")[0] not in ("textual", "rich"):
             raise
         raise UsageError(
-            "the live view of relight top needs the package textual",
-            hint="pip install 'textual>=8', in the environment of relight; or relight top --once",
+            "the live view of relight top requires the textual package",
+            hint="pip install 'textual>=8', in relight's environment, or use relight top --once",
         ) from None
     return top_view
 
@@ -129,7 +131,7 @@ class WatchedJobs:
         self._runner = runner
         self._only = find_job(job) if job else None
         if self._only is not None and self._only.role:
-            raise UsageError(f"{job} is a part of a job", hint=f"relight top {self._only}")
+            raise UsageError(f"{job} is part of a job", hint=f"relight top {self._only}")
         self._scheduler = scheduler
         self._seen: dict[str, JobLook] = {}
         self._names: dict[str, str] = {}

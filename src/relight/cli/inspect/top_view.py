@@ -22,7 +22,7 @@ from textual.widgets import DataTable, Footer, Input, RichLog, Static
 
 from relight.base.errors import EXIT_SIGNAL_BASE, RelightError
 from relight.base.fields import printable
-from relight.host.gpus import Gpus
+from relight.host.gpus import Gpus, use_of
 from relight.inspect import top_rows
 from relight.inspect.top_rows import JobLook, Row, SampleHistory
 from relight.job import handles
@@ -118,8 +118,9 @@ class TopView(App[None]):
         while True:
             began = time.monotonic()
             try:
-                jobs = self._look()
-                show = partial(self._take, jobs, looks.rows(jobs), top_rows.gpus_line(gpus.look()))
+                jobs, here = self._look(), gpus.look()
+                rows = looks.rows(jobs, partial(use_of, here))
+                show = partial(self._take, jobs, rows, top_rows.gpus_line(here))
             except RelightError as error:
                 show = partial(self._fail, error.message)
             if not self._pass_on(show):
@@ -192,7 +193,7 @@ class TopView(App[None]):
         if self._error:
             lines.append(f"the last look failed: {self._error}")
         elif not self._jobs:
-            lines.append("there are no jobs" if self._has_looked else _LOOKING)
+            lines.append("no jobs" if self._has_looked else _LOOKING)
         elif row is not None:
             lines += top_rows.headline(self._jobs[row.handle])
         self.query_one("#summary", Static).update("\n".join(lines))

@@ -17,10 +17,10 @@ from relight.runner.runner import Runner
 _MANY = 1000
 PAGE = Page(
     "cancel [flags] JOB …",
-    ("Stops running jobs; logs and record stay. JOB is a handle, or an id alone.",),
+    ("Stops running jobs; logs and record stay. JOB is a handle or an id.",),
     (JSON, HELP),
     (f"relight cancel {HANDLE}",),
-    "exit code: 0, also for a job that was over already; 2 a job does not exist",
+    "exit code: 0, also if a job had already ended; 2 a job does not exist",
 )
 
 

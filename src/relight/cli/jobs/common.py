@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from relight.base.env import Environment
 from relight.base.errors import EXIT_OK, MachineError, RelightError, UsageError
 from relight.base.fields import plain
+from relight.core.status.charts import numbers_in
 from relight.core.status.snapshot import RankUse
 from relight.flags.arguments import ParsedFlags, parse
 from relight.flags.spec import Flag
@@ -138,6 +139,8 @@ def status_object(handle: Handle, found: AppStatus) -> dict[str, Any]:
         "url": found.url,
         "goodput": plain(found.account) if found.account is not None else None,
         "preload": plain(found.preload) if found.preload is not None else None,
+        "progress": plain(found.progress) if found.progress is not None else None,
+        "charts": plain(found.charts),
     }
 
 
@@ -145,9 +148,8 @@ def _use_object(use: RankUse) -> dict[str, Any]:
     """Return the resource usage of a rank; its reported numbers by their names, None for nan and
     infinity.
     """
-    reported = (text.partition("=") for text in use.reported)
-    values = {name: float(value) for name, _, value in reported}
-    finite = {name: each if isfinite(each) else None for name, each in values.items()}
+    values = numbers_in(use.reported).items()
+    finite = {name: each if isfinite(each) else None for name, each in values}
     return {**use._asdict(), "reported": finite}
 
 

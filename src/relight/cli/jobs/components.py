@@ -15,9 +15,11 @@ from relight.job.components.arguments import Signature
 
 PAGE = Page(
     "components [flags] [COMPONENT]",
-    ("Lists the components that can be submitted, or the flags of one.",),
+    ("Lists all components, or the flags of one.",),
     (
-        Flag("print", None, False, "", "print its source, as a start for your own", from_env=False),
+        Flag(
+            "print", None, False, "", "print its source, as a template for your own", from_env=False
+        ),
         JSON,
         HELP,
     ),

@@ -57,9 +57,7 @@ def main(argv: list[str]) -> int:
         except RelightError as error:
             if parsed.values["schedulers"]:
                 raise
-            say(
-                f"{name} is left out: {error.message}"
-            )  # a broken plug-in must not prevent the file
+            say(f"skipped {name}: {error.message}")  # a broken plug-in must not prevent the file
     names = list(sections)
     if parsed.values["print"]:
         print("\n\n".join(sections.values()))
@@ -77,7 +75,7 @@ def main(argv: list[str]) -> int:
         _add(("\n" if known else "") + "\n\n".join(new) + "\n")
     except OSError as error:
         raise MachineError(f"can't write {FILE}: {error.strerror}") from None
-    say(f"{FILE} has sections for {', '.join(names)}")
+    say(f"wrote {FILE}: sections for {', '.join(names)}")
     return EXIT_OK
 
 

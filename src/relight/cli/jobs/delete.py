@@ -10,7 +10,7 @@ PAGE = Page(
     "delete [flags] JOB …",
     (
         "Stops jobs and removes their logs, state and record.",
-        "JOB is a handle, or an id alone.",
+        "JOB is a handle or an id.",
     ),
     (HELP,),
     (
@@ -32,5 +32,5 @@ def main(argv: list[str]) -> int:
     with Runner() as runner:
         for handle in [find_job(text) for text in parsed.command]:
             runner.delete(handle)
-            say(f"{handle} is deleted")
+            say(f"deleted {handle}")
     return EXIT_OK

@@ -13,8 +13,8 @@ from relight.runner.runner import Runner
 PAGE = Page(
     "describe [flags] JOB",
     (
-        "Says what was submitted, when and from where: command, roles, options, commit. Values",
-        "that look like secrets by their names are hidden. JOB is a handle, or an id alone.",
+        "Shows a job's submission: time, origin, command, roles, options, commit. Values whose",
+        "names suggest secrets are hidden. JOB is a handle or an id.",
     ),
     (JSON, HELP),
     (
@@ -61,7 +61,7 @@ def _lines(found: dict[str, Any], images: bool) -> Iterator[str]:
             if text:
                 yield f"  {text}"
         if not found["handle"].startswith("run:"):
-            yield "  it was not submitted from here"
+            yield "  not submitted from this machine"
         return
     git = found["git"]
     if git:

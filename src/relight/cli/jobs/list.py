@@ -23,16 +23,16 @@ _ENDED = 10
 PAGE = Page(
     "list [flags]",
     (
-        "Lists the jobs submitted from this machine, newest first: those that run, and the last",
-        f"{_ENDED} that are over.",
-        "REASON is why a job has failed, in one line.",
+        "Lists the jobs submitted from this machine, newest first: running jobs and the last",
+        f"{_ENDED} finished ones.",
+        "REASON is the cause of a failure, in one line.",
     ),
     (
         Flag("scheduler", str, "", "NAME", "only its jobs, also those submitted from elsewhere",
              short="s", from_env=False),
         Flag("state", one_of(*AppState.__members__), "", "STATE", "only jobs in this state",
              from_env=False),
-        Flag("all", None, False, "", "all that are over, as with --state and --json",
+        Flag("all", None, False, "", "all finished jobs, as with --state and --json",
              short="a", from_env=False),
         JSON,
         HELP,
@@ -64,7 +64,7 @@ def main(argv: list[str]) -> int:
         print_json([{**job._asdict(), "state": job.state.name} for job in jobs])
         return EXIT_OK
     if not jobs:
-        say("there are no jobs")
+        say("no jobs")
         return EXIT_OK
     hidden = 0
     if not (parsed.values["all"] or wanted):
@@ -79,5 +79,5 @@ def main(argv: list[str]) -> int:
     heads = ("JOB", "NAME", "STATE", "SUBMITTED", "REASON" if says_why else "")
     print("\n".join(table(rows, heads)))
     if hidden:
-        say(f"{pluralize(hidden, 'older job')} that ended: relight list --all")
+        say(f"{pluralize(hidden, 'older job')} hidden; relight list --all shows them")
     return EXIT_OK

@@ -53,11 +53,11 @@ def parse_attempt(text: str) -> str:
 PAGE = Page(
     "logs [flags] JOB[/ROLE[/REPLICA,…]]",
     (
-        "Prints what the replicas of a job wrote. With several, each line begins with its replica.",
-        "JOB is a handle, or an id alone.",
+        "Prints the output of a job's replicas. With several, each line begins with its replica.",
+        "JOB is a handle or an id.",
     ),
     (
-        Flag("follow", None, False, "", "wait for more until the job is over", short="f",
+        Flag("follow", None, False, "", "keep printing until the job ends", short="f",
              from_env=False),
         Flag("tail", None, False, "", "the same as --follow, with a number as --lines", short="t",
              from_env=False),
@@ -68,7 +68,7 @@ PAGE = Page(
         Flag("rank", parse_count, None, "N", "only this rank, counted over the whole job",
              from_env=False),
         Flag("attempt", parse_attempt, "", "N|all",
-             "only what the worker wrote after N restarts; all: in all attempts", from_env=False),
+             "only output after N restarts of the worker; all: of all attempts", from_env=False),
         Flag("grep", str, "", "TEXT", "only lines with this text", from_env=False),
         Flag("regex", str, "", "R", "only lines that match", from_env=False),
         Flag("since", parse_time, None, "T", "lines since then: 10m, or a time", from_env=False),
@@ -98,7 +98,7 @@ def main(argv: list[str]) -> int:
     parsed = read_arguments(_with_lines(argv), PAGE, 1, 1, "one job")
     values = parsed.values
     if values["grep"] and values["regex"]:
-        raise UsageError("--grep and --regex contradict each other", hint="--regex does both")
+        raise UsageError("--grep and --regex are mutually exclusive", hint="use --regex for both")
     text = parsed.command[0]
     handle = find_job(text)
     if values["role"]:
@@ -106,7 +106,7 @@ def main(argv: list[str]) -> int:
     if values["replica"]:
         handle = handle._replace(replicas=_numbers(values["replica"]))
     if values["rank"] is not None and handle.replicas:
-        raise UsageError("--rank names a worker of the whole job, and a replica is given as well")
+        raise UsageError("--rank selects a worker of the whole job; a replica can't be given too")
     compiled(values["regex"])
     query = {key: values[key] for key in ("since", "until", "rank", "attempt")}
     query |= {"stream": values["streams"], "last": values["lines"]}
@@ -184,8 +184,8 @@ def _check_times(runner: Runner, handle: handles.Handle, query: dict[str, Any]) 
     timed = [f"--{name}" for name in ("since", "until") if query[name] is not None]
     if timed and not scheduler.capabilities.since:
         raise UsageError(
-            f"{timed[0]}: {handle.scheduler} keeps no times with the lines",
-            hint="--regex, if the lines themselves have times",
+            f"{timed[0]}: {handle.scheduler} does not record line times",
+            hint="use --regex if the lines contain times",
         )
 
 
@@ -193,4 +193,4 @@ def _numbers(text: str) -> tuple[int, ...]:
     try:
         return tuple(dict.fromkeys(int(part) for part in text.split(",")))
     except ValueError:
-        raise UsageError(f"--replica={text}: expected numbers, as in 0,1") from None
+        raise UsageError(f"--replica={text}: expected numbers, such as 0,1") from None

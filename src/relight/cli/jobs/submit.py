@@ -51,11 +51,11 @@ PAGE = Page(
     "submit [flags] COMPONENT [its flags] [-- arguments of the script]",
     (
         "Submits a job to this machine, Docker, Slurm …, and prints its handle. A component",
-        "says what runs: dist.ddp, utils.python …, or a function of yours, path/file.py:function.",
-        "On local and ssh the command shows the job's output and ends with the job; on local",
-        "-cfg detach=true lets the job run on. Elsewhere the command ends at once, unless --wait",
-        "or --log is given. -h names the resources of a node: TorchX's names (gpu.xlarge: 64 CPUs,",
-        "8 GPUs, 256 GiB), or yours, from the module in RELIGHT_NAMED_RESOURCES.",
+        "defines the job: dist.ddp, utils.python …, or your own path/file.py:function.",
+        "On local and ssh the command shows the job's output and ends with it (unless detached",
+        "with -cfg detach=true). Elsewhere it returns immediately, unless --wait or --log is",
+        "given. -h selects the resources of a node: TorchX's names (gpu.xlarge: 64 CPUs, 8 GPUs,",
+        "256 GiB), or your own from the module in RELIGHT_NAMED_RESOURCES.",
     ),
     SUBMIT_FLAGS,
     (
@@ -103,9 +103,7 @@ def main(argv: list[str]) -> int:
 
                 raise suggestions.blank("the component", address)
         else:
-            raise UsageError(
-                "no component was given", hint=f"relight {PAGE.usage}; relight components"
-            )
+            raise UsageError("no component given", hint=f"relight {PAGE.usage}; relight components")
         try:
             job = runner.dryrun(
                 address,
@@ -188,7 +186,7 @@ def _check_only_stdin(words: list[str], rest: list[str]) -> None:
     beside = ("--stdin", "--dryrun", "--json", "--launcher", "--scheduler")
     wrong = [word for word in words if word.partition("=")[0] not in beside] + rest
     if wrong:
-        raise UsageError(f"--stdin reads all of this: {wrong[0]} can't be given with it")
+        raise UsageError(f"--stdin and {wrong[0]} are mutually exclusive")
 
 
 def _from_stdin(values: dict[str, Any]) -> tuple[str, Any]:
@@ -202,7 +200,7 @@ def _from_stdin(values: dict[str, Any]) -> tuple[str, Any]:
     for key, value in found.items():
         if key not in _STDIN:
             hint = did_you_mean(key, _STDIN, f"keys: {', '.join(_STDIN)}")
-            raise UsageError(f"--stdin: there is no key {key}", hint=hint)
+            raise UsageError(f"--stdin: unknown key: {key}", hint=hint)
         if not isinstance(value, _STDIN[key]):
             raise UsageError(f"--stdin: {key} must be a {_STDIN[key].__name__}, not {value!r}")
     if values["scheduler"]:  # --scheduler takes precedence
@@ -211,13 +209,13 @@ def _from_stdin(values: dict[str, Any]) -> tuple[str, Any]:
         if key not in found:
             raise UsageError(f"--stdin: {key} is missing", hint=f"needed: {', '.join(_NEEDED)}")
     if "component_args" in found and "component_args_str" in found:
-        raise UsageError("--stdin: component_args and component_args_str exclude each other")
+        raise UsageError("--stdin: component_args and component_args_str are mutually exclusive")
     for key in ("dryrun", "wait", "log", "tee_logs", "workspace", "parent_run_id", "scheduler"):
         values[key] = found.get(key) or values[key]
     values["scheduler_args"] = {**found["scheduler_args"], **found.get("scheduler_cfg", {})}
     words = found.get("component_args_str", [])
     if not all(isinstance(word, str) for word in words):
-        raise UsageError("--stdin: component_args_str must be a list of texts")
+        raise UsageError("--stdin: component_args_str must be a list of strings")
     return found["component_name"], words or found.get("component_args", [])
 
 
@@ -261,7 +259,7 @@ def _watch(runner: Runner, handle: Handle, *, logs: bool) -> Any:
         try:
             follower.join()
         except RelightError as error:  # does not change the outcome of the job
-            say(f"note: its output is not complete: {error.message}")
+            say(f"note: the output is incomplete: {error.message}")
     report(handle, found)
     return found
 
@@ -282,4 +280,4 @@ def _forgotten_component(given: Sequence[str], left: Sequence[str]) -> UsageErro
     if left[0].partition("=")[0].lstrip("-").replace("-", "_") not in signature(ddp).parameters:
         return None
     line = shlex.join(["relight", "submit", *given, "dist.ddp", *left])
-    return UsageError("no component was given", hint=f"did you mean {line}?")
+    return UsageError("no component given", hint=f"did you mean {line}?")

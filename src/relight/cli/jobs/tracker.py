@@ -4,36 +4,41 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from relight.base import plugins
+from relight.base import trackers as names
 from relight.base.errors import EXIT_OK, MachineError, RelightError, UsageError
 from relight.base.fields import printable
 from relight.base.text import did_you_mean
+from relight.base.values import parse_trackers
 from relight.cli.jobs.common import HELP, JSON, Page, print_json, read_arguments, say, table
 from relight.flags.arguments import ParsedFlags
 from relight.flags.spec import Flag
 from relight.job.handles import SESSION
-from relight.runner.job_env import TORCHX_SESSION, trackers
+from relight.runner.job_env import trackers
 from relight.runner.runner import Runner
 from relight.tracker import backends
 
 PAGE = Page(
     "tracker list jobs|metadata|artifacts|lineage [flags] [RUN_ID]",
     (
-        "Shows what jobs have recorded (relight.tracker, torchx.tracker), as the first tracker of",
-        "[torchx:tracker] in .relightconfig or .torchxconfig, or of TORCHX_TRACKERS, has it.",
+        "Shows the records of jobs (relight.tracker, torchx.tracker) in the tracker of --tracker,",
+        "or in the first of [torchx:tracker] in .relightconfig or .torchxconfig, or of",
+        "TORCHX_TRACKERS.",
         "",
         "  tracker list jobs                  the runs",
         "  tracker list metadata RUN_ID       the values of a run",
         "  tracker list artifacts RUN_ID      its artifacts",
-        "  tracker list lineage RUN_ID        what it comes from, and what comes from it",
+        "  tracker list lineage RUN_ID        its ancestors and descendants",
         "",
         "RUN_ID is the handle of a job, or its last part.",
     ),
     (
-        Flag("parent-run-id", str, "", "ID", "jobs: only those that come from this run",
+        Flag("tracker", parse_trackers, (), "NAME[=CONFIG]", "this tracker, as in relight run",
+             from_env=False),
+        Flag("parent-run-id", str, "", "ID", "jobs: only descendants of this run",
              from_env=False),
         Flag("artifact", str, "", "NAME", "artifacts, lineage: only this one", from_env=False),
-        Flag("sources-only", None, False, "", "lineage: only what it comes from", from_env=False),
-        Flag("descendants-only", None, False, "", "lineage: only what comes from it",
+        Flag("sources-only", None, False, "", "lineage: only its ancestors", from_env=False),
+        Flag("descendants-only", None, False, "", "lineage: only its descendants",
              from_env=False),
         JSON,
         HELP,
@@ -65,16 +70,16 @@ def main(argv: list[str]) -> int:
         )
     if bool(run) == (what == "jobs"):
         raise UsageError(
-            f"relight tracker list {what} {'takes no' if run else 'needs a'} RUN_ID",
+            f"relight tracker list {what} {'does not take a' if run else 'needs a'} RUN_ID",
             hint=f"relight {PAGE.usage}",
         )
-    tracker = _tracker()
+    tracker = _tracker(dict(parsed.values["tracker"]))
     try:
         rows, heads = _LISTED[what](tracker, _found(tracker, run[0]) if run else "", parsed)
     except RelightError:
         raise
     except Exception as error:  # of a file system, a server or another package
-        raise MachineError(f"{tracker} can't be read: {plugins.one_line(error)}") from None
+        raise MachineError(f"can't read {tracker}: {plugins.one_line(error)}") from None
     if parsed.values["json"]:
         print_json([dict(zip(map(str.lower, heads), row, strict=True)) for row in rows])
     elif rows:
@@ -86,15 +91,16 @@ def main(argv: list[str]) -> int:
     return EXIT_OK
 
 
-def _tracker() -> Any:
-    """Return the first configured tracker."""
+def _tracker(chosen: Mapping[str, str]) -> Any:
+    """Return the chosen tracker, or else the first configured one."""
     with Runner() as runner:
-        configs = backends.names_and_configs(trackers(runner.env, runner.settings))
+        variables = names.variables(chosen) or trackers(runner.env, runner.settings)
+    configs = backends.names_and_configs(variables)
     for name, config in configs.items():
         return backends.load(name, config)
     raise UsageError(
         "no tracker is configured",
-        hint="[torchx:tracker] in .relightconfig names them: docs/trackers.md",
+        hint="--tracker=NAME=CONFIG, or [torchx:tracker] in .relightconfig (docs/trackers.md)",
     )
 
 
@@ -105,7 +111,7 @@ def _found(tracker: Any, run_id: str) -> str:
         UsageError: if the run does not exist, or is ambiguous.
     """
     runs = list(tracker.run_ids())
-    theirs = run_id.replace(f"://{SESSION}/", f"://{TORCHX_SESSION}/")
+    theirs = run_id.replace(f"://{SESSION}/", f"://{names.SESSION}/")
     for each in (run_id, theirs):
         if each in runs:
             return each
@@ -113,7 +119,7 @@ def _found(tracker: Any, run_id: str) -> str:
     if len(ends) == 1:
         return str(ends[0])
     if ends:
-        raise UsageError(f"there are several runs {run_id}", hint=f"one of {', '.join(ends)}")
+        raise UsageError(f"several runs match {run_id}", hint=f"one of {', '.join(ends)}")
     raise UsageError(
         f"{tracker} has no run {run_id}",
         hint=did_you_mean(run_id, runs, "relight tracker list jobs"),

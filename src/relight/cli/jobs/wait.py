@@ -30,7 +30,7 @@ def parse_seconds(text: str) -> float:
 
 PAGE = Page(
     "wait [flags] JOB",
-    ("Waits until a job is over. JOB is its handle, or its id alone.",),
+    ("Waits until a job ends. JOB is its handle or id.",),
     (
         Flag("timeout", parse_seconds, None, "S", "wait no longer than this", from_env=False),
         JSON,
@@ -40,7 +40,7 @@ PAGE = Page(
         f"relight wait {HANDLE}",
         "relight wait --timeout 3600 train-x3bk9qwz || relight logs train-x3bk9qwz",
     ),
-    f"exit code: the job's own; {EXIT_TIMEOUT} the job was not over in time; it runs on",
+    f"exit code: the job's own; {EXIT_TIMEOUT} timed out; the job keeps running",
 )
 
 

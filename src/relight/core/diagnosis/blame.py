@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple
 
+from relight.core.diagnosis.traceback_lines import frame_of
 from relight.core.failure import ErrorReport, Failure, FailureKind
 
 
@@ -105,8 +106,15 @@ def _is_pipe(line: str) -> bool:
     return "/multiprocessing/connection.py" in line
 
 
+def lost_a_loader(lines: Sequence[str]) -> bool:
+    """Return whether a traceback ends in a connection of torch's data loader to its own process."""
+    frames = [line for line in lines if frame_of(line)]
+    loads = any("/torch/utils/data/dataloader.py" in line for line in frames)
+    return loads and _is_pipe(frames[-1])
+
+
 def _of_text(text: str, lines: Sequence[str]) -> Blame:
-    if _OWN.search(text):
+    if _OWN.search(text) or lost_a_loader(lines):
         return Blame.NOBODY
     if _PEER.search(text):
         return Blame.PEER

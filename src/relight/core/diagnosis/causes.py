@@ -36,6 +36,8 @@ the signal killed."""
 _IN = (" in ", " is ")
 """Prefix of a known place of a worker."""
 _MOST_PRINTED = 200
+_AT_ONCE_S = 1.0
+"""Failures within this time may be noticed in another order on a busy machine."""
 _ENDED = " has ended"
 """The place of a worker that had ended when somebody looked."""
 _COLLECTIVES = re.compile(r"/torch/distributed/(?!elastic|rendezvous)")
@@ -345,12 +347,20 @@ def lost_connection(known: Known) -> Verdict | None:
         ranks = tuple(sorted((*gone, root.rank)))
         return Verdict("lost_connection", Certainty.UNKNOWN, why, root, root, ranks, detail=why)
     if len(found) > 1 and len(found) == len(known.ends) - 1:
-        left = elsewhere(known)
+        left = elsewhere(known) or _without_code(known, root)
         if left is not None:
             why = f"{format_ranks(left.ranks)} lost no connection, but all others did"
             return left._replace(rule="lost_connection", why=why, hint="")
+    odd = _odd_one_out(found) if len(found) == max(len(known.ends), known.world_size) else None
+    if odd is not None and odd is not root:
+        alike = _ranks_of([each for each in found if each is not odd])
+        why = f"{format_ranks(alike)} lost a connection at the same time, all in one function"
+        return Verdict("lost_connection", Certainty.LIKELY, why, odd, odd)
     others = [f for f in known.ends if f is not root and role(f) is Role.STOPPED]
-    seen = all(f.doing is not None and f.doing.place.startswith(_IN) for f in others)
+    # A rank that ended with 0 when it was stopped is not among the ends.
+    seen = len(known.ends) >= known.world_size and all(
+        f.doing is not None and f.doing.place.startswith(_IN) for f in others
+    )
     earlier = [f for f in known.ends if f is not root and since(f) < since(root)]
     handler = next((f for f in known.ends if f is not root and handling(f)), None)
     if handler is not None:
@@ -361,6 +371,31 @@ def lost_connection(known: Known) -> Verdict | None:
     else:
         why, certainty = "the connection may have been one to another rank", Certainty.LIKELY
     return Verdict("lost_connection", certainty, why, root, root)
+
+
+def _without_code(known: Known, symptom: Failure) -> Verdict | None:
+    """Blame a worker that was starting, or in a function of C that Python calls at exit."""
+    for failure in known.ends:
+        if failure.doing is not None and failure.doing.place == NO_CODE:
+            says = f"rank {failure.rank} ran no Python code (at start or exit)"
+            ranks = (failure.rank,)
+            return Verdict("", Certainty.LIKELY, "", failure, symptom, ranks, says, ", when ")
+    return None
+
+
+def _odd_one_out(found: Sequence[Failure]) -> Failure | None:
+    """Return the worker that alone lost its connection in another function than all others, at
+    about the same time: they have lost a common peer, and the agent may have noticed that first.
+    """
+    groups: dict[tuple[str, str], list[Failure]] = {}
+    for failure in found:
+        where = failure.report.where if failure.report is not None else ""
+        file, _, function = where.partition(" in ")
+        groups.setdefault((file.rpartition(":")[0], function), []).append(failure)
+    odd = [each[0] for each in groups.values() if len(each) == 1]
+    if len(groups) != 2 or len(odd) != 1 or since(odd[0]) - since(found[0]) > _AT_ONCE_S:
+        return None
+    return odd[0]
 
 
 def different_sizes(known: Known) -> Verdict | None:

@@ -230,12 +230,15 @@ class Diagnosis(NamedTuple):
             return verdict.hint
         if symptom.is_explained and _in_signal_handler(symptom.report):
             return "torch noticed this in a signal handler, which interrupts the script at any line"
+        report = symptom.report if symptom.is_explained else None
+        if report is not None and blame.lost_a_loader(report.lines):
+            return "the connection was one to a process of the DataLoader, which had ended"
         if verdict.certainty is Certainty.UNKNOWN:
             others = [f for f in self.consequences if role(f) is Role.STOPPED]
             if where := causes.places(others):
                 return f"when it failed, {where}"
             running = [failure.rank for failure in others]
-            return f"{format_ranks(running)} still ran" if running else ""
+            return f"{format_ranks(running)} still running" if running else ""
         return ""
 
 
@@ -373,27 +376,28 @@ def shared(failures: Iterable[Failure], now: float) -> tuple[Failure, ...]:
         if failure.doing is not None:
             lowest.setdefault(failure.doing.place, failure.rank)
     for failure in ordered:
-        report, shows_stack = failure.report, failure.rank in lowest.values()
         short = failure._replace(
             host=fit(failure.host, "host"),
             at=round(failure.at - now, 6),
-            report=report and _shortened(report),
-            last_lines=tuple(_short(line) for line in failure.last_lines[-_MAX_LAST:]),
-            evidence=_short(failure.evidence),
-            log=_short(failure.log),
+            report=None, last_lines=(), evidence="", log="", words="",
             when=_short(failure.when),
-            words=_short(failure.words),
             gpu_error=_short(failure.gpu_error),
-            doing=_doing(failure, shows_stack),
-        )
-        size = _size(short)
-        if size > room:
-            short = short._replace(
-                report=None, last_lines=(), evidence="", log="", words="",
-                doing=_doing(failure, False),
-            )  # fmt: skip
-        else:
-            room -= size
+            doing=_doing(failure, False),
+        )  # fmt: skip
+        # To shorten the texts of hundreds of workers would take seconds.
+        if _size(failure._replace(doing=None), _RECORDED // 2) <= room:
+            report = failure.report
+            whole = short._replace(
+                report=report and _shortened(report),
+                last_lines=tuple(_short(line) for line in failure.last_lines[-_MAX_LAST:]),
+                evidence=_short(failure.evidence),
+                log=_short(failure.log),
+                words=_short(failure.words),
+                doing=_doing(failure, failure.rank in lowest.values()),
+            )
+            size = _size(whole)
+            if size <= room:
+                short, room = whole, room - size
         short_ones.append(short)
     return tuple(short_ones)
 
@@ -432,16 +436,18 @@ def _short(text: str, field: str = "") -> str:
     return cut(fit(text[: _RECORDED + 1], field), _RECORDED)
 
 
-def _size(failure: Failure) -> int:
+def _size(failure: Failure, most: int = _RECORDED) -> int:
+    """Return the size of the texts to share, of each at most `most` characters."""
     report = failure.report
-    texts = [failure.evidence, failure.gpu_error, failure.log, failure.words, *failure.last_lines]
+    texts = [failure.evidence, failure.gpu_error, failure.log, failure.words]
+    texts += failure.last_lines[-_MAX_LAST:]
     if report is not None:
-        texts += [report.type, report.message, report.where, report.source, *report.lines]
-        texts += [report.cause, report.cause_where, report.doubt]
+        texts += [report.type, report.message, report.where, report.source]
+        texts += [*report.lines[-_MAX_LINES:], report.cause, report.cause_where, report.doubt]
     if failure.doing is not None:
         doing = failure.doing
         texts += [doing.place, doing.handling, doing.handling_where, *doing.stack]
-    return sum(map(len, texts))
+    return sum(min(len(text), most) for text in texts)
 
 
 def what_happened(failure: Failure, *, many: bool = False, most: int = _WHAT) -> str:
@@ -459,10 +465,10 @@ def what_happened(failure: Failure, *, many: bool = False, most: int = _WHAT) ->
         number = failure.exitcode - 128
         text = f"exited with code {failure.exitcode}"
         if number in (*CRASHES, signal.SIGKILL, signal.SIGTERM):
-            text += f", as a shell reports {signal_name(number)}"
+            text += f" (128 + {signal_name(number)})"
         elif 256 - failure.exitcode in (*CRASHES, signal.SIGKILL, signal.SIGTERM):
             number = failure.exitcode - 256  # the return code of a Popen
-            text += f", as sys.exit({number}) does, perhaps for a process that got "
+            text += f", which is sys.exit({number}), perhaps for a process that got "
             text += signal_name(-number)
             text += _after_printing(failure, most) if by_itself else ""
         elif by_itself:
@@ -479,7 +485,7 @@ def what_happened(failure: Failure, *, many: bool = False, most: int = _WHAT) ->
         elif number in CRASHES and by_itself and not evidence and failure.words:
             text += f" after printing: {failure.words}"
         elif by_itself and not (evidence or number in CRASHES):
-            evidence = "relight did not send it"
+            evidence = "not sent by relight"
     return cut(f"{text}: {evidence}" if evidence else text, most)
 
 
@@ -491,7 +497,7 @@ def _after_printing(failure: Failure, most: int) -> str:
     if report is None or not report.type:
         return ""
     if report.others:
-        return "; nothing that it printed tells why"
+        return "; none of its output explains why"
     said = _printed_exception(report, most)
     if failure.printed_s is None or failure.printed_s < _NOTED_S:
         return f" after printing: {said}"
@@ -547,17 +553,17 @@ def _evidence(root: Failure, room: int) -> list[str]:
     last = [line for line in root.last_lines if line not in printed][-max(1, room - 3) :]
     lines = [cut(f"  {line}", size) for line in last]
     if lines:
-        lines = ["", "the last lines that it printed:", *lines]
+        lines = ["", "its last output:", *lines]
     left = room - rows_of(lines) - 3
     if report is not None and printed and left >= 3:
-        title = "the last traceback that it printed:"
+        title = "its last traceback:"
         if report.others:
             others = format_ranks(report.others)
-            title = cut(f"the last traceback; {others} printed it too, and ran on:", WIDTH)
+            title = cut(f"its last traceback; {others} printed it too and kept running:", WIDTH)
         lines += ["", title, *excerpt(printed, left)]
     if not (lines or root.evidence) and root.exitcode > 0:
         # An exception ends Python with 1.
-        hidden = "; @record tells relight of errors that go elsewhere" if root.exitcode == 1 else ""
+        hidden = "; use @record to report errors that go elsewhere" if root.exitcode == 1 else ""
         lines = [f"  it printed nothing to stderr{hidden}"]
     return [*lines, ""]
 

@@ -23,7 +23,7 @@ _MOST_GROUPS = 8
 _MOST_RAISED = 2 * WIDTH
 _STATES = (" is ", " has ", " runs ")
 _MANY = {" is ": " are ", " has ": " have ", " runs ": " run "}
-_UNKNOWN = ": where they were is not known"
+_UNKNOWN = ": location unknown"
 
 
 class Hang(NamedTuple):
@@ -69,7 +69,7 @@ class Hang(NamedTuple):
         lines += [cut(where, 2 * WIDTH), f"  {self.cause}"]
         if self.is_guess:
             lines.append(
-                "  this is a guess: as many ranks are elsewhere, and none waits for others"
+                "  this is a guess: as many ranks are elsewhere, and none waits for the others"
             )
         end = [f"exit code {self.exit_code}; {verdict}"]
         ranks = [root, *self.same, *(each for group in self.others for each in group)]

@@ -63,8 +63,8 @@ def refusal(settings: GroupSettings, join: Join, holder: Join | None) -> str:
         return f"--node-rank={rank} on {join.host} is not below --nnodes={size}"
     if settings.ordered and holder is not None:
         return (
-            f"--node-rank={join.node_rank} belongs to {holder.host} already; give each node its "
-            "own --node-rank, or --rdzv-backend=c10d, which needs none"
+            f"--node-rank={join.node_rank} already belongs to {holder.host}; give each node its "
+            "own --node-rank, or use --rdzv-backend=c10d without node ranks"
         )
     return ""
 
@@ -72,7 +72,7 @@ def refusal(settings: GroupSettings, join: Join, holder: Join | None) -> str:
 def held_by_silent(join: Join, host: str) -> str:
     """Return the line for a node whose node rank is held by a silent node."""
     return (
-        f"--node-rank={join.node_rank} belongs to a node on {host} which is silent; the new one on "
+        f"--node-rank={join.node_rank} belongs to a silent node on {host}; the new one on "
         f"{join.host} can join once that node is lost"
     )
 
@@ -84,7 +84,7 @@ def other_lost_after(asked_s: float, settings: GroupSettings) -> str:
     return (
         "keep_alive_interval * keep_alive_max_attempt of --rdzv-conf is "
         f"{asked_s:g} s on this node, but the job was started with {settings.lost_after_s:g} s; "
-        "give all nodes the same"
+        "use the same value on all nodes"
     )
 
 
@@ -110,7 +110,7 @@ def several_jobs(waiting: Mapping[str, tuple[Sequence[str], int]]) -> str:
         for job, (hosts, needed) in waiting.items()
     ]
     return (
-        f"note: {len(jobs)} jobs with different --rdzv-id wait for nodes at this endpoint: "
+        f"note: {len(jobs)} jobs with different --rdzv-id are waiting for nodes at this endpoint: "
         f"{', '.join(jobs[:8])}; if they are one job, give all its nodes the same id"
     )
 
@@ -118,9 +118,9 @@ def several_jobs(waiting: Mapping[str, tuple[Sequence[str], int]]) -> str:
 def only_this_machine(where: str, addresses: Sequence[str]) -> str:
     """Return the line for the host of a loopback endpoint that no other machine has joined."""
     return (
-        f"note: the endpoint {where} is {', '.join(addresses)} here, which is every machine's own "
-        "address, and no node of another machine has joined; check that those are given an address "
-        "of this machine that they reach"
+        f"note: endpoint {where} is the loopback address {', '.join(addresses)} on this node, and "
+        "no other machine has joined; give the other nodes an address of this machine that they "
+        "can reach"
     )
 
 
@@ -145,7 +145,7 @@ def last_call(hosts: Sequence[str], most: int, quiet_s: float) -> str:
 def on_probation(host: str, times: int, seconds: float) -> str:
     """Return the line for a node of a host with flapping nodes."""
     return (
-        f"{host} has joined and gone {times} times; it may join after staying connected "
+        f"{host} is flapping ({times} joins); it can join after staying connected "
         f"for {format_duration(seconds)}"
     )
 

@@ -49,6 +49,8 @@ Rules:
   (core/group/early_exits), without further effect.
 - Nodes may report how much of the time their workers wait for others. All nodes then learn which
   ranks are slow (core/group/straggler_detector), without further effect.
+- Workers that can leave their group may keep their process in the next generation, unless they
+  hang (core/group/survivors). A node reports them as a node without workers.
 - On request, the nodes of the next generation first probe each other, and unreachable ones are left
   out (core/group/reachability). Nodes that run workers are never left out; newcomers probe before
   those workers stop.
@@ -614,6 +616,7 @@ class Membership:
                         reason,
                         checkpoint_first=False,
                         capture_stacks=suspects_peer,
+                        may_stay=True,
                     )
                     self._stop(reason, now, stop)
             case NodeIdle(_, quiet_s, limit_s) if current:
@@ -878,7 +881,9 @@ class Membership:
     def _stop(self, cause: str, now: float, message: StopWorkers | None = None) -> None:
         """Stop the workers of all nodes, immediately or as a message specifies."""
         checkpoint_first = self._ending.saves and not self._ending.failure_cause
-        stop = message or StopWorkers(self.generation, cause, checkpoint_first=checkpoint_first)
+        stop = message or StopWorkers(
+            self.generation, cause, checkpoint_first, may_stay=not checkpoint_first
+        )
         self.state, self._cause, self._ending.agreement = GroupState.STOPPING, cause, None
         self.roster.reactivate()
         stopping = self._ending.stopping = _StopDeadlines(stop, now)
@@ -1058,11 +1063,13 @@ class Membership:
         assert first.ready is not None
         if note := self.members.note_on(members):
             self._send(first.node, Note(note))
+        stay, refused = self._survivors_of(members)
         self.generation, failed_host = self._numbers.next(), self._ending.failed_host
         self.state, self._ending = GroupState.RUNNING, _Teardown(now)
         self._ending.addresses = {member.node: member.join.address for member in members}
         self.members.silence.begin_generation()
         self.roster = Roster([member.node for member in members])
+        self.roster.survivors = stay
         self._success_reports.is_pending = False
         self._gathering.enough_since = None
         self._wait_reasons.is_pending = len(self.members) > len(self.roster)
@@ -1074,7 +1081,19 @@ class Membership:
         self._ending.world_size = sum(node.local_world_size for node in nodes)
         for member, place in zip(members, ranks.places(nodes), strict=True):
             self.members.start(member)
-            self._send(member.node, GenerationFormed(generation, place))
+            if why := refused.get(member.node):
+                self._send(member.node, Note(why))
+            stays = member.node in stay
+            self._send(member.node, GenerationFormed(generation, place, survivors_stay=stays))
+
+    def _survivors_of(self, members: list[Member]) -> tuple[set[str], dict[str, str]]:
+        """Return the nodes whose survivors stay, and why those of others don't."""
+        if not any(member.ready is not None and member.ready.survivors for member in members):
+            return set(), {}
+        from relight.core.group import survivors
+
+        progressed = bool(self._ending.progressed)
+        return survivors.choose(members, self.roster, self.generation, progressed=progressed)
 
     def _start_probe_if_needed(self, members: list[Member], now: float) -> bool:
         """Return whether these nodes, the ones that run workers, and the other ready ones first

@@ -100,7 +100,8 @@ class NodeReady(NamedTuple):
     failures, with exit code 0. `restart` is the number of restarts of the job, as far as this node
     knows. `latest` is the latest generation that it knows, even if it was not in it. `progressed`:
     whether its workers advanced beyond all earlier ones; None if unknown. `prober`: the ports at
-    which other nodes can probe this one, without an address; None if they need not.
+    which other nodes can probe this one, without an address; None if they need not. `survivors`:
+    how many of its workers have left the group and keep their process if they may.
     """
 
     generation: GenerationId
@@ -111,6 +112,7 @@ class NodeReady(NamedTuple):
     latest: GenerationId = NO_GENERATION
     progressed: bool | None = None
     prober: Target | None = None
+    survivors: int = 0
 
 
 class Unreached(NamedTuple):
@@ -229,12 +231,14 @@ class StartProbes(NamedTuple):
 class GenerationFormed(NamedTuple):
     """A new generation was formed with this node at this place. Start its workers.
 
-    `coordinator` is the group rank of the coordinating node, or -1.
+    `coordinator` is the group rank of the coordinating node, or -1. `survivors_stay`: the survivors
+    that this node has reported are in it; else it starts all workers.
     """
 
     generation: Generation
     place: Place
     coordinator: int = -1
+    survivors_stay: bool = False
 
 
 class CheckpointLimit(NamedTuple):
@@ -252,7 +256,8 @@ class StopWorkers(NamedTuple):
     `checkpoint_first`: they may save a checkpoint first, at their `checkpoint_at`-th call of
     `should_checkpoint`, or at the next one if that is 0. They have `limit_s` seconds, or the time
     set by this node's user if that is 0. `cause` is shown to users. `capture_stacks`: capture the
-    workers' stacks, and stop them `limit_s` seconds later.
+    workers' stacks, and stop them `limit_s` seconds later. `may_stay`: workers that can leave the
+    group may keep their process (core/group/survivors).
     """
 
     generation: GenerationId
@@ -261,6 +266,7 @@ class StopWorkers(NamedTuple):
     checkpoint_at: int = 0
     limit_s: float = 0.0
     capture_stacks: bool = False
+    may_stay: bool = False
 
 
 class Confirm(NamedTuple):

@@ -37,7 +37,7 @@ _FIRST_S, _LONGEST_S = 1.0, 60.0
 """The second wait under `smart`, and the longest; the first restart is immediate."""
 _STABLE_S = 300.0
 _PRIME = 999_983
-_REPEATED = "the same exception at the same line came again, without progress between"
+_REPEATED = "same exception at the same line again, without progress in between"
 
 
 class Decision(NamedTuple):

@@ -7,7 +7,7 @@ that is done may also be gone, as the others don't need it.
 Invariants are in `check`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -37,6 +37,8 @@ class Roster:
         self.active = set(self.group_ranks)
         self.done: dict[str, float] = {}
         """Nodes whose workers have succeeded, and when."""
+        self.survivors: Collection[str] = ()
+        """Nodes with workers that were in the generation before."""
         self.may_be_over = False
         """Whether a later generation may exist: no node that announced this one rules that out."""
         self.slow_ranks: StragglerDetector | None = None

@@ -25,7 +25,7 @@ class ColdCause:
         """Process an event."""
         match event:
             case WarmProcessUnfit():
-                self._unfit = f"the warm process {event.pid} does not fit: {event.reason}"
+                self._unfit = f"can't use warm process {event.pid}: {event.reason}"
             case PreloadWithout():
                 self._left_out[event.module] = event
             case WorkersWarm():

@@ -21,6 +21,7 @@ progress(). `lost` needs --checkpoints. `detect` is known for failures of this n
 from typing import Any, NamedTuple
 
 from relight.base.text import format_duration, pluralize
+from relight.core.status.phases import PHASES
 from relight.events.event_types import (
     CheckpointFound,
     Ended,
@@ -29,6 +30,7 @@ from relight.events.event_types import (
     Formed,
     GroupStopped,
     NotRestarting,
+    RanksReplaced,
     SignalReceived,
     SpawnerLost,
     StepsReported,
@@ -42,11 +44,6 @@ _SHORT_S = 60.0
 _MOST_SHOWN = 20
 """Generations and nodes in an account."""
 _MOST_HOSTS = 1000
-_WORDS = {
-    "productive": "productive", "lost": "lost since the last checkpoint", "detect": "detect",
-    "teardown": "teardown", "rendezvous": "rendezvous", "spawn": "spawn", "imports": "imports",
-    "init": "init", "first_step": "first step", "unknown": "unknown",
-}  # fmt: skip
 
 
 class Phases(NamedTuple):
@@ -142,6 +139,8 @@ class _Generation:
         match event:
             case WorkerStarted():
                 self.started, self.running = t, self.running + 1
+            case RanksReplaced(stayed=stayed):
+                self.running += stayed
             case StoreReached(workers=workers, world_size=world_size):
                 self.reached = t if self.reached is None else self.reached
                 self.met = t if workers >= world_size else self.met
@@ -380,7 +379,7 @@ def in_words(account: Account) -> list[str]:
     if account.failures:
         text = pluralize(account.failures, "failure")
         if account.mttr_s is not None:
-            by = _WORDS[account.repaired_by]
+            by = PHASES[account.repaired_by]
             text += f", MTTR {format_duration(account.mttr_s, digits=1)} (until {by})"
         if account.mtbf_s is not None:
             text += f", MTBF {format_duration(account.mtbf_s, digits=1)}"
@@ -396,6 +395,6 @@ def _times(phases: Phases) -> str:
     known = {name: seconds for name, seconds in phases._asdict().items() if seconds is not None}
     shown = sorted(known, key=lambda name: -known[name])
     parts = [
-        f"{_WORDS[n]} {format_duration(known[n], digits=1)}" for n in shown if known[n] >= 0.05
+        f"{PHASES[n]} {format_duration(known[n], digits=1)}" for n in shown if known[n] >= 0.05
     ]
     return ", ".join(parts) or "none"

@@ -17,8 +17,9 @@ succeeded, and it waits for other nodes; the job is over here."""
 class RankUse(NamedTuple):
     """Usage of a worker and its descendants until `seen_at`: seconds of CPU time, and their present
     memory in bytes, with shared pages counted for each process. `step` is the last reported step
-    (`relight.worker.progress`), from `step_age_s` seconds before `seen_at`, or None. `reported` are
-    the numbers of `relight.worker.report`, as `loss=0.31`.
+    (`relight.worker.progress`), from `step_age_s` seconds before `seen_at`, or None; `total` is the
+    number of steps, if the script tells it. `reported` are the numbers of `relight.worker.report`
+    and `--watch-metric`, as `loss=0.31`.
     """
 
     seen_at: float
@@ -27,6 +28,7 @@ class RankUse(NamedTuple):
     step: int | None = None
     step_age_s: float = 0.0
     reported: tuple[str, ...] = ()
+    total: int | None = None
 
 
 class RankSnapshot(NamedTuple):
@@ -49,6 +51,17 @@ class RankSnapshot(NamedTuple):
     ended: float = 0.0
 
 
+class Chart(NamedTuple):
+    """A number of a node over time: a value for every `every_s` seconds from `began` on (seconds
+    since 1970), None where it is unknown (core/status/charts).
+    """
+
+    name: str
+    began: float
+    every_s: float
+    values: tuple[float | None, ...]
+
+
 class NodeSnapshot(NamedTuple):
     """One agent and its workers. Times are seconds since 1970.
 
@@ -57,6 +70,7 @@ class NodeSnapshot(NamedTuple):
     reason for forming the generation. `exit_code` is None until the job has ended here, and
     `reason` explains the end; `blamed` are the known ranks that caused a failure, on any node.
     `run_directory` has the logs and the event log, if they are kept. `account` is the use of time.
+    `first_step` is when a worker of the generation has reported its first step, on this node.
     `version` is the agent's version of relight. `scheduler` and `scheduler_job` are empty for a job
     without a scheduler. `preload` is None for a job that has ended or imports nothing ahead.
     """
@@ -90,6 +104,8 @@ class NodeSnapshot(NamedTuple):
     scheduler: str = ""
     scheduler_job: str = ""
     preload: PreloadStatus | None = None
+    charts: tuple[Chart, ...] = ()
+    first_step: float | None = None
 
 
 class Output(NamedTuple):

@@ -5,6 +5,7 @@ latest) begins with the first generation that is known.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import inf
 from typing import NamedTuple
 
 from relight.events.event_text import describe
@@ -14,6 +15,7 @@ from relight.events.event_types import (
     Event,
     Formed,
     GroupStopped,
+    RanksReplaced,
     Restarting,
     SignalReceived,
     StepsReported,
@@ -27,11 +29,12 @@ FAILURE, ARRIVAL, DEPARTURE, CHECKPOINT, END = (
     "failure", "arrival", "departure", "checkpoint", "end",
 )  # fmt: skip
 """Kinds of marks."""
-WAITING, SPAWN, RUNNING, TEARDOWN, FROZEN = "waiting", "spawn", "running", "teardown", "frozen"
+RENDEZVOUS, SPAWN, RUNNING = "rendezvous", "spawn", "running"
+TEARDOWN, FROZEN = "teardown", "frozen"
 IMPORTS, INIT, FIRST_STEP = "imports", "init", "first_step"
 PRODUCTIVE, LOST = "productive", "lost"
-"""Phases. Some are known only to the node of the store, or from workers that report their steps.
-Until then, and without that knowledge, workers are `running`.
+"""Phases (core/status/phases). Some are known only to the node of the store, or from workers that
+report their steps. Until then, and without that knowledge, workers are `running`.
 """
 _AT_WORK = (RUNNING, IMPORTS, INIT, PRODUCTIVE)
 
@@ -99,28 +102,35 @@ class History(NamedTuple):
     failures: Sequence[Happened]
 
 
-def history(nodes: Mapping[str, Sequence[TimedEvent]], began: float) -> History:
+def history(
+    nodes: Mapping[str, Sequence[TimedEvent]], began: float, first_steps: Mapping[str, float] = {}
+) -> History:
     """Return the history of a job.
 
     Args:
         nodes: the events of each node by its name; the generations are those of the first one.
         began: when the job began, in seconds since 1970.
+        first_steps: when the workers of the latest generation have reported their first step, by
+            node; the events tell it only once they have ended.
     """
     first: Sequence[TimedEvent] = next(iter(nodes.values()), ())
-    lanes = {name: lane(records, began) for name, records in nodes.items()}
+    lanes = {name: lane(records, began, first_steps.get(name)) for name, records in nodes.items()}
     return History(lanes, generations(first), failures(nodes.values()))
 
 
-def lane(records: Iterable[TimedEvent], began: float) -> Lane:
+def lane(records: Iterable[TimedEvent], began: float, first_step: float | None = None) -> Lane:
     """Return the lane of a node.
 
     Args:
         records: its events, in order.
         began: when the job began, in seconds since 1970.
+        first_step: when the workers of the latest generation have reported their first step.
     """
     drawing = _Drawing(began)
     for at, event, t in records:
         drawing.take(event, at, at - t)
+    if first_step is not None:
+        drawing.split(first_step, PRODUCTIVE)
     return Lane(tuple(drawing.bars), tuple(drawing.marks))
 
 
@@ -165,7 +175,7 @@ class _Drawing:
         self._generation = -1
         self._nodes = 0
         self._alive = 0
-        self._begin(WAITING, began)
+        self._begin(RENDEZVOUS, began)
 
     def take(self, event: Event, at: float, offset: float) -> None:
         """Process the next event; `offset` converts a monotonic time to one since 1970."""
@@ -178,16 +188,20 @@ class _Drawing:
                     self.bars.pop()
                     self.bars[-1] = self.bars[-1]._replace(ended=None)
                 self._begin(RUNNING, at)
+            case RanksReplaced(stayed=stayed):
+                self._alive += stayed
+                if self._phase == SPAWN:
+                    self._begin(RUNNING, at)
             case StoreReached(_, workers, ranks) if self._phase in _AT_WORK:
                 if self._phase == RUNNING:
                     self.bars[-1] = self.bars[-1]._replace(phase=IMPORTS)
                 self._begin(RUNNING if workers >= ranks else INIT, at)
             case StepsReported(_, _, first, _):
-                self._split(first + offset, PRODUCTIVE)
+                self.split(first + offset, PRODUCTIVE)
             case CheckpointFound(_, saved):
                 self.marks.append(Mark(saved, CHECKPOINT, "the last checkpoint"))
                 if any(bar.phase == TEARDOWN for bar in self._of_generation()):
-                    self._split(saved, LOST)
+                    self.split(saved, LOST)
             case WorkerExited():
                 self._exit(event, at)
             case GroupStopped() | SignalReceived() if self._is_at_work:
@@ -220,8 +234,8 @@ class _Drawing:
         if event.exitcode and self._is_at_work:
             self.marks.append(Mark(at, FAILURE, describe(event)))
             self._begin(TEARDOWN, at)
-        if self._alive <= 0 and self._phase != WAITING:
-            self._begin(WAITING, at)
+        if self._alive <= 0 and self._phase != RENDEZVOUS:
+            self._begin(RENDEZVOUS, at)
 
     def _begin(self, phase: str, at: float) -> None:
         self._end(at)
@@ -231,11 +245,12 @@ class _Drawing:
         if self._phase:
             self.bars[-1] = self.bars[-1]._replace(ended=max(at, self.bars[-1].began))
 
-    def _split(self, at: float, phase: str) -> None:
+    def split(self, at: float, phase: str) -> None:
         """Begin a phase within one in which workers of this generation were at work."""
         met = any(bar.phase == INIT for bar in self._of_generation())
         for bar in self._of_generation():
-            if bar.phase in _AT_WORK and bar.ended is not None and bar.began <= at < bar.ended:
+            ended = inf if bar.ended is None else bar.ended
+            if bar.phase in _AT_WORK and bar.began <= at < ended:
                 before = FIRST_STEP if met and bar.phase == RUNNING else bar.phase
                 parts = [bar._replace(phase=before, ended=at), bar._replace(phase=phase, began=at)]
                 place = self.bars.index(bar)

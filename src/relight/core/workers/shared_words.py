@@ -54,6 +54,8 @@ VALUES = 16
 """By the worker: its last reported values, each a name of NAME_WORDS words and a float."""
 MOST_VALUES = 8
 NAME_WORDS = 3
+TOTAL = VALUES + MOST_VALUES * (NAME_WORDS + 1)
+"""By the worker: the number of steps that it will do; 0 if it does not tell."""
 MOST_NAME_BYTES = 8 * NAME_WORDS
 MOST_CALLS = 1 << 60
 """base/fields accepts no higher number of calls."""
@@ -77,6 +79,11 @@ def progress(page: memoryview, began: float, now: Callable[[], float]) -> tuple[
     """
     step, at = page[STEP], page[STEP_AT] / 1e9
     return (step, at) if at and step <= MOST_STEP and began <= at <= now() else None
+
+
+def total(page: memoryview) -> int | None:
+    """Return the number of steps that the worker will do, or None."""
+    return page[TOTAL] if 0 < page[TOTAL] <= MOST_STEP else None
 
 
 def values(page: memoryview) -> tuple[str, ...]:

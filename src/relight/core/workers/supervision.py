@@ -7,10 +7,11 @@ States and transitions:
       | the coordinator stops the generation                   -> STOPPING
       | the first or the last, while workers run that got the
       | notice of a preemption and may be saving               -> SAVING
-      | one fails, and the others can stay                     -> LEAVING
+      | one fails, or the coordinator stops the generation,
+      | and workers can stay                                   -> LEAVING
       | the order comes to save a checkpoint and leave         -> SAVING
       | the last one exits with 0                              -> ENDED
-    LEAVING   survivors of a failed worker leave its group and keep their process; others may fail
+    LEAVING   workers leave the group and keep their process; others may fail
       | all of them have left it                               -> LEFT
       | one exits with 0, the time is over, or the agent gets
       | a signal                                               -> STOPPING
@@ -118,8 +119,8 @@ class Noticed(NamedTuple):
 
 
 class SurvivorsLeave(NamedTuple):
-    """Event: the other workers leave the group of one that is about to be reported as failed, and
-    have `limit_s` seconds for it.
+    """Event: the workers leave their group, and have `limit_s` seconds for it; one may be about to
+    be reported as failed.
     """
 
     limit_s: float
@@ -182,6 +183,11 @@ class Supervision:
             self.state is SupervisionState.ENDED and bool(self._alive)
         )
 
+    @property
+    def may_leave(self) -> bool:
+        """Whether workers may leave their group: they run, and none may be saving."""
+        return self.state is SupervisionState.RUNNING and not self._noticed & self._alive.keys()
+
     def step(self, event: Event | SaveAndLeave | Noticed | Recovering, now: float) -> list[Effect]:
         """Process one event and return the effects.
 
@@ -203,7 +209,7 @@ class Supervision:
                     return self._become_stopping(int(signal.SIGTERM), now)
             case Noticed(local_ranks) if self.state is SupervisionState.RUNNING:
                 self._noticed.update(local_ranks)
-            case SurvivorsLeave(limit_s) if self.state is SupervisionState.RUNNING:
+            case SurvivorsLeave(limit_s) if self.may_leave:
                 self.state, self._deadline = SupervisionState.LEAVING, now + limit_s
             case SurvivorsLeft() if self.state is SupervisionState.LEAVING:
                 self.state, self._deadline = SupervisionState.LEFT, None

@@ -39,7 +39,11 @@ torchrun's `-u`, because scripts and wrappers count on the script's place in the
 LAUNCH_PASSES = "launch passes --local-rank: add that name, or use --use-env and LOCAL_RANK"
 """Remedy for a script that knows only the flag of the old torch.distributed.launch."""
 RECOVERY = "RELIGHT_RECOVERY"
-"""A variable of workers whose agent lets survivors of a failure stay (worker/recovery)."""
+"""Set if ranks can keep their process: for how many seconds one whose collective has failed waits
+for its agent to say that another rank has.
+"""
+_NOTICE_S, _NOTICE_OF_NODES_S = "5", "15"
+"""With several nodes, longer than a silent node is waited for by default (decisions/0027)."""
 _MACRO = "${local_rank}"
 _OF_AGENTS = ("RELIGHT_TOKEN", STATUS_TOKEN)
 """Variables hidden from the workers, because they are credentials of agents and users."""
@@ -68,14 +72,14 @@ class Command(NamedTuple):
     """The variables that let `breakpoint()` wait for relight debug."""
     host: str = ""
     """Name of this machine, for the prefix of tee'd lines."""
+    tracking: Mapping[str, str] = {}
+    """The variables that name the run and its trackers."""
 
 
 def why_all_restart(spec: LaunchSpec) -> str:
     """Return why no rank of this job can keep its process when another one fails; empty if ranks
     can.
     """
-    if not spec.runs_locally():
-        return "ranks stay only in a job of one node"
     if spec.health_check is not None:
         return "--health-check checks the node without workers"
     return "" if spec.max_restarts.most else "no restarts were allowed (--max-restarts=0)"
@@ -139,9 +143,9 @@ def common_variables(command: Command) -> dict[str, str]:
     )
     if command.timer_file:
         result["TORCHELASTIC_TIMER_FILE"] = command.timer_file
-    result.update(command.breakpoint)
+    result |= {**command.breakpoint, **command.tracking}
     if not why_all_restart(spec):
-        result[RECOVERY] = "1"
+        result[RECOVERY] = _NOTICE_S if spec.runs_locally() else _NOTICE_OF_NODES_S
     if command.threads:
         result["OMP_NUM_THREADS"] = str(command.threads)
     return result

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from relight.base.errors import UsageError
+from relight.core.status.charts import numbers_in, progress_of
 from relight.core.status.snapshot import NodeSnapshot, ranks_of
 from relight.host.gpus import Gpu
 from relight.inspect.page.view_model import Reading, shown_state, state_of
@@ -26,11 +27,14 @@ HELP = {
     "relight_ranks": "Ranks by state.",
     "relight_rank_step": "The step that the rank has reported last.",
     "relight_rank_steps_per_second": "Steps of the rank a second, over 15 seconds.",
+    "relight_rank_reported": "The last number of this name that the rank has reported.",
     "relight_rank_cpu_seconds": "CPU time of the rank and all that it has started.",
     "relight_rank_memory_bytes": "Memory of the rank and all that it has started.",
     "relight_gpu_busy_ratio": "Share of the time in which a GPU of this host was busy.",
     "relight_gpu_memory_used_bytes": "Memory in use on it, by all processes.",
     "relight_gpu_memory_bytes": "Memory that it has.",
+    "relight_job_steps": "Steps of the whole training, if the script tells it.",
+    "relight_job_remaining_seconds": "Time until the last step, at the recent pace.",
     "relight_phase_seconds": "Time of the job by phase, as the node of rank 0 knows it.",
     "relight_goodput_ratio": "Share of the time that was productive.",
     "relight_job_failures": "Failures of the job.",
@@ -68,8 +72,8 @@ def exposition(
         from prometheus_client.exposition import CONTENT_TYPE_LATEST
     except ImportError:
         raise UsageError(
-            "metrics need the package prometheus-client",
-            hint="pip install 'prometheus-client>=0.20', in the environment of relight",
+            "metrics require the prometheus-client package",
+            hint="pip install 'prometheus-client>=0.20', in relight's environment",
         ) from None
     registry = CollectorRegistry()
     registry.register(_Collector(read(), look()))
@@ -126,6 +130,9 @@ def families(reading: Reading) -> Iterator[tuple[str, Samples]]:
         "relight_job_world_size": job.world_size,
         "relight_job_exit_code": job.exit_code,
     }
+    if (progress := progress_of(reading.job)) is not None:
+        values["relight_job_steps"] = progress.total
+        values["relight_job_remaining_seconds"] = progress.remaining_s
     if (account := job.account) is not None:
         phases = account.total._asdict().items()
         yield "relight_phase_seconds", [({"phase": n}, s) for n, s in phases if s is not None]
@@ -167,8 +174,11 @@ def _of_ranks(reading: Reading) -> Iterator[tuple[str, Samples]]:
             ("relight_rank_step", use.step), ("relight_rank_steps_per_second", pace.steps),
             ("relight_rank_cpu_seconds", use.cpu_s), ("relight_rank_memory_bytes", use.memory),
         )  # fmt: skip
+        labels = {"rank": str(rank.rank), "host": node.host}
         for name, value in values:
             if value is not None:
-                labels = {"rank": str(rank.rank), "host": node.host}
                 found.setdefault(name, []).append((labels, float(value)))
+        for name, number in numbers_in(use.reported if use is not None else ()).items():
+            own = {**labels, "name": name}
+            found.setdefault("relight_rank_reported", []).append((own, number))
     yield from found.items()

@@ -17,7 +17,7 @@ from relight.inspect.page.view_model import Reading, hidden
 
 _EVERY_S = 1.0
 _SIGNALS = ("TRACES", "METRICS")
-_REMEDY = "pip install 'opentelemetry-sdk>=1.30' 'opentelemetry-exporter-otlp-proto-http>=1.30', in the environment of relight"  # noqa: E501
+_REMEDY = "pip install 'opentelemetry-sdk>=1.30' 'opentelemetry-exporter-otlp-proto-http>=1.30', in relight's environment"  # noqa: E501
 _PROTOCOL = "http/protobuf"
 
 
@@ -50,11 +50,11 @@ def start(
         return None
     protocol = variables.get("OTEL_EXPORTER_OTLP_PROTOCOL", _PROTOCOL)
     if protocol != _PROTOCOL:
-        say(f"note: OTEL_EXPORTER_OTLP_PROTOCOL={protocol}: relight sends {_PROTOCOL}")
+        say(f"note: OTEL_EXPORTER_OTLP_PROTOCOL={protocol}: unsupported, using {_PROTOCOL}")
     try:
         return _Sender(read, signals, say).close
     except ImportError as error:
-        say(f"note: nothing is sent by OpenTelemetry, as {error.name} is not installed: {_REMEDY}")
+        say(f"note: OpenTelemetry export is off because {error.name} is not installed: {_REMEDY}")
         return None
 
 

@@ -4,7 +4,7 @@ Secrets in texts of the job are redacted (base/redaction). Pure.
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from signal import SIGINT, SIGTERM
 from typing import Any, NamedTuple
@@ -12,10 +12,14 @@ from typing import Any, NamedTuple
 from relight.base import redaction
 from relight.base.errors import EXIT_HUNG, EXIT_OK, exit_code_of_signal, signal_name
 from relight.base.text import format_names
+from relight.core.status.charts import Progress, charts_of, progress_of
 from relight.core.status.goodput import Account
+from relight.core.status.phases import PHASES
 from relight.core.status.rates import Rates
 from relight.core.status.snapshot import (
+    DONE,
     ENDED,
+    RUNNING,
     NodeSnapshot,
     RankSnapshot,
     WholeJob,
@@ -23,7 +27,8 @@ from relight.core.status.snapshot import (
     ranks_of,
 )
 from relight.core.status.timeline import History
-from relight.events.event_lines import Line, shown
+from relight.events.event_lines import INTERNAL, Line, shown
+from relight.host.gpus import GpuUse
 
 LOST = "lost"
 """The state of a job whose agent was killed and left no record."""
@@ -31,16 +36,21 @@ _STOPPED = (exit_code_of_signal(SIGTERM), exit_code_of_signal(SIGINT))
 _MOST_EVENTS = 1000
 _MOST_BARS, _MOST_MARKS, _MOST_FAILURES, _MOST_GENERATIONS = 2000, 500, 50, 200
 _MOST_TEXT = 2000
+_RECOVERED_S = 60.0
+"""After this time, a restarted job whose steps are unknown counts as recovered."""
 
 
 class Reading(NamedTuple):
-    """A reading of a job. `answers` if its agent answers or it ended; `gone` if it was killed."""
+    """A reading of a job. `answers` if its agent answers or it ended; `gone` if it was killed.
+    `gpus` is what processes of this machine use of its GPUs, by pid.
+    """
 
     job: WholeJob
     rates: Rates
     history: History
     answers: bool
     gone: bool
+    gpus: Mapping[int, GpuUse] = {}
 
     @property
     def is_over(self) -> bool:
@@ -77,8 +87,10 @@ def look(reading: Reading, actions: Iterable[str]) -> dict[str, Any]:
             {"at": each.at, "text": hidden(each.text)}
             for each in failures[-_MOST_FAILURES:]
         ],
+        "charts": [[hidden(chart.name), *chart[1:]] for chart in charts_of(reading.job)],
         "ranks": [_row(node, rank, reading) for node, rank in ranks_of(reading.job)],
         "goodput": _goodput(own.account),
+        "phases": PHASES,
         "actions": list(actions),
     }  # fmt: skip
 
@@ -100,7 +112,7 @@ class Events:
         text = shown(line).removeprefix(line.name).strip()
         self._kept.append(
             {"n": self._count, "at": line.time, "node": node, "event": line.name,
-             "text": hidden(text)}
+             "internal": line.name in INTERNAL, "text": hidden(text)}
         )  # fmt: skip
 
     def shown(self) -> list[dict[str, Any]]:
@@ -135,12 +147,17 @@ def _job(reading: Reading) -> dict[str, Any]:
         "max_restarts": own.max_restarts,
         "nodes": own.nodes,
         "world_size": own.world_size,
-        **_progress(reading),
+        **_progress(reading.job),
         "shown_state": state,
         "over": reading.is_over,
         "notice": hidden(notice),
         "mood": mood,
     }
+
+
+def _progress(job: WholeJob) -> dict[str, Any]:
+    found = progress_of(job)
+    return dict.fromkeys(Progress._fields) if found is None else found._asdict()
 
 
 def _notice(reading: Reading, state: str) -> tuple[str, str]:
@@ -157,7 +174,27 @@ def _notice(reading: Reading, state: str) -> tuple[str, str]:
         return "It waits for a group.", ""
     if early := early_exits(reading.job):
         return early, ""
-    return (f"generation {own.generation}: {own.cause}" if own.generation else ""), ""
+    if own.generation and not _has_recovered(reading):
+        return f"generation {own.generation}: {own.cause}", ""
+    return "", ""
+
+
+def _has_recovered(reading: Reading) -> bool:
+    """Return whether the workers of the latest generation make progress: they have reported a step,
+    or have run for a while.
+    """
+    own, generations = reading.job.nodes[0], reading.history.generations
+    if own.state == RUNNING and any(
+        rank.use is not None and rank.use.step is not None for rank in own.ranks
+    ):
+        return True
+    latest = generations[-1] if generations else None
+    return (
+        own.state in (RUNNING, DONE)
+        and latest is not None
+        and latest.number == own.generation
+        and own.taken - latest.began >= _RECOVERED_S
+    )
 
 
 def _goodput(account: Account | None) -> dict[str, Any] | None:
@@ -174,34 +211,22 @@ def _goodput(account: Account | None) -> dict[str, Any] | None:
     }
 
 
-def _progress(reading: Reading) -> dict[str, Any]:
-    """Return the step that all ranks have reached, and the pace of the slowest."""
-    ranks = ranks_of(reading.job)
-    steps = [rank.use.step for _, rank in ranks if rank.use and rank.use.step is not None]
-    paces = [pace.steps for pace in (reading.rates.of(*each) for each in ranks)]
-    known = [pace for pace in paces if pace is not None]
-    return {"step": min(steps, default=None), "rate": min(known, default=None)}
-
-
 def _row(node: NodeSnapshot, rank: RankSnapshot, reading: Reading) -> list[Any]:
     """Return a row of the table, in the order of COLUMNS in page.js. For a rank that has ended,
-    resource usage is the last known, from the time at the end of the row.
+    resource usage is the last known, from the time after the line.
     """
     use, pace = rank.use, reading.rates.of(node, rank)
+    is_here = node is reading.job.nodes[0] and rank.exitcode is None
+    gpu = reading.gpus.get(rank.pid, GpuUse()) if is_here else GpuUse()
     is_over = rank.exitcode is not None or reading.is_over or not reading.answers
     state = "unknown" if reading.gone and rank.exitcode is None else state_of(rank, node)
     return [
         rank.rank, node.node, node.host, state, rank.exitcode, rank.pid,
         use.step if use is not None else None, pace.steps, pace.cpu,
-        use.memory if use is not None else None, _line(rank),
-        use.seen_at if use is not None and is_over else None,
+        use.memory if use is not None else None, hidden(rank.last_line),
+        use.seen_at if use is not None and is_over else None, gpu.busy, gpu.memory,
+        hidden(" ".join(use.reported)) if use is not None and use.reported else None,
     ]  # fmt: skip
-
-
-def _line(rank: RankSnapshot) -> str:
-    """Return the numbers that a rank has reported, and its last line."""
-    reported = " ".join(rank.use.reported) if rank.use is not None else ""
-    return hidden("  ".join(filter(None, (reported, rank.last_line))))
 
 
 def state_of(rank: RankSnapshot, node: NodeSnapshot) -> str:

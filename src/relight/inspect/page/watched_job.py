@@ -4,7 +4,7 @@ browsers ask.
 
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from relight.base import fields
@@ -15,6 +15,7 @@ from relight.core.status.rates import Rates
 from relight.core.status.snapshot import ENDED, EventsAfter, NodeSnapshot, Output, WholeJob
 from relight.core.status.timeline import TimedEvent
 from relight.events import event_lines
+from relight.host.gpus import Gpus, GpuUse, use_of
 from relight.inspect.page.view_model import Events, Reading, look
 from relight.processes import agent_processes
 from relight.processes.running_jobs import JobDirectory
@@ -22,6 +23,7 @@ from relight.processes.running_jobs import JobDirectory
 _EVERY_S = 0.9
 _SHARE = 4.0
 """Inverse of the share of time spent on readings; reading 1,000 ranks takes 0.3 s."""
+_GPUS_EVERY_S = 3.0
 _MOST_RECORDS = 2000
 """Events of a node kept for its lane: a generation of eight workers has twenty."""
 
@@ -41,7 +43,7 @@ class WatchedJob:
     def __init__(self, jobs: JobDirectory, job: str, actions: Iterable[str]) -> None:
         first = jobs.find(job)
         if first is None:
-            raise UsageError(f"there is no job {job}", hint="relight list shows what there is")
+            raise UsageError(f"no such job: {job}", hint="see relight list")
         self.job = job
         self._jobs, self._actions = jobs, tuple(actions)
         self._lock = threading.Lock()
@@ -53,6 +55,8 @@ class WatchedJob:
             WholeJob((first,)), self._rates, timeline.history({}, 0.0), answers=True, gone=False
         )
         self._look: dict[str, Any] = {}
+        self._gpus = _LatestGpus()
+        self._first_steps: dict[str, float] = {}
 
     def look(self) -> dict[str, Any]:
         """Return the job as a JSON object."""
@@ -98,10 +102,18 @@ class WatchedJob:
             job = _with_last_of_others(found.nodes[0], before.job)
         self._rates.take(job.nodes)
         history = before.history
-        if is_new:
+        first_steps = {
+            name: node.first_step
+            for name, node in zip(numbered(n.host for n in job.nodes), job.nodes, strict=True)
+            if node.first_step is not None
+        }
+        if is_new or first_steps.keys() != self._first_steps.keys():
             records = {name: node.records for name, node in self._nodes.items()}
-            history = timeline.history(records, own.started)
-        self._reading = Reading(job, self._rates, history, found is not None, gone)
+            history = timeline.history(records, own.started, first_steps)
+        self._first_steps = first_steps
+        pids = [rank.pid for rank in job.nodes[0].ranks if rank.exitcode is None]
+        uses = self._gpus.uses(pids)
+        self._reading = Reading(job, self._rates, history, found is not None, gone, uses)
 
     def _ask_events(self) -> bool:
         """Read new events; return whether there were any."""
@@ -118,6 +130,30 @@ class WatchedJob:
                 self._events.add(name, line)
                 is_new = True
         return is_new
+
+
+class _LatestGpus:
+    """What processes use of the GPUs, as of a few seconds ago: asking for it takes a second on some
+    machines, and is done in a thread while somebody looks.
+    """
+
+    def __init__(self) -> None:
+        self._gpus, self._uses = Gpus(), dict[int, GpuUse]()
+        self._thread: threading.Thread | None = None
+        self._next_at = 0.0
+
+    def uses(self, pids: Sequence[int]) -> Mapping[int, GpuUse]:
+        """Return the latest uses; ask for those of these processes if that was some time ago."""
+        is_asking = self._thread is not None and self._thread.is_alive()
+        if not is_asking and time.monotonic() >= self._next_at:
+            self._next_at = time.monotonic() + _GPUS_EVERY_S
+            self._thread = threading.Thread(target=self._ask, args=(pids,), daemon=True)
+            self._thread.start()
+        return self._uses
+
+    def _ask(self, pids: Sequence[int]) -> None:
+        gpus = self._gpus.look()
+        self._uses = {pid: use_of(gpus, pid) for pid in pids}
 
 
 class _NodeSeen:

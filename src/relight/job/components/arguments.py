@@ -294,7 +294,7 @@ def _unknown(name: str, signature: Signature, where: str, value: str | None = No
 
 
 def _after_dashes(signature: Signature) -> str:
-    return f"what is for {signature.rest} goes after --" if signature.rest else ""
+    return f"put {signature.rest} after --" if signature.rest else ""
 
 
 def _names(signature: Signature) -> str:

@@ -243,7 +243,7 @@ def _app(
     endpoint = "localhost:0" if size.nodes.max_nodes == 1 else f"{_RANK0_HOST}:{rdzv_port}"
     words = ["--rdzv_backend", shlex.quote(rdzv_backend)]
     if not rdzv_backend.strip():
-        raise UsageError(f"--rdzv_backend={rdzv_backend}: expected a name, as c10d")
+        raise UsageError(f"--rdzv_backend={rdzv_backend}: expected a name, such as c10d")
     if rdzv_conf:
         for pair in rdzv_conf.split(","):
             if not re.fullmatch(r"\s*\w[^=]*=.*", pair) and pair.strip():

@@ -37,7 +37,7 @@ def find(address: str) -> Component:
         place, _, name = address.rpartition(":")
         if not place or not name:
             raise UsageError(
-                f"{address} needs a file or module, a colon and a function",
+                f"{address}: expected FILE:FUNCTION or MODULE:FUNCTION",
                 hint="path/file.py:function, package.module:function, or one of relight components",
             )
         return _of_place(place, name)
@@ -55,7 +55,7 @@ def find(address: str) -> Component:
         hint = f"say which function: {address}:FUNCTION; to train a script, dist.ddp --script"
     else:
         hint = f"known: {', '.join(known)}; your own: path/file.py:function"
-    raise UsageError(f"there is no component {address}", hint=hint)
+    raise UsageError(f"unknown component: {address}", hint=hint)
 
 
 def registered(asked: str = "") -> dict[str, Component]:
@@ -82,7 +82,7 @@ def registered(asked: str = "") -> dict[str, Component]:
             if entry.group == OF_TORCHX and not (prefix and asked.startswith(prefix)):
                 continue
             raise UsageError(
-                f"the components {entry.name} ({entry.value}) do not load: "
+                f"can't load the components {entry.name} ({entry.value}): "
                 f"{type(error).__name__}: {error}",
                 hint=_without_torchx(error),
             ) from None
@@ -145,7 +145,7 @@ def _of_place(place: str, name: str) -> Component:
         return _of_module(_load(place), name, place)
     if place.endswith(".py") or "/" in place or not _exists(place):
         what = "file" if place.endswith(".py") or "/" in place else "file or module"
-        raise UsageError(f"there is no {what} {place}", hint=_similar(place))
+        raise UsageError(f"no such {what}: {place}", hint=_similar(place))
     return _of_module(_import(place), name, place)
 
 
@@ -211,12 +211,12 @@ def _guarded(load: Callable[[], Any], path: str) -> Any:
 
         hint = _without_torchx(error)
         where = line_of_error(error, path)
-        raise UsageError(f"{where} does not load: {one_line(error)}", hint=hint) from None
+        raise UsageError(f"can't load {where}: {one_line(error)}", hint=hint) from None
 
 
 def _without_torchx(error: BaseException) -> str:
     if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == "torchx":
-        return "import relight.job as specs has the same names; or pip install torchx-nightly"
+        return "use `import relight.job as specs` instead, or pip install torchx-nightly"
     return ""
 
 
@@ -239,6 +239,6 @@ def _similar(path: str) -> str:
     try:
         names = [each for each in os.listdir(folder or ".") if each.endswith(".py")]
     except OSError:
-        return f"there is no directory {folder}"
+        return f"no such directory: {folder}"
     meant = closest_match(name, names)
     return f"did you mean {os.path.join(folder, meant)}?" if meant else "relight components"

@@ -55,7 +55,9 @@ def refuse_script(args: Sequence[str]) -> None:
     first, *rest = args or [""]
     if first.endswith(".py"):
         words = shlex.join(["--script", first, *(["--", *rest] if rest else [])])
-        raise UsageError(f"{first} comes where arguments of a script are", hint=f"type {words}")
+        raise UsageError(
+            f"{first} would be passed to the script as an argument", hint=f"type {words}"
+        )
 
 
 def role_name(script: str | None, m: str | None) -> str:
@@ -65,12 +67,12 @@ def role_name(script: str | None, m: str | None) -> str:
         UsageError: unless exactly one is given.
     """
     if (not script) == (not m):
-        both = "both are there" if script else "none is there"
+        given = "got both" if script else "got neither"
         hint = "--script train.py, or -m my.train"
-        raise UsageError(f"exactly one of --script and -m is needed: {both}", hint=hint)
+        raise UsageError(f"exactly one of --script and -m is required, {given}", hint=hint)
     if m:
         if m.endswith("."):
-            raise UsageError(f"-m {m}: expected the name of a module, as in my.train")
+            raise UsageError(f"-m {m}: expected a module name, such as my.train")
         return m.rpartition(".")[2]
     return os.path.splitext(os.path.basename(script or ""))[0]
 
@@ -83,7 +85,9 @@ def parse_size(j: str) -> JobSize:
     """
     match = re.fullmatch("(?:([0-9]{1,18}(?::[0-9]{1,18})?)x)?([0-9]{1,18})", j)
     if match is None:
-        raise UsageError(f"-j {j!r}: expected NODESxWORKERS", hint="as in -j 2x8, or -j 2:4x8")
+        raise UsageError(
+            f"-j {j!r}: expected NODESxWORKERS", hint="for example -j 2x8, or -j 2:4x8"
+        )
     return _size(j, match[1] or "1", match[2])
 
 
@@ -96,10 +100,11 @@ def parse_size_of(h: str, j: str) -> JobSize:
     gpus = named_resources[h].gpu
     match = re.fullmatch("([0-9]{1,18})(?:x([0-9]{1,18}))?", j)
     if match is None:
-        raise UsageError(f"-j {j}: expected NODESxWORKERS or NODES", hint="as in -j 2x8")
+        raise UsageError(f"-j {j}: expected NODESxWORKERS or NODES", hint="for example -j 2x8")
     if not match[2] and gpus < 1:
         raise UsageError(
-            f"-j {j}: {h} has no GPU to count workers by", hint=f"say how many: -j {j}x8"
+            f"-j {j}: {h} has no GPUs, so the number of workers is unknown",
+            hint=f"give the number of workers: -j {j}x8",
         )
     return _size(j, match[1], match[2] or str(gpus))
 
@@ -110,5 +115,5 @@ def _size(j: str, nodes: str, workers: str) -> JobSize:
     except ValueError as error:
         raise UsageError(f"-j {j}: {error}") from None
     if max(size.nodes.max_nodes, size.workers) > _MOST:
-        raise UsageError(f"-j {j}: more than {_MOST} nodes, or workers of a node")
+        raise UsageError(f"-j {j}: more than {_MOST} nodes or workers per node")
     return size

@@ -27,18 +27,18 @@ def to_app(found: Any, component: str) -> AppDef:
     if not all(hasattr(found, name) for name in ("name", "roles", "metadata")):
         raise UsageError(
             f"{component} returned {_shown(found)}, not an AppDef",
-            hint="a component returns relight.job.AppDef",
+            hint="a component must return a relight.job.AppDef",
         )
     try:
         roles = [_role(role) for role in found.roles]
         return AppDef(str(found.name), roles, dict(found.metadata or {}))
     except (AttributeError, TypeError, ValueError, KeyError) as error:
-        raise UsageError(f"{component} returned an AppDef that can't be used: {error}") from None
+        raise UsageError(f"{component} returned an invalid AppDef: {error}") from None
 
 
 def _role(role: Any) -> Role:
     if isinstance(role.args, str):
-        raise TypeError(f"args of the role {role.name}: expected a list, not {role.args!r}")
+        raise TypeError(f"args of role {role.name}: expected a list, not {role.args!r}")
     return Role(
         name=str(role.name),
         image=str(role.image),
@@ -62,7 +62,7 @@ def _policy(role: Any) -> RetryPolicy:
     name = getattr(policy, "name", policy) or RetryPolicy.APPLICATION
     if name not in RetryPolicy.__members__:
         known = ", ".join(RetryPolicy.__members__)
-        raise ValueError(f"the role {role.name} has the retry policy {name}; there are {known}")
+        raise ValueError(f"role {role.name} has retry policy {name}; there are {known}")
     return RetryPolicy[name]
 
 

@@ -126,8 +126,7 @@ def python(
         refuse_script(args)
     if len(given) != 1:
         raise UsageError(
-            f"exactly one of -m, -c and --script is needed: {len(given) or 'none'} "
-            f"{'are' if given else 'is'} there",
+            f"exactly one of -m, -c and --script is required, got {len(given) or 'none'}",
             hint="--script train.py, -m my.train, or -c 'print(1)'",
         )
     program = ("-m", m) if m is not None else ("-c", c) if c is not None else (script,)

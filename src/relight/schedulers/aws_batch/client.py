@@ -45,8 +45,8 @@ class Aws:
             import botocore.exceptions as errors
         except ImportError:
             raise UsageError(
-                "the AWS Batch scheduler needs the package boto3",
-                hint="pip install 'boto3>=1.34', in the environment of relight",
+                "the AWS Batch scheduler requires the boto3 package",
+                hint="pip install 'boto3>=1.34', in relight's environment",
             ) from None
         try:
             if (service, once) not in self._clients:
@@ -54,30 +54,33 @@ class Aws:
             yield self._clients[service, once]
         except errors.NoRegionError:
             raise UsageError(
-                "AWS: no region is known", hint="AWS_REGION=eu-central-1, or `aws configure`"
+                "AWS: no region configured",
+                hint="set AWS_REGION=eu-central-1, or run `aws configure`",
             ) from None
         except (errors.NoCredentialsError, errors.PartialCredentialsError):
             raise UsageError(
-                "AWS: no credentials were found",
-                hint="`aws configure`, `aws sso login` or AWS_PROFILE, until "
-                "`aws sts get-caller-identity` works",
+                "AWS: no credentials found",
+                hint=(
+                    "use `aws configure`, `aws sso login` or AWS_PROFILE until `aws sts "
+                    "get-caller-identity` works"
+                ),
             ) from None
         except errors.ProfileNotFound as error:
-            raise UsageError(f"AWS: {_line(error)}", hint="AWS_PROFILE names it") from None
+            raise UsageError(f"AWS: {_line(error)}", hint="check AWS_PROFILE") from None
         except errors.ParamValidationError as error:
-            raise UsageError(f"AWS Batch can't express it: {_line(error)}") from None
+            raise UsageError(f"AWS Batch rejects the request: {_line(error)}") from None
         except errors.ClientError as error:
             raise explained(error, service) from None
         except tuple(getattr(errors, name) for name in _LOGIN if hasattr(errors, name)) as error:
             raise UsageError(
-                f"AWS: there are no valid credentials: {_line(error)}",
-                hint="`aws sso login` or `aws login`, until `aws sts get-caller-identity` works",
+                f"AWS: no valid credentials: {_line(error)}",
+                hint="run `aws sso login` or `aws login` until `aws sts get-caller-identity` works",
             ) from None
         except errors.InvalidRegionError as error:
             raise UsageError(f"AWS: {_line(error)}", hint=_region_hint(boto3)) from None
         except errors.BotoCoreError as error:
             raise MachineError(
-                f"AWS does not answer: {_line(error)}", hint=_region_hint(boto3)
+                f"no answer from AWS: {_line(error)}", hint=_region_hint(boto3)
             ) from None
 
     def close(self) -> None:
@@ -124,18 +127,19 @@ def explained(error: Any, service: str) -> RelightError:
     message = " ".join(str(said.get("Message") or error).split())
     if code in _CREDENTIALS:
         return UsageError(
-            f"AWS does not accept the credentials: {message}",
-            hint="they may have expired: `aws sso login`, `aws sts get-caller-identity`",
+            f"AWS rejects the credentials: {message}",
+            hint="they may have expired; try `aws sso login`, then `aws sts get-caller-identity`",
         )
     if code in _DENIED:
         found = _ACTION.search(message)
         operation = _ACTIONS.get(error.operation_name, error.operation_name)
         action = found[1] if found else f"{service}:{operation}"
         return UsageError(
-            f"AWS does not permit {action}: {message}", hint=f"a policy that allows {action}"
+            f"AWS does not allow {action}: {message}",
+            hint=f"attach a policy that allows {action}",
         )
     if code in _REFUSALS:
-        return UsageError(f"AWS refuses it ({error.operation_name}): {message}")
+        return UsageError(f"AWS rejected {error.operation_name}: {message}")
     return MachineError(f"AWS, {error.operation_name}: {code} {message}")
 
 

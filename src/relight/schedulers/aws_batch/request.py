@@ -77,11 +77,10 @@ def definition(app: AppDef, cfg: Mapping[str, Any], name: str, token: str) -> di
         UsageError: if a part of the app or an option can't be expressed for AWS Batch.
     """
     if not app.roles:
-        raise UsageError(f"the app {app.name} has no roles")
+        raise UsageError(f"app {app.name} has no roles")
     if len(app.roles) > _MOST_ROLES:
         raise UsageError(
-            f"the app {app.name} has {len(app.roles)} roles: a job of AWS Batch has at most "
-            f"{_MOST_ROLES}"
+            f"app {app.name} has {len(app.roles)} roles; an AWS Batch job has at most {_MOST_ROLES}"
         )
     _check_numbers(cfg)
     found: dict[str, Any] = {
@@ -144,8 +143,8 @@ def check_size(made: Mapping[str, Any]) -> None:
     size = len(json.dumps(made))
     if size > _MOST_BYTES:
         raise UsageError(
-            f"the job definition has {size} bytes, and AWS Batch takes {_MOST_BYTES}",
-            hint="long arguments and variables fit into a file in the image or on a mount",
+            f"the job definition has {size} bytes; the AWS Batch limit is {_MOST_BYTES}",
+            hint="move long arguments and variables to a file in the image or on a mount",
         )
 
 
@@ -176,7 +175,7 @@ def _retries(app: AppDef) -> dict[str, Any]:
     wanted = max(role.max_retries for role in app.roles)
     if wanted >= _MOST_ATTEMPTS:
         raise UsageError(
-            f"max_retries={wanted}: AWS Batch starts a job at most {_MOST_ATTEMPTS} times",
+            f"max_retries={wanted}: AWS Batch runs a job at most {_MOST_ATTEMPTS} times",
             hint=f"--max_retries={_MOST_ATTEMPTS - 1}",
         )
     lost = {"onStatusReason": "Host EC2*", "action": "RETRY"}
@@ -191,9 +190,9 @@ def _retries(app: AppDef) -> dict[str, Any]:
 def _check_numbers(cfg: Mapping[str, Any]) -> None:
     """Reject numbers that Batch would refuse."""
     if cfg.get("timeout") is not None and cfg["timeout"] < 1:
-        raise UsageError(f"-cfg timeout={cfg['timeout']}: at least one minute")
+        raise UsageError(f"-cfg timeout={cfg['timeout']}: must be at least one minute")
     if not 0 <= (cfg.get("priority") or 0) <= _MOST_PRIORITY:
-        raise UsageError(f"-cfg priority={cfg['priority']}: from 0 to {_MOST_PRIORITY}")
+        raise UsageError(f"-cfg priority={cfg['priority']}: must be from 0 to {_MOST_PRIORITY}")
 
 
 def _instance_type(app: AppDef) -> str:
@@ -205,8 +204,8 @@ def _instance_type(app: AppDef) -> str:
     if len(wanted) > 1:
         said = ", ".join(f"{name} {kind}" for kind, name in wanted.items())
         raise UsageError(
-            f"the roles of {app.name} want different machines ({said}): all nodes of a job of AWS "
-            "Batch have one instance type"
+            f"the roles of {app.name} require different machines ({said}), but all nodes of an AWS "
+            "Batch job have one instance type"
         )
     return next(iter(wanted), "")
 
@@ -226,7 +225,7 @@ def _container(
     if not role.image or role.image.startswith("<"):
         raise UsageError(f"role {role.name} has no image", hint="--image=NAME")
     if role.resource.memMB <= 0:
-        raise UsageError(f"role {role.name}: AWS Batch needs to know its memory", hint="--memMB")
+        raise UsageError(f"role {role.name}: AWS Batch requires a memory size", hint="--memMB")
     known = {"img_root": "", "app_id": name, "replica_id": _REPLICA, "rank0_env": _RANK0_ENV}
     own = macros.substitute(role, known)
     if JOB in own.env:  # TorchX writes its own without the queue, and so it stays
@@ -316,7 +315,7 @@ def _linux(role: Role) -> dict[str, Any]:
         if name not in _DEVICES:
             known = f"known: {', '.join(_DEVICES)}"
             raise UsageError(
-                f"role {role.name}: no device file is known for {name}",
+                f"role {role.name}: unknown device {name}",
                 hint=did_you_mean(name, _DEVICES, known),
             )
         paths = (f"{_DEVICES[name]}{number}" for number in range(int(count)))
@@ -331,7 +330,9 @@ def _linux(role: Role) -> dict[str, Any]:
 
 def _device(role: Role, source: str, target: str, permissions: str) -> dict[str, Any]:
     if not permissions or set(permissions) - set(_PERMISSIONS):
-        raise UsageError(f"{role.name}: mount of {source}: permissions are letters of rwm")
+        raise UsageError(
+            f"{role.name}: mount of {source}: permissions are a combination of r, w and m"
+        )
     rights = [_PERMISSIONS[letter] for letter in permissions]
     return {"hostPath": source, "containerPath": target, "permissions": rights}
 
@@ -360,10 +361,10 @@ def _check_mount(role: Role, mount: Mount) -> None:
     paths += [mount.src_path] if isinstance(mount, BindMount | DeviceMount) else []
     for path in paths:
         if not path.startswith("/"):
-            raise UsageError(f"{role.name}: mount of {path}: the path has to begin with /")
+            raise UsageError(f"{role.name}: mount of {path}: the path must start with /")
     if isinstance(mount, VolumeMount) and not mount.src.startswith("fs-"):
         raise UsageError(
-            f"{role.name}: the volume {mount.src} is no file system of EFS", hint="src=fs-0123abcd"
+            f"{role.name}: volume {mount.src} is not an EFS file system", hint="src=fs-0123abcd"
         )
 
 
@@ -374,6 +375,6 @@ def _ulimit(text: str) -> dict[str, Any]:
     limit = r"-?[0-9]{1,18}"
     if not name or not re.fullmatch(limit, soft) or (slash and not re.fullmatch(limit, hard)):
         raise UsageError(
-            f"-cfg ulimits: {text} is no limit", hint="NAME=SOFT or NAME=SOFT/HARD, memlock=-1"
+            f"-cfg ulimits: {text} is not a limit", hint="NAME=SOFT or NAME=SOFT/HARD, memlock=-1"
         )
     return {"name": name, "softLimit": int(soft), "hardLimit": int(hard or soft)}

@@ -84,7 +84,7 @@ class AwsBatch(Scheduler):
     def render(self, app: AppDef, cfg: Mapping[str, Any], app_id: str) -> Request:
         """Return the requests of an app. See `Scheduler.render`."""
         if not cfg.get("queue"):
-            raise UsageError("AWS Batch needs to know the job queue", hint="-cfg queue=NAME")
+            raise UsageError("AWS Batch requires a job queue", hint="-cfg queue=NAME")
         _check_launcher(app, cfg)
         cfg = {**cfg, "queue": cfg["queue"].rpartition("/")[2]}  # of an ARN
         name = request.job_name(app_id)
@@ -122,7 +122,7 @@ class AwsBatch(Scheduler):
             except RelightError as second:
                 first = error.message if isinstance(error, RelightError) else "interrupted"
                 raise MachineError(
-                    f"{first}; what was made of {request_.app_id} may be left: {second.message}",
+                    f"{first}; parts of {request_.app_id} may remain: {second.message}",
                     hint=f"relight delete aws_batch://relight/{request_.app_id}",
                 ) from error
             raise
@@ -291,8 +291,8 @@ def _check_launcher(app: AppDef, cfg: Mapping[str, Any]) -> None:
     wants = any(role.env.get(launcher_file.VARIABLE) == launcher_file.TRAVELS for role in app.roles)
     if wants and not uri:
         raise UsageError(
-            "--launcher=travels: a job of AWS Batch has no room for the launcher",
-            hint="-cfg launcher_uri=s3://BUCKET/PREFIX names where it can lie",
+            "--launcher=travels: AWS Batch jobs need the launcher in S3",
+            hint="choose its place with -cfg launcher_uri=s3://BUCKET/PREFIX",
         )
 
 
@@ -319,7 +319,7 @@ def _parts(app_id: str) -> tuple[str, str]:
     """Return the queue and the name of a job."""
     queue, colon, name = app_id.rpartition(":")
     if not colon or not queue or not name:
-        raise UsageError(f"{app_id} is no job of AWS Batch", hint="QUEUE:NAME")
+        raise UsageError(f"not an AWS Batch job id: {app_id}", hint="QUEUE:NAME")
     return queue, name
 
 
@@ -433,8 +433,8 @@ def _notes(app: AppDef, cfg: Mapping[str, Any]) -> Iterator[str]:
         if role.max_retries and role.retry_policy is RetryPolicy.REPLICA:
             yield f"{role.name}: AWS Batch retries the job as a whole"
     if request.brings_launcher(app) and not cfg.get("launcher_uri"):
-        yield "the image must have relight: -cfg launcher_uri=s3://BUCKET/PREFIX brings it"
+        yield "the image must contain relight, or use -cfg launcher_uri=s3://BUCKET/PREFIX"
     if cfg.get("priority") and not cfg.get("share_id"):
         yield "priority has no effect without share_id"
     if cfg.get("image_repo"):
-        yield "image_repo has no effect: no image is built, none is pushed"
+        yield "image_repo has no effect; no image is built or pushed"

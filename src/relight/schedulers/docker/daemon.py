@@ -34,8 +34,8 @@ class Daemon:
             import urllib3
         except ImportError:
             raise UsageError(
-                "the Docker scheduler needs the package docker",
-                hint="pip install 'docker>=7', in the environment of relight",
+                "the Docker scheduler requires the docker package",
+                hint="pip install 'docker>=7', in relight's environment",
             ) from None
         where = address()
         try:
@@ -45,7 +45,9 @@ class Daemon:
                     denied = number in (errno.EACCES, errno.EPERM)
                     raise MachineError(
                         f"no Docker daemon at {where}: {os.strerror(number)}",
-                        hint="its socket is for root and the group docker" if denied else _HINT,
+                        hint="only root and the docker group can use its socket"
+                        if denied
+                        else _HINT,
                     )
                 self._client = docker.APIClient(
                     version="auto",
@@ -63,7 +65,8 @@ class Daemon:
         ) as error:
             if isinstance(error.__cause__, NameError):  # so a dependency of the client is missing
                 raise UsageError(
-                    f"DOCKER_HOST={where} needs the package paramiko", hint="pip install paramiko"
+                    f"DOCKER_HOST={where} requires the paramiko package",
+                    hint="pip install paramiko",
                 ) from None
             raise MachineError(
                 f"no answer from the Docker daemon at {where}: {_innermost(error)}", hint=_HINT

@@ -70,7 +70,7 @@ class Images:
             why = " ".join(str(error.explanation or error).split())
             raise MachineError(
                 f"can't pull the image {image}: {why}",
-                hint="docker login, for an image that is not public",
+                hint="run docker login if the image is not public",
             ) from None
 
     def _build(self, build: Mapping[str, str], app_id: str) -> None:

@@ -135,13 +135,13 @@ def notes_on(app: AppDef, cfg: Mapping[str, Any]) -> Iterator[str]:
     """Yield notes on ignored parts of an app and on resources that may be insufficient."""
     yield from resource_checks.too_little(app)
     if cfg.get("image_repo"):
-        yield "image_repo has no effect: the daemon that runs the job has the image, none is pushed"
+        yield "image_repo has no effect; the daemon that runs the job already has the image"
     network = cfg.get("network") or NETWORK
     if network in NO_NAMES and network != "host" and sum(r.num_replicas for r in app.roles) > 1:
         yield f"replicas do not find each other by name in the network {network}"
     for role in app.roles:
         for device in sorted(set(role.resource.devices) - set(_DEVICES)):
-            yield f"{role.name}: no device file is known for {device}; add it with --mounts"
+            yield f"{role.name}: unknown device {device}; add it with --mounts"
         if role.max_retries and role.retry_policy is not RetryPolicy.REPLICA:
             yield f"{role.name}: Docker restarts only the failed replica"
 
@@ -167,8 +167,8 @@ class _Allocation:
         chosen: Sequence[str] = cfg.get("gpus") or ()
         if chosen and len(chosen) < asked:
             raise UsageError(
-                f"{asked} GPUs are asked for, -cfg gpus names {len(chosen)}",
-                hint="each replica gets GPUs of its own",
+                f"{asked} GPUs requested, but -cfg gpus lists {len(chosen)}",
+                hint="each replica gets its own GPUs",
             )
         self._gpus = list(chosen) or [str(number) for number in range(asked)]
         self._counts = dict.fromkeys(_DEVICES, 0)
@@ -195,7 +195,7 @@ class _Allocation:
                 what = f"{role.name}/{number}"
                 if self._taken.setdefault(here, what) != what:
                     raise UsageError(
-                        f"{self._taken[here]} and {what} would publish the same port, {here}",
+                        f"{self._taken[here]} and {what} would both publish port {here}",
                         hint="-cfg publish=NAME:PORT",
                     )
                 binding = {"HostIp": "127.0.0.1", "HostPort": str(here)}
@@ -206,7 +206,7 @@ class _Allocation:
             if name not in self._ports:
                 meant = closest_match(name, self._ports)
                 raise UsageError(
-                    f"-cfg publish: no role has a port {name}",
+                    f"-cfg publish: no role has port {name}",
                     hint=f"did you mean {meant}?"
                     if meant
                     else f"ports: {', '.join(self._ports) or 'none'}",
@@ -296,9 +296,7 @@ def _host_config(role: Role, network: str, cfg: Mapping[str, Any]) -> dict[str, 
 
 def _mount(role: Role, mount: Mount) -> tuple[str, dict[str, Any]]:
     if not mount.dst_path.startswith("/"):
-        raise UsageError(
-            f"{role.name}: mount of {mount.dst_path}: a path in a container begins with /"
-        )
+        raise UsageError(f"{role.name}: mount of {mount.dst_path}: container paths start with /")
     match mount:
         case BindMount(source, target, read_only):
             source = os.path.abspath(os.path.expanduser(source))
@@ -321,7 +319,7 @@ def _device(source: str, target: str, permissions: str) -> dict[str, Any]:
 def _size(text: str) -> int:
     match = re.fullmatch(r"([0-9]{1,18})([bkmgt]?)b?", text.strip().lower())
     if match is None:
-        raise UsageError(f"-cfg shm_size={text} is not a size", hint="such as 512m or 8g")
+        raise UsageError(f"-cfg shm_size={text}: not a size", hint="such as 512m or 8g")
     return int(match[1]) * _UNITS[match[2]]
 
 

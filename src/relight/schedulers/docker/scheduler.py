@@ -177,7 +177,7 @@ def _cancel(client: Any, app_id: str, found: Sequence[Container]) -> None:
     while live := [replica for replica in found if replica.is_live]:
         kill = time.monotonic() > kill_at
         if time.monotonic() > kill_at + STOP_LIMIT_S:
-            raise MachineError(f"{app_id} could not be stopped: Docker can't stop {live[0].name}")
+            raise MachineError(f"can't stop {app_id}: Docker can't stop {live[0].name}")
         replicas.stop(client, live, CANCELLED, kill=kill)
         time.sleep(_POLL_S)
         found = replicas.jobs(client, [app_id]).get(app_id, [])
@@ -299,5 +299,5 @@ def _check_gpus(client: Any, body: Mapping[str, Any]) -> None:
             raise UsageError(
                 f"GPU {', '.join(taken)} belongs to the running job "
                 f"{listed['Labels'].get(Label.APP_ID)}",
-                hint="-cfg gpus=4;5;6;7 says which to give out",
+                hint="choose GPUs with -cfg gpus=4;5;6;7",
             )

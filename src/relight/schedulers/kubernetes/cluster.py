@@ -76,8 +76,8 @@ class Cluster:
             import urllib3
         except ImportError:
             raise UsageError(
-                "the Kubernetes scheduler needs the package kubernetes",
-                hint="pip install 'kubernetes>=31' 'PyYAML>=6', in the environment of relight",
+                "the Kubernetes scheduler requires the kubernetes package",
+                hint="pip install 'kubernetes>=31' 'PyYAML>=6', in relight's environment",
             ) from None
         if self._client is None:
             self._client = _configured(kubernetes, self._context)
@@ -88,7 +88,7 @@ class Cluster:
         except (urllib3.exceptions.HTTPError, OSError) as error:
             where = self._client.configuration.host
             raise MachineError(
-                f"the API server {where} does not answer: {_reason(error)}",
+                f"no answer from the API server {where}: {_reason(error)}",
                 hint="kubectl cluster-info",
             ) from None
 
@@ -108,22 +108,25 @@ def explained(error: Any) -> RelightError:
     message = " ".join(str(said.get("message") or error.reason or "").split())
     if error.status == 401:
         return UsageError(
-            "the cluster does not accept the credentials: they may have expired",
-            hint="log in again, and look at `kubectl auth whoami`",
+            "the cluster rejects the credentials; they may have expired",
+            hint="log in again, then check `kubectl auth whoami`",
         )
     if error.status == 403 and (found := _FORBIDDEN.search(message)):
         verb, resource, group = found.groups()
         what = f"{resource}.{group}" if group else resource
         return UsageError(
-            f"Kubernetes does not permit this user to {verb} {what}: {message}",
-            hint=f"a Role with the verb {verb} on {what}; kubectl auth can-i {verb} {what}",
+            f"Kubernetes does not allow this user to {verb} {what}: {message}",
+            hint=(
+                f"this needs a Role with verb {verb} on {what}; check kubectl auth can-i {verb} "
+                f"{what}"
+            ),
         )
     if error.status == 409 and "already exists" in message:
-        return UsageError(f"Kubernetes: {message}", hint="submit it again, under another name")
+        return UsageError(f"Kubernetes: {message}", hint="submit it again under another name")
     if error.status == 404 and message.startswith("namespaces "):
-        return UsageError(f"Kubernetes refuses it: {message}", hint="-cfg namespace=NAME")
+        return UsageError(f"Kubernetes rejected the request: {message}", hint="-cfg namespace=NAME")
     if error.status in (400, 403, 404, 422):
-        return UsageError(f"Kubernetes refuses it: {message}")
+        return UsageError(f"Kubernetes rejected the request: {message}")
     return MachineError(f"Kubernetes: {error.status} {message}")
 
 
@@ -149,9 +152,7 @@ def _configured(kubernetes: Any, context: str) -> Any:
         errors = [str(error) or type(error).__name__]
     if errors:
         why = " ".join(errors[0].split())
-        raise UsageError(
-            f"the configuration of the Kubernetes cluster can't be used: {why}", hint=_LOOK_AT
-        )
+        raise UsageError(f"invalid Kubernetes configuration: {why}", hint=_LOOK_AT)
     return client
 
 
@@ -242,11 +243,11 @@ def _kubeconfig() -> dict[str, Any]:
             continue
         except Exception as error:  # of the package yaml
             why = " ".join(str(error).split())
-            raise UsageError(f"the kubeconfig {path} can't be read: {why}") from None
+            raise UsageError(f"can't read kubeconfig {path}: {why}") from None
         if isinstance(found, dict):
             contexts = found.get("contexts") or []
             if not isinstance(contexts, list) or not all(isinstance(x, dict) for x in contexts):
-                raise UsageError(f"the kubeconfig {path} can't be read: its contexts are no list")
+                raise UsageError(f"can't read kubeconfig {path}: contexts is not a list")
             merged["contexts"] += contexts
             if found.get("current-context"):
                 merged.setdefault("current-context", found["current-context"])
@@ -263,8 +264,8 @@ def yaml() -> Any:
         import yaml as package
     except ImportError:
         raise UsageError(
-            "the Kubernetes scheduler needs the package PyYAML",
-            hint="pip install 'kubernetes>=31' 'PyYAML>=6', in the environment of relight",
+            "the Kubernetes scheduler requires the PyYAML package",
+            hint="pip install 'kubernetes>=31' 'PyYAML>=6', in relight's environment",
         ) from None
     return package
 

@@ -81,7 +81,7 @@ def time_to_live(cfg: Mapping[str, Any]) -> dict[str, int]:
     if ttl is None or ttl == NEVER:
         return {}
     if ttl < NEVER:
-        raise UsageError(f"-cfg ttl={ttl}: seconds, or {NEVER} to keep the job")
+        raise UsageError(f"-cfg ttl={ttl}: expected seconds, or {NEVER} to keep the job")
     return {"ttlSecondsAfterFinished": ttl}
 
 
@@ -146,6 +146,6 @@ def only_role(kind: Kind, app: AppDef) -> Role:
     if len(app.roles) == 1:
         return app.roles[0]
     raise UsageError(
-        f"the app {app.name} has {len(app.roles)} roles: a {kind.resource.kind} runs one",
-        hint="-cfg kind=job, kind=jobset or kind=volcano",
+        f"app {app.name} has {len(app.roles)} roles, but a {kind.resource.kind} runs one",
+        hint="use -cfg kind=job, kind=jobset or kind=volcano",
     )

@@ -51,7 +51,7 @@ def read_id(app_id: str) -> JobId:
     namespace, colon, name = rest.partition(":")
     if not colon or not name:
         raise UsageError(
-            f"{app_id} is no job of Kubernetes", hint="NAMESPACE:NAME, or CONTEXT@NAMESPACE:NAME"
+            f"not a Kubernetes job id: {app_id}", hint="NAMESPACE:NAME, or CONTEXT@NAMESPACE:NAME"
         )
     return JobId(unquote(context), namespace, name)
 
@@ -84,8 +84,7 @@ def app_name(app: AppDef, app_id: str, stem: Callable[[str, Role], str]) -> str:
     if room < 24:
         longest = max(roles, key=lambda role: len(role.name))
         raise UsageError(
-            f"the name of the role {longest.name} is too long: names of pods have at most "
-            f"{LONGEST} characters",
+            f"role name {longest.name} is too long; pod names have at most {LONGEST} characters",
             hint="rename the role",
         )
     if len(name) > room:
@@ -103,10 +102,10 @@ def check_options(cfg: Mapping[str, Any]) -> None:
     for name, (pattern, form) in _FORMS.items():
         value = cfg.get(name)
         if value is not None and value != "" and not re.fullmatch(pattern, str(value)):
-            raise UsageError(f"-cfg {name}={value} is not what Kubernetes takes", hint=form)
+            raise UsageError(f"-cfg {name}={value}: not valid in Kubernetes", hint=form)
     for node in cfg.get("exclude") or ():
         if not re.fullmatch(_SUBDOMAIN, node):
             raise UsageError(
-                f"-cfg exclude={node} is not what Kubernetes takes",
-                hint="names of nodes: NODE;NODE",
+                f"-cfg exclude={node}: not valid in Kubernetes",
+                hint="expected node names: NODE;NODE",
             )

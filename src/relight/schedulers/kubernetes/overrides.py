@@ -63,7 +63,7 @@ def _loaded(path: str, what: str) -> Any:
         raise UsageError(f"{what}: {why}", hint="the path of a YAML file") from None
     except cluster.yaml().YAMLError as error:
         why = " ".join(str(error).split())
-        raise UsageError(f"{what} is no YAML: {why}") from None
+        raise UsageError(f"{what} is not valid YAML: {why}") from None
 
 
 def _loader() -> Any:
@@ -81,11 +81,11 @@ def _loader() -> Any:
 
 def _checked(found: Any, what: str) -> dict[str, Any]:
     if not isinstance(found, dict):
-        raise UsageError(f"{what}: expected a mapping, as of a pod", hint="metadata: and spec:")
+        raise UsageError(f"{what}: expected a mapping, as in a pod", hint="metadata: and spec:")
     unknown = [str(name) for name in found if overlays.field_of(str(name)) not in _PARTS]
     if unknown or found.get("kind", "Pod") != "Pod":
         wrong = ", ".join(unknown) or f"kind {found['kind']}"
-        raise UsageError(f"{what}: {wrong} is no part of a pod", hint="metadata: and spec:")
+        raise UsageError(f"{what}: {wrong} is not part of a pod", hint="metadata: and spec:")
     parts = {name: found[name] for name in found if name not in ("apiVersion", "kind")}
     try:
         json.dumps(parts)

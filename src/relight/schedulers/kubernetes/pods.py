@@ -300,7 +300,7 @@ def limit_s(cfg: Mapping[str, Any]) -> int:
     """Return the time limit of a job, 0 for none."""
     said = cfg.get("timeout")
     if said is not None and said < 1:
-        raise UsageError(f"-cfg timeout={said}: at least one minute")
+        raise UsageError(f"-cfg timeout={said}: must be at least one minute")
     return int(said or 0) * 60
 
 
@@ -334,7 +334,7 @@ def _volumes(
             case DeviceMount(source_path, target, permissions):
                 volume, read_only = {"hostPath": {"path": source_path}}, "w" not in permissions
         if not target.startswith("/"):
-            raise UsageError(f"{role.name}: mount of {target}: a path in a container begins with /")
+            raise UsageError(f"{role.name}: mount of {target}: container paths start with /")
         volumes.append({"name": name, **volume})
         mounts.append({"name": name, "mountPath": target, "readOnly": read_only})
     return volumes, mounts
@@ -360,8 +360,8 @@ def _check_restricted(role: Role, cfg: Mapping[str, Any]) -> None:
     ):
         if is_there:
             raise UsageError(
-                f"{role.name}: -cfg restricted: this Pod Security Standard permits no {what}",
-                hint="leave out one of the two",
+                f"{role.name}: -cfg restricted: this Pod Security Standard forbids {what}",
+                hint="leave one of the two out",
             )
 
 
@@ -384,7 +384,7 @@ def _capabilities(cfg: Mapping[str, Any]) -> list[str]:
     for name in names:
         if not re.fullmatch(r"[A-Z]+(_[A-Z]+)*", name):
             raise UsageError(
-                f"-cfg capabilities: {name} is no capability", hint="such as IPC_LOCK;SYS_PTRACE"
+                f"-cfg capabilities: {name} is not a capability", hint="such as IPC_LOCK;SYS_PTRACE"
             )
     return names
 
@@ -466,7 +466,7 @@ def _toleration(text: str) -> dict[str, Any]:
     effects = ("NoSchedule", "PreferNoSchedule", "NoExecute", "")
     if not key or effect not in effects:
         raise UsageError(
-            f"-cfg tolerations: {text} is no toleration",
+            f"-cfg tolerations: {text} is not a toleration",
             hint="KEY, KEY=VALUE or KEY=VALUE:EFFECT; effects: NoSchedule, NoExecute",
         )
     found = {"key": key, "operator": "Equal" if equals else "Exists"}

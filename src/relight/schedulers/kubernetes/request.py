@@ -44,7 +44,7 @@ def objects(
         UsageError: if a part of the app or an option can't be expressed for Kubernetes.
     """
     if not app.roles:
-        raise UsageError(f"the app {app.name} has no roles")
+        raise UsageError(f"app {app.name} has no roles")
     kind = KINDS[cfg.get("kind") or DEFAULT.name]
     kind.check(app, cfg)
     is_only = len(app.roles) == 1

@@ -295,7 +295,7 @@ def _notes(app: AppDef, cfg: Mapping[str, Any]) -> Iterator[str]:
     if cfg.get("runtime") and cfg.get("kind") != "trainjob":
         yield "runtime has no effect without kind=trainjob"
     if cfg.get("image_repo"):
-        yield "image_repo has no effect: no image is built, none is pushed"
+        yield "image_repo has no effect; no image is built or pushed"
 
 
 def _resource(each: Object) -> store.ObjectKind:
@@ -329,7 +329,8 @@ def _create(client: Any, each: Object, *, dry_run: bool = False) -> Object:
         if known["metadata"]["name"] == meta["name"] and same:
             return known
     raise UsageError(
-        f"the ConfigMap {meta['namespace']}/{meta['name']} is not the launcher of this relight",
+        f"the ConfigMap {meta['namespace']}/{meta['name']} does not contain the launcher of this "
+        "relight version",
         hint=f"kubectl delete configmap -n {meta['namespace']} {meta['name']}",
     )
 
@@ -409,7 +410,7 @@ def _remove_after(client: Any, job: JobId, objects: Sequence[Object], first: Bas
         refused = isinstance(first, kubernetes.client.ApiException)
         why = cluster.explained(first).message if refused else "the API server has failed"
         raise MachineError(
-            f"{why}; this was while the objects of {job} were made, and some may be left",
+            f"{why}; some objects of {job} may have been created",
             hint=f"kubectl delete {kinds} -n {job.namespace} -l {_selector(job)}",
         ) from None
 
@@ -504,7 +505,9 @@ def _within(line: str, query: LogQuery, timed: bool) -> Iterator[str]:
     try:
         at = datetime.fromisoformat(stamp)
     except ValueError:
-        raise MachineError(f"the API server sent a log line without a time: {line[:80]}") from None
+        raise MachineError(
+            f"the API server sent a log line without a timestamp: {line[:80]}"
+        ) from None
     if (query.since is None or at >= query.since) and (query.until is None or at <= query.until):
         yield text
 

@@ -60,20 +60,20 @@ class TrainJob:
         role = only_role(self, app)
         if least(role) < role.num_replicas:
             raise UsageError(
-                f"{role.name}: a TrainJob has a fixed number of pods, and succeeds when all have",
-                hint="-cfg kind=job for an elastic job",
+                f"{role.name}: a TrainJob has a fixed number of pods and succeeds when all succeed",
+                hint="use -cfg kind=job for an elastic job",
             )
         for name in _OF_RUNTIME:
             if cfg.get(name):
                 raise UsageError(
-                    f"-cfg {name}: a TrainJob can't say it, its runtime does",
+                    f"-cfg {name} is not supported for TrainJob; its runtime sets it",
                     hint=f"set it in the runtime {cfg.get('runtime') or RUNTIME}, or kind=jobset",
                 )
         if role.max_retries:
             raise UsageError(
-                f"{role.name}: a TrainJob can't say max_retries={role.max_retries}: the failure "
-                "policy of its runtime decides",
-                hint="--max_retries=0, or -cfg kind=jobset",
+                f"{role.name}: TrainJob does not support max_retries={role.max_retries}; its "
+                "runtime's failure policy applies",
+                hint="use --max_retries=0 or -cfg kind=jobset",
             )
 
     def specs(self, app: AppDef, cfg: Mapping[str, Any], place: MeetingPlace) -> Iterator[Maker]:

@@ -118,7 +118,7 @@ def _notes(app: AppDef, cfg: Mapping[str, Any]) -> Iterator[str]:
     if partly or len(retries) > 1:
         yield f"the job is retried as a whole, {pluralize(min(retries), 'time')}"
     if any(role.min_replicas not in (None, role.num_replicas) for role in app.roles):
-        yield "all replicas are started, and the job ends when one fails"
+        yield "all replicas start, and the job ends when one fails"
 
 
 def _devices(app: AppDef, environment: env.Environment, notes: list[str]) -> list[str] | None:
@@ -133,7 +133,7 @@ def _devices(app: AppDef, environment: env.Environment, notes: list[str]) -> lis
     if chosen:
         found = [name.strip() for name in chosen.split(",")][: len(found)]
     if len(found) < asked:
-        notes.append(f"{asked} GPUs are asked for, {len(found)} are here: each replica sees all")
+        notes.append(f"{asked} GPUs requested, but only {len(found)} found; each replica sees all")
         return None
     return found
 
@@ -164,4 +164,4 @@ def _check_command(replica: ReplicaPlan, workspace: str | None) -> None:
     if shutil.which(path, path=search) is None:
         role = f"{replica.role}/{replica.replica}"
         what = "is not executable" if os.path.exists(path) else "is not there"
-        raise UsageError(f"the command of {role}, {name}, {what}", hint="looked for in its PATH")
+        raise UsageError(f"the command of {role}, {name}, {what}", hint="searched the role's PATH")

@@ -47,7 +47,7 @@ def layout(app: AppDef, cfg: Mapping[str, Any], app_id: str) -> dict[str, Any]:
         if names.count(name) > 1:
             raise UsageError(f"two roles have the name {name}")
         if name in ("", ".", "..", "local", "torchelastic", WORKSPACE) or "/" in name:
-            raise UsageError(f"role name {name!r} can't be the name of a directory")
+            raise UsageError(f"role name {name!r} is not a valid directory name")
     base = cfg.get("log_dir")
     directory = os.path.join(os.path.abspath(base), app_id) if base else records.path(app_id)
     return {
@@ -152,9 +152,8 @@ class ProcessScheduler(Scheduler):
             raise self._unknown(app_id)
         if not LocalRecord(records.path(app_id)).stop(_CLOSE_S):
             raise MachineError(
-                f"{app_id} could not be stopped: process {state['pid']}, which runs it, "
-                "did not exit",
-                hint=f"ps --ppid {state['pid']} -o pid,stat,args shows what can't be killed",
+                f"can't stop {app_id}: its process {state['pid']} did not exit",
+                hint=f"ps --ppid {state['pid']} -o pid,stat,args shows unkillable processes",
             )
 
     def delete(self, app_id: str) -> None:
@@ -166,7 +165,7 @@ class ProcessScheduler(Scheduler):
         state = _read(app_id)
         if state is None and records.of_handle(self.name, app_id) is not None:
             if LocalRecord(records.path(app_id)).is_locked():
-                raise MachineError(f"the state of {app_id} is lost, but it still runs")
+                raise MachineError(f"{app_id} still runs, but its state is lost")
             return  # the owner of the record removes it
         self.cancel(app_id)
         assert state is not None
@@ -279,7 +278,7 @@ def _last_line(path: str) -> str:
     except OSError:
         lines = []
     last = next((line for line in reversed(lines) if line.strip()), "it printed nothing")
-    return f"the process that runs the job could not start: {last.strip()}"
+    return f"the job's process could not start: {last.strip()}"
 
 
 def _remove(directory: str) -> None:

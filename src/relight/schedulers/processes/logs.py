@@ -21,7 +21,7 @@ def lines(record: LocalRecord, path: str, query: LogQuery) -> Iterator[str]:
     watch = _watch(path, record.directory) if query.follow else -1
     try:
         if not os.path.exists(path):
-            raise MachineError(f"its logs are gone: {path}")
+            raise MachineError(f"logs no longer exist: {path}")
         yield from tail.lines(
             lambda: [path],
             lambda: query.follow and not _is_over(record, query),

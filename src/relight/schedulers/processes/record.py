@@ -93,7 +93,7 @@ class LocalRecord:
         try:
             os.mkdir(self.directory, 0o700)
         except FileExistsError:
-            raise UsageError(f"the job in {self.directory} was submitted before") from None
+            raise UsageError(f"the job in {self.directory} was already submitted") from None
         except OSError as error:
             raise UsageError(f"can't write to {self.directory}: {error.strerror}") from None
 

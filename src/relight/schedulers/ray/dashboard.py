@@ -58,8 +58,8 @@ def url_of(address: str | None) -> str:
             said, whose = variables.get(name), f"{name}="
     text = said or DEFAULT
     wrong = UsageError(
-        f"{whose}{text} is no address of a dashboard",
-        hint="HOST:8265, or http://HOST:PORT, or https://HOST:PORT",
+        f"{whose}{text} is not a dashboard address",
+        hint="use HOST:8265, http://HOST:PORT or https://HOST:PORT",
     )
     try:
         text = _of_ray(whose.rstrip("="), text)
@@ -93,7 +93,7 @@ def parts_of(app_id: str) -> tuple[str, str]:
     """
     match = re.fullmatch(r"(https:)?((?:\[[0-9a-fA-F:.]+\]|[^:]+):\d+[^:]*):([^:]+)", app_id)
     if match is None:
-        raise UsageError(f"{app_id} is no job of Ray", hint="HOST:PORT:JOB")
+        raise UsageError(f"not a Ray job id: {app_id}", hint="HOST:PORT:JOB")
     scheme = "https" if match[1] else "http"
     return f"{scheme}://{unquote(match[2])}", match[3]
 
@@ -133,7 +133,9 @@ class Dashboard:
             raise self._other()
         if (int(found[1]), int(found[2])) < LEAST:
             least = ".".join(map(str, LEAST))
-            raise UsageError(f"the cluster at {self.url} has Ray {version}; needed is {least}")
+            raise UsageError(
+                f"the cluster at {self.url} has Ray {version}, but {least} is required"
+            )
 
     def upload(self, name: str, data: bytes) -> None:
         """Store a package for jobs, unless it is there."""
@@ -280,24 +282,24 @@ class Dashboard:
     def _silent(self, error: BaseException) -> MachineError:
         reason = getattr(error, "reason", None) or error
         why = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
-        return MachineError(f"no Ray dashboard answers at {self.url}: {why}", hint=_HINT)
+        return MachineError(f"no answer from a Ray dashboard at {self.url}: {why}", hint=_HINT)
 
     def _other(self) -> UsageError:
-        return UsageError(f"what answers at {self.url} is no Ray dashboard", hint=_HINT)
+        return UsageError(f"{self.url} is not a Ray dashboard", hint=_HINT)
 
     def _refused(self, code: int, said: bytes) -> RelightError:
         why = _reason(said.decode(errors="replace"))
         if code in (401, 403):
             return UsageError(
-                f"the Ray cluster at {self.url} does not accept the token: {why}",
-                hint="RAY_AUTH_TOKEN, or the file ~/.ray/auth_token, as for `ray job submit`",
+                f"the Ray cluster at {self.url} rejects the token: {why}",
+                hint="set RAY_AUTH_TOKEN or ~/.ray/auth_token, as for `ray job submit`",
             )
         if code == 404 and not said.startswith(b"Job "):
             return self._other()
         if "already exists" in why:
-            return UsageError(f"Ray: {why}", hint="submit it again, under another name")
+            return UsageError(f"Ray: {why}", hint="submit it again under another name")
         if code in (400, 404):
-            return UsageError(f"Ray refuses it: {why}")
+            return UsageError(f"Ray rejected the request: {why}")
         return MachineError(f"Ray: {code} {why}")
 
 

@@ -842,8 +842,8 @@ def _free_port(host: str, port: int) -> int:
 def _why_lost(error: BaseException) -> str:
     text = str(error)
     if "node" in text.lower() and ("died" in text or "dead" in text or "terminated" in text):
-        return "its node has died"
-    return f"its actor has died: {_line(error)}"
+        return "its node died"
+    return f"its actor died: {_line(error)}"
 
 
 def _line(error: BaseException) -> str:

@@ -53,7 +53,7 @@ def order(app: AppDef, cfg: Mapping[str, Any], app_id: str, token: str) -> dict[
         UsageError: if a part of the app or an option can't be expressed for Ray.
     """
     if not app.roles:
-        raise UsageError(f"the app {app.name} has no roles")
+        raise UsageError(f"app {app.name} has no roles")
     port = _meeting_port(app.roles[0])
     return {
         "app_id": app_id,
@@ -121,8 +121,8 @@ def package(order: Mapping[str, Any], workspace: str | None) -> tuple[str, bytes
             archive.writestr(entry, data)
             if packed.tell() > _MOST:
                 raise UsageError(
-                    f"the workspace is too large for Ray, which takes {_MOST >> 20} MiB",
-                    hint="list what need not be copied in .relightignore",
+                    f"the workspace exceeds Ray's limit of {_MOST >> 20} MiB",
+                    hint="exclude files in .relightignore",
                 )
     data = packed.getvalue()
     return f"_ray_pkg_{hashlib.sha256(data).hexdigest()[:32]}.zip", data
@@ -237,7 +237,7 @@ def _seconds(cfg: Mapping[str, Any]) -> int:
     """Return the time limit of a replica; 0 for none."""
     said = cfg.get("timeout")
     if said is not None and said < 1:
-        raise UsageError(f"-cfg timeout={said}: at least one minute")
+        raise UsageError(f"-cfg timeout={said}: must be at least one minute")
     return int(said or 0) * 60
 
 

@@ -81,7 +81,7 @@ class Ray(Scheduler):
         """Return the request of an app. See `Scheduler.render`."""
         for name, hint in _REFUSED.items():
             if cfg.get(name):
-                raise UsageError(f"-cfg {name}={cfg[name]} has no meaning here", hint=hint)
+                raise UsageError(f"invalid value for -cfg {name}: {cfg[name]}", hint=hint)
         name = request.name_of(app_id)
         url = dashboard.url_of(cfg.get("dashboard_address"))
         whole = dashboard.app_id_of(url, name)
@@ -155,7 +155,7 @@ class Ray(Scheduler):
         end = time.monotonic() + _STOP_S
         while job is not None and not states.state(job).is_over:
             if time.monotonic() >= end:
-                raise MachineError(f"{app_id} did not end within {_STOP_S:.0f} s of its stop")
+                raise MachineError(f"timed out after {_STOP_S:.0f} s waiting for {app_id} to stop")
             time.sleep(_POLL_S / 4)
             job = cluster.job(name)
         if job is not None:
@@ -193,7 +193,7 @@ def _stop(cluster: Dashboard, name: str, app_id: str) -> None:
         return  # it does not exist
     except MachineError as error:
         raise MachineError(
-            f"the submission of {app_id} was not answered, and it can't be stopped; it may run: "
+            f"no answer to the submission of {app_id}, and stopping it failed; it may be running: "
             f"{error.message}",
             hint=f"relight delete ray://relight/{app_id}",
         ) from None
@@ -330,7 +330,7 @@ def _notes(app: AppDef) -> Iterator[str]:
     yield from resource_checks.too_little(app)
     for role in app.roles:
         if role.max_retries and role.retry_policy is not RetryPolicy.REPLICA:
-            yield f"{role.name}: on Ray each replica is retried by itself"
+            yield f"{role.name}: on Ray, replicas are retried individually"
     if any(role.mounts for role in app.roles):
         yield "mounts have no effect: replicas see the files of their node"
 

@@ -22,6 +22,7 @@ from relight.base.errors import (
 )
 from relight.base.text import format_duration
 from relight.base.text import format_names as names
+from relight.core.status.charts import charts_of, progress_of
 from relight.core.status.snapshot import (
     ENDED,
     WAITING,
@@ -32,7 +33,7 @@ from relight.core.status.snapshot import (
     early_exits,
     ranks_of,
 )
-from relight.host import files, system, tail
+from relight.host import system, tail
 from relight.host.waiting import wait_until
 from relight.job.app import NOTHING, AppDef, AppState
 from relight.job.handles import RUN
@@ -48,8 +49,6 @@ from relight.schedulers.api import (
 )
 
 _POLL_S = 0.2
-_LAST = 4096
-"""Bytes of a file in which its last line is looked for."""
 _STOP_S = 90.0
 """Seconds for a job to stop; its workers have a grace time of 30 s by default."""
 _STOPPED = [
@@ -68,8 +67,8 @@ class Run(Scheduler):
             self._jobs = JobDirectory(env.read().variables)
         except OSError as error:
             raise UsageError(
-                f"jobs of relight run are not known: {error.filename}: {error.strerror}",
-                hint="XDG_RUNTIME_DIR names a directory that is yours alone",
+                f"can't list jobs of relight run: {error.filename}: {error.strerror}",
+                hint="set XDG_RUNTIME_DIR to a private directory",
             ) from None
 
     def render(self, app: AppDef, cfg: Mapping[str, Any], app_id: str) -> Request:
@@ -80,13 +79,13 @@ class Run(Scheduler):
         """
         del app, cfg, app_id
         raise UsageError(
-            "-s run: these jobs are started by `relight run`", hint="relight submit -s local …"
+            "-s run is for jobs started with `relight run`", hint="use relight submit -s local …"
         )
 
     def submit(self, request: Request) -> str:
         """Refuse to submit, as `render` does."""
         del request
-        raise UsageError("-s run: these jobs are started by `relight run`")
+        raise UsageError("-s run is for jobs started with `relight run`")
 
     def status(self, app_ids: Sequence[str]) -> dict[str, AppStatus]:
         """Return the statuses of those jobs that exist."""
@@ -114,14 +113,14 @@ class Run(Scheduler):
             )
         if paths:
             raise UsageError(
-                f"rank {worker.rank} runs on {node.host}, and its log files are there: "
+                f"rank {worker.rank} runs on {node.host}; its log files are there: "
                 f"{', '.join(paths)}",
                 hint=f"on {node.host}: relight logs {node.id}/{node.role}/{worker.rank}",
             )
         if node.state == ENDED or query.follow:
             raise UsageError(
                 f"{app_id} keeps no log files" + (" to follow" if query.follow else ""),
-                hint="relight run --log-dir=DIR --tee=3 keeps them and shows them as well",
+                hint="relight run --log-dir=DIR --tee=3 keeps and shows them",
             )
         asked = Output(worker.local_rank, query.stream, worker.rank)
         output = self._jobs.output if is_here else self._jobs.output_elsewhere
@@ -142,9 +141,9 @@ class Run(Scheduler):
             return
         if not wait_until(lambda: self._jobs.ask(app_id) is None, _STOP_S, _POLL_S):
             raise MachineError(
-                f"{app_id} could not be stopped within {format_duration(_STOP_S)}: "
-                f"process {job.pid} did not exit",
-                hint=f"relight stacks {job.pid} shows what its workers do",
+                f"can't stop {app_id}: process {job.pid} did not exit within "
+                f"{format_duration(_STOP_S)}",
+                hint=f"relight stacks {job.pid} shows where its workers are",
             )
 
     def delete(self, app_id: str) -> None:
@@ -198,7 +197,7 @@ class Run(Scheduler):
         if pid := self._jobs.silent_pid(app_id):
             why, hint = self._jobs.why_silent(app_id, pid)
             return MachineError(f"{app_id}: {why}", hint=hint)
-        return UsageError(f"there is no job {app_id}", hint="relight list shows what there is")
+        return UsageError(f"no such job: {app_id}", hint="see relight list")
 
 
 def _status(job: WholeJob) -> AppStatus:
@@ -206,13 +205,16 @@ def _status(job: WholeJob) -> AppStatus:
     replicas = tuple(
         ReplicaStatus(
             node.role, each.rank, _state_of(each, node), node.host, each.exitcode,
-            last_line=each.last_line or _last_line(each), use=each.use,
+            last_line=each.last_line, use=each.use, pid=each.pid if node is own else 0,
         )
         for node, each in ranks_of(job)
     )  # fmt: skip
     url = f"file:{own.run_directory}" if own.run_directory else ""
     message = "; ".join(filter(None, (_message(own) + _unseen(job), early_exits(job))))
-    return AppStatus(_state(own), message, replicas, own.restart, url, own.account, own.preload)
+    return AppStatus(
+        _state(own), message, replicas, own.restart, url, own.account, own.preload,
+        progress_of(job), charts_of(job),
+    )  # fmt: skip
 
 
 def _unseen(job: WholeJob) -> str:
@@ -273,21 +275,6 @@ def _paths(worker: RankSnapshot, stream: str) -> list[str]:
     """Return the log files of a worker, possibly none."""
     names = ("stdout", "stderr") if stream == "combined" else (stream,)
     return [path for name in names if (path := getattr(worker, name))]
-
-
-def _last_line(worker: RankSnapshot) -> str:
-    """Return the last line of a worker's log files, if they are on this machine."""
-    for path in (worker.stdout, worker.stderr):
-        try:
-            with files.opened(path) as file:
-                file.seek(max(0, os.fstat(file.fileno()).st_size - _LAST))
-                lines = file.read(_LAST).decode(errors="replace").splitlines()
-        except OSError:
-            continue
-        found = next((line for line in reversed(lines) if line.strip()), "")
-        if found:
-            return found
-    return ""
 
 
 def _time(seconds: float) -> str:

@@ -68,5 +68,5 @@ def mountable(path: str) -> str:
         UsageError: if it has a character that separates mounts.
     """
     if set(path) & {",", ":"}:
-        raise UsageError(f"{path} can't be mounted: it has a comma or a colon")
+        raise UsageError(f"can't mount {path}: it contains a comma or a colon")
     return shlex.quote(path)

@@ -180,11 +180,13 @@ class Slurm:
             if body["has_launcher"]:
                 _write_launcher(os.path.join(folder, script.LAUNCHER))
         except FileExistsError:
-            raise UsageError(f"{folder} is there already", hint="a job is submitted once") from None
+            raise UsageError(
+                f"{folder} already exists", hint="a job can be submitted only once"
+            ) from None
         except OSError as error:
             raise UsageError(
                 f"can't write the script to {error.filename}: {error.strerror}",
-                hint="-cfg job_dir=DIR, which all nodes see",
+                hint="set -cfg job_dir=DIR to shared storage",
             ) from None
         try:
             if body["workspace"]:
@@ -223,8 +225,8 @@ class Slurm:
                 raise _unknown(app_id)
         if folder is None:
             raise UsageError(
-                f"where the logs of {app_id} are is not known here",
-                hint="it was submitted by another user, or with another home directory",
+                f"log location of {app_id} is unknown on this machine",
+                hint="it was submitted by another user or from another home directory",
             )
         directory, roles = folder
         if not 0 <= query.replica < roles.get(query.role, 0):
@@ -250,7 +252,7 @@ class Slurm:
         while (status := self.status([app_id]).get(app_id)) and not status.state.is_over:
             if time.monotonic() > end:
                 raise MachineError(
-                    f"{app_id} could not be stopped: it still runs after {_STOP_LIMIT_S:.0f} s",
+                    f"can't stop {app_id}: still running after {_STOP_LIMIT_S:.0f} s",
                     hint=f"squeue --job {app_id}",
                 )
             time.sleep(_POLL_S)
@@ -281,7 +283,7 @@ class Slurm:
                 hint = f"partitions: {', '.join(dict.fromkeys(names))}" if names else ""
             elif "configuration is not available" in reason:
                 hint = "sinfo -N -o '%N %c CPUs %m MB %G' shows what nodes have"
-            raise UsageError(f"Slurm refuses the job: {reason}", hint=hint)
+            raise UsageError(f"Slurm rejected the job: {reason}", hint=hint)
         return process.stdout.strip().partition(";")[0]  # ID;CLUSTER in a federation
 
     def _lines(self, app_id: str, directory: str, query: LogQuery) -> Iterator[str]:
@@ -359,7 +361,7 @@ class _Tail:
 
 
 def _unknown(app_id: str) -> UsageError:
-    return UsageError(f"Slurm knows no job {app_id}", hint="relight list -s slurm")
+    return UsageError(f"no job {app_id} in Slurm", hint="relight list -s slurm")
 
 
 def _folder(app_id: str, name: str) -> Folder | None:

@@ -261,10 +261,10 @@ def _check(app: AppDef, directory: str) -> None:
         if names.count(role.name) > 1:
             raise UsageError(f"two roles have the name {role.name}")
         if not re.fullmatch(r"[\w.@+-]+", role.name) or role.name in _RESERVED_NAMES:
-            raise UsageError(f"role name {role.name!r} can't be the name of a directory here")
+            raise UsageError(f"role name {role.name!r} is not a valid directory name")
         for name in role.env:
             if not _VARIABLE.fullmatch(name):
-                raise UsageError(f"role {role.name}: {name!r} is not the name of a shell variable")
+                raise UsageError(f"role {role.name}: {name!r} is not a shell variable name")
         for text in (role.entrypoint, *role.args, *role.env.values()):
             if "\0" in text:
                 raise UsageError(f"role {role.name}: a NUL in {text!r}")
@@ -294,7 +294,7 @@ def before_the_limit(app: AppDef, cfg: Mapping[str, Any]) -> tuple[str, int]:
     match = _SIGNAL.fullmatch(text.upper())
     if match is None or match[1] not in ("USR1", "USR2", "TERM", "INT", "HUP"):
         raise UsageError(
-            f"signal={text}: expected USR1@SECONDS, or another of USR2, TERM, INT, HUP; or none"
+            f"signal={text}: expected SIGNAL@SECONDS with USR1, USR2, TERM, INT or HUP, or none"
         )
     seconds = int(match[2] or 60)
     limit = minutes(str(cfg.get("time") or ""))
@@ -337,7 +337,7 @@ def _sbatch(name: str, value: Any) -> str:
 
 def _one_line(text: str) -> str:
     if "\n" in text or "\0" in text:
-        raise UsageError(f"an option of sbatch is one line: {text!r}")
+        raise UsageError(f"sbatch options are single lines: {text!r}")
     return text
 
 

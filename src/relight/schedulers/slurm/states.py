@@ -181,11 +181,12 @@ def run(command: Sequence[str], limit_s: float = _LIMIT_S) -> "subprocess.Comple
         )
     except FileNotFoundError:
         raise MachineError(
-            f"there is no {command[0]} here", hint="jobs go to Slurm from a host that has it"
+            f"{command[0]} is not installed on this machine",
+            hint="submit from a host with Slurm's client commands",
         ) from None
     except subprocess.TimeoutExpired:
         raise MachineError(
-            f"{command[0]} got no answer within {limit_s:g} s", hint="scontrol ping"
+            f"{command[0]}: no answer within {limit_s:g} s", hint="scontrol ping"
         ) from None
 
 

@@ -76,7 +76,7 @@ def read(path: str) -> list[SshHost]:
             lines = file.read().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise UsageError(f"can't read the host file {path}: {why}") from None
+        raise UsageError(f"can't read host file {path}: {why}") from None
     hosts = []
     for number, line in enumerate(lines, 1):
         words = line.partition("#")[0].replace(" =", "=").replace("= ", "=").split()
@@ -91,7 +91,7 @@ def read(path: str) -> list[SshHost]:
             if name not in _SLOTS or not equals or not value.isdecimal():
                 raise UsageError(
                     f"{path}:{number}: {word!r} is not valid here",
-                    hint="a line is a host, then slots=NUMBER or nothing",
+                    hint="each line is a host, optionally followed by slots=NUMBER",
                 )
     return hosts
 
@@ -103,13 +103,13 @@ def of(cfg: Mapping[str, Any]) -> list[SshHost]:
         UsageError: if no host is named, or both options are given.
     """
     if cfg.get("hosts") and cfg.get("hostfile"):
-        raise UsageError("-cfg hosts and hostfile exclude each other")
+        raise UsageError("-cfg hosts and -cfg hostfile are mutually exclusive")
     if cfg.get("hostfile"):
         hosts, where = read(cfg["hostfile"]), f"the host file {cfg['hostfile']}"
     else:
         hosts, where = [parse(text) for text in cfg.get("hosts") or ()], ""
     if not hosts:
-        what = f"{where} names no host" if where else "ssh needs to know the hosts"
+        what = f"{where} names no host" if where else "ssh requires a list of hosts"
         raise UsageError(what, hint="-cfg 'hosts=node1;user@node2:2222' or -cfg hostfile=FILE")
     return hosts
 
@@ -184,11 +184,13 @@ def explain(host: SshHost, code: int, said: str, decoder: frames.FrameDecoder) -
     last = _last_line(said)
     if decoder.greeted:
         why = f": {last}" if last else ""
-        return MachineError(f"the connection to {host} was lost{why}")
+        return MachineError(f"lost the connection to {host}{why}")
     if frames.NAME in decoder.noise:
         return NoRelightError(
             f"{host} has another version of relight",
-            hint="--launcher=travels sends this one; -cfg python= names a Python that has it",
+            hint=(
+                "use --launcher=travels to send this one, or -cfg python= for a Python that has it"
+            ),
         )
     for mark, message, hint in _connection_errors(host, last) if code == _SSH_FAILED else ():
         if mark in said:
@@ -196,7 +198,7 @@ def explain(host: SshHost, code: int, said: str, decoder: frames.FrameDecoder) -
     if code != _SSH_FAILED and "No module named 'relight'" in said:
         return NoRelightError(
             f"relight is not installed on {host}",
-            hint="--launcher=travels sends it; -cfg python=FILE names a Python that has it",
+            hint="use --launcher=travels to send it, or -cfg python=FILE for a Python that has it",
         )
     for mark, message, hint in _start_errors(host, last) if code != _SSH_FAILED else ():
         if mark in said:
@@ -209,12 +211,12 @@ def explain(host: SshHost, code: int, said: str, decoder: frames.FrameDecoder) -
 
 def _connection_errors(host: SshHost, last: str) -> Iterator[tuple[str, str, str]]:
     """Yield a message of ssh, its meaning, and what to do."""
-    yield ("HOST IDENTIFICATION HAS CHANGED", f"the key of {host} is not the one known for it",
+    yield ("HOST IDENTIFICATION HAS CHANGED", f"the host key of {host} has changed",
            "if the host's key was changed on purpose: "
            f"ssh-keygen -R {_known_as(host)}")  # fmt: skip
-    yield ("Host key verification failed", f"the key of {host} is not known here",
+    yield ("Host key verification failed", f"unknown host key for {host}",
            f"connect once with `ssh {host.name}` to accept it")  # fmt: skip
-    yield ("Could not resolve hostname", f"there is no host {host.name}: {_after_colon(last)}",
+    yield ("Could not resolve hostname", f"no such host: {host.name}: {_after_colon(last)}",
            "the name is looked up as ssh does, ~/.ssh/config included")  # fmt: skip
     yield (
         "Permission denied",
@@ -230,9 +232,9 @@ def _connection_errors(host: SshHost, last: str) -> Iterator[tuple[str, str, str
 def _start_errors(host: SshHost, last: str) -> Iterator[tuple[str, str, str]]:
     """Yield a message of the remote shell or Python, its meaning, and what to do."""
     another = "-cfg python=FILE names another one"
-    yield ("Unknown option: -P", f"the Python of {host} is older than 3.11", another)
+    yield ("Unknown option: -P", f"Python on {host} is older than 3.11", another)
     for word in ("not found", "No such file", "cannot execute", "Permission denied"):
-        yield word, f"there is no such Python on {host}: {last}", another
+        yield word, f"no such Python on {host}: {last}", another
 
 
 def _known_as(host: SshHost) -> str:

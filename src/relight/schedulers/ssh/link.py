@@ -137,7 +137,7 @@ class ReplicaLink:
             try:
                 self._end = frames.ReplicaEnded.of(payload)
             except Malformed as error:
-                reason = f"{self._host} does not answer as relight does: {error}"
+                reason = f"unexpected response from {self._host}: {error}"
                 raise MachineError(reason) from None
 
     def _read_stderr(self) -> None:

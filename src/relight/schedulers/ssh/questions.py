@@ -92,14 +92,14 @@ def _kept(host: SshHost, process: "subprocess.Popen[bytes]") -> RelightError | N
     try:
         _, err = process.communicate(timeout=_LIMIT_S)
     except subprocess.TimeoutExpired:
-        return MachineError(f"{host} does not take the launcher within {_LIMIT_S:g} s")
+        return MachineError(f"timed out after {_LIMIT_S:g} s copying the launcher to {host}")
     if process.returncode == 0:
         return None
     said = [line for line in err.decode(errors="replace").splitlines() if line.strip()]
     why = said[-1].strip() if said else f"exit code {process.returncode}"
     return MachineError(
-        f"{host} can't keep the launcher: {why}",
-        hint="install relight there, or make room in ~/.cache",
+        f"can't store the launcher on {host}: {why}",
+        hint="install relight there, or free space in ~/.cache",
     )
 
 
@@ -113,7 +113,9 @@ def _start(command: Sequence[str], stdin: int | IO[bytes]) -> "subprocess.Popen[
             start_new_session=True,  # no terminal to ask questions at
         )
     except FileNotFoundError:
-        raise MachineError("there is no ssh here", hint="Debian: openssh-client") from None
+        raise MachineError(
+            "ssh is not installed on this machine", hint="Debian: openssh-client"
+        ) from None
 
 
 def _ordered(command: Sequence[str], order: Check | Remove) -> "subprocess.Popen[bytes]":
@@ -133,7 +135,7 @@ def _answer(host: SshHost, process: "subprocess.Popen[bytes]") -> RelightError |
     except subprocess.TimeoutExpired:
         return MachineError(
             f"{host} accepts the login but does not answer",
-            hint="do the start-up files of the shell there wait for input?",
+            hint="check whether the remote shell's startup files prompt for input",
         )
     decoder = frames.FrameDecoder(frames.GREETING)
     try:
@@ -145,7 +147,7 @@ def _answer(host: SshHost, process: "subprocess.Popen[bytes]") -> RelightError |
     try:
         return hosts.problem(host, frames.ReplicaEnded.of(said[frames.END]))
     except Malformed as error:
-        return MachineError(f"{host} does not answer as relight does: {error}")
+        return MachineError(f"unexpected response from {host}: {error}")
 
 
 def _end(running: Iterable[tuple[SshHost, "subprocess.Popen[bytes]"]]) -> None:

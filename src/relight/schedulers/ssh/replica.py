@@ -273,7 +273,7 @@ def _unpack(file: IO[bytes], place: str) -> None:
                     tar.extraction_filter = tarfile.tar_filter
                 tar.extractall(place)  # noqa: S202  # its sender may run programs here anyway
         except tarfile.TarError as error:
-            raise MachineError(f"the workspace can't be unpacked in {place}: {error}") from None
+            raise MachineError(f"can't unpack the workspace in {place}: {error}") from None
 
 
 def _existing_directory(path: str) -> str:
@@ -282,8 +282,11 @@ def _existing_directory(path: str) -> str:
     full = os.path.abspath(os.path.expanduser(home))
     if not os.path.isdir(full):
         raise UsageError(
-            f"there is no directory {full}",
-            hint="-cfg sync=true copies the working directory, -cfg cwd=DIR names another",
+            f"no such directory: {full}",
+            hint=(
+                "use -cfg sync=true to copy the working directory, or choose another with -cfg "
+                "cwd=DIR"
+            ),
         )
     if not os.access(full, os.X_OK):
         raise UsageError(f"permission denied: {full}")
@@ -305,7 +308,7 @@ def _search_path(wanted: str) -> str:
 def _check_command(command: str, path: str) -> None:
     if shutil.which(command, path=path) is None:
         what = "is not executable" if os.path.exists(command) else "is not there"
-        raise UsageError(f"the command {command} {what}", hint=f"looked for in {path}")
+        raise UsageError(f"the command {command} {what}", hint=f"searched in {path}")
 
 
 def main() -> NoReturn:

@@ -78,9 +78,9 @@ class Ssh(ProcessScheduler):
         wanted = sum(role.num_replicas for role in app.roles)
         if wanted > len(listed):
             raise UsageError(
-                f"{pluralize(wanted, 'replica')} for {pluralize(len(listed), 'host')}: "
-                f"each needs its own",
-                hint="a host that is listed twice takes two",
+                f"{pluralize(wanted, 'replica')} for {pluralize(len(listed), 'host')}; each needs "
+                "its own",
+                hint="list a host twice for two replicas",
             )
         for name, least, most in (("grace", 0.0, _MOST_GRACE_S), ("silence", 2.0, 3600.0)):
             if not least <= cfg[name] <= most:
@@ -134,7 +134,7 @@ class Ssh(ProcessScheduler):
             with open(path, "x") as file:
                 json.dump([fields.plain(each) for each in known], file)
         except FileExistsError:
-            raise UsageError(f"the job {app_id} was submitted before") from None
+            raise UsageError(f"job {app_id} was already submitted") from None
         except OSError as error:
             raise MachineError(f"can't write {path}: {error.strerror}") from None
         try:
@@ -189,7 +189,7 @@ class Ssh(ProcessScheduler):
         known = _load_replicas(app_id)
         if not known:
             raise UsageError(
-                f"no ssh job {app_id} was submitted from here", hint="relight list -s ssh"
+                f"no ssh job {app_id} was submitted from this machine", hint="relight list -s ssh"
             )
         return known
 

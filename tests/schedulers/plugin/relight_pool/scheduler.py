@@ -212,7 +212,7 @@ def _id(place: str) -> str:
 def _place(app_id: str) -> str:
     pool, colon, name = app_id.rpartition(":")
     if not colon:
-        raise UsageError(f"{app_id} is no job of a pool", hint="DIRECTORY:NAME")
+        raise UsageError(f"not a pool job id: {app_id}", hint="DIRECTORY:NAME")
     return os.path.join(urllib.parse.unquote(pool), name)
 
 
@@ -228,7 +228,7 @@ def _job(app_id: str) -> dict[str, Any] | None:
 def _existing(app_id: str) -> dict[str, Any]:
     job = _job(app_id)
     if job is None:
-        raise UsageError(f"there is no job {app_id} in this pool", hint="relight list -s pool")
+        raise UsageError(f"no such job in this pool: {app_id}", hint="relight list -s pool")
     return job
 
 

@@ -3,15 +3,10 @@
 "use strict";
 
 const ROW_PX = 32, LANE_PX = 30, MOST_EVENTS = 1000, SHOWN_EVENTS = 300;
-const PHASES = {
-  productive: "productive", running: "running", lost: "lost since the last checkpoint",
-  waiting: "waiting", rendezvous: "rendezvous", spawn: "start of processes", imports: "imports",
-  init: "init of the group", first_step: "first step", unknown: "unknown", detect: "detection",
-  teardown: "teardown", stopping: "stopping", frozen: "frozen", done: "done",
-};
 const MARKS = {
   failure: "failure", arrival: "node came", departure: "node left", checkpoint: "checkpoint", end: "end",
 };
+const STATE = 3, LINE = 10, LAST_KNOWN = 11, REPORTED = 14;
 const COLUMNS = [
   { name: "Rank", at: 0, number: true },
   { name: "Host", at: 2, wide: true },
@@ -20,13 +15,17 @@ const COLUMNS = [
   { name: "Steps/s", at: 7, number: true, optional: true, wide: true, text: (v) => v.toPrecision(3) },
   { name: "CPU", at: 8, number: true, optional: true, wide: true, text: (v) => `${Math.round(v * 100)} %` },
   { name: "Memory", at: 9, number: true, optional: true, wide: true, text: bytes },
+  { name: "GPU", at: 12, number: true, optional: true, wide: true, text: (v) => `${Math.round(v * 100)} %` },
+  { name: "GPU mem", at: 13, number: true, optional: true, wide: true, text: bytes },
   { name: "PID", at: 5, number: true, wide: true },
-  { name: "Last line", at: 10, last: true },
+  { name: "Reported", at: REPORTED, optional: true, wide: true },
+  { name: "Last line", at: LINE, last: true },
 ];
-const STATE = 3, LAST_KNOWN = 11, USED = new Set([6, 7, 8, 9]);
+const USED = new Set([6, 7, 8, 9]);
 
 const page = {
-  look: { job: null, lanes: [], generations: [], failures: [], goodput: null, actions: [] },
+  look: { job: null, lanes: [], generations: [], failures: [], goodput: null,
+    phases: {}, charts: [], actions: [] },
   ranks: new Map(), events: [], rows: [], drawn: new Map(), current: null,
   sort: { at: 0, down: false }, received: 0, seen: false, locked: false,
   token: takeToken(),
@@ -84,10 +83,13 @@ function time(at) {
   return made;
 }
 
+const phaseName = (phase) => page.look.phases[phase] || phase;
+
 function slug(phase) {
-  return `p-${phase in PHASES ? phase.replace("_", "-") : "other"}`;
+  return `p-${phase in page.look.phases ? phase.replace("_", "-") : "unknown"}`;
 }
 
+const known = (value) => value !== null && value !== undefined;
 const many = (n, what) => `${n} ${what}${n === 1 ? "" : "s"}`;
 
 // The clock of the server, which the job's times are of.
@@ -185,6 +187,7 @@ function take(news) {
   page.seen = true;
   showJob();
   if (news.full || news.lanes || news.generations) showGenerations();
+  if (news.full || news.charts) showCharts();
   showTimeline();
   if (news.full || news.failures) showFailures();
   if (news.full || news.ranks || news.gone) chooseRows();
@@ -218,11 +221,11 @@ function showTiles() {
     [job.over ? "Ran for" : "Running for", duration(now() - job.started), ""],
     ["Generation", job.generation < 0 ? "none yet" : String(job.generation), ""],
     ["Restarts", String(job.restart), job.max_restarts ? `of ${job.max_restarts}` : ""],
-    ["Nodes", String(job.nodes), ""],
-    ["Ranks", String(job.world_size), ""],
+    ["Ranks", String(job.world_size), `on ${many(job.nodes, "node")}`],
   ];
   if (put && put.share !== null) tiles.push(["Goodput", `${(put.share * 100).toFixed(1)} %`, put.is_most ? "at most" : ""]);
-  if (job.step !== null && job.step !== undefined) tiles.push(["Step", String(job.step), job.over ? "last known" : job.rate ? `${job.rate.toPrecision(3)} /s` : ""]);
+  if (known(job.step)) tiles.push(["Step", String(job.step), stepNote(job)]);
+  if (known(job.remaining_s)) tiles.push(["Time left", about(job.remaining_s), `until ${moment(now() + job.remaining_s)}`]);
   const list = el("tiles");
   while (list.children.length > tiles.length) list.lastChild.remove();
   tiles.forEach(([name, value, more], n) => {
@@ -238,6 +241,77 @@ function showTiles() {
     set(tile.querySelector("span"), value);
     set(tile.querySelector("small"), more);
   });
+}
+
+function stepNote(job) {
+  if (known(job.total)) return `of ${job.total}`;
+  if (job.over) return "last known";
+  return job.rate ? `${job.rate.toPrecision(3)} /s` : "";
+}
+
+// A moment to come, to the minute.
+function moment(at) {
+  const options = { hour: "2-digit", minute: "2-digit", hourCycle: "h23" };
+  if (at - now() > 43200) Object.assign(options, { month: "short", day: "numeric" });
+  return new Date(at * 1000).toLocaleString(undefined, options);
+}
+
+// Numbers over time: a line for each, with gaps where nothing is known.
+
+function showCharts() {
+  const charts = page.look.charts.filter(([, , , values]) => values.some((value) => value !== null));
+  el("chart-part").hidden = !charts.length;
+  el("charts").replaceChildren(...charts.map(([name, , every, values]) => {
+    const made = make("div"), shown = values.filter((value) => value !== null);
+    const low = Math.min(...shown), high = Math.max(...shown);
+    const range = `${short(low)} to ${short(high)} in ${about(values.length * every)}`;
+    const dd = make("dd", short(shown.at(-1)));
+    const line = sparkline(values, low, high);
+    line.setAttribute("aria-label", `${name} over time, from ${range}`);
+    made.append(make("dt", name), dd, line, make("small", range));
+    return made;
+  }));
+}
+
+// A duration without seconds that do not matter.
+function about(s) {
+  return s < 600 ? duration(Math.round(s)) : duration(60 * Math.round(s / 60)).replace(/ 0 (s|min|h)$/, "");
+}
+
+function short(value) {
+  const size = Math.abs(value);
+  if (size !== 0 && (size < 1e-3 || size >= 1e6)) return value.toExponential(2);
+  return String(Number(value.toPrecision(4)));
+}
+
+const CHART_WIDTH = 240, CHART_HEIGHT = 44;  // as in index.html
+
+function sparkline(values, low, high) {
+  const svg = el("sparkline").content.firstChild.cloneNode(true);
+  const x = (n) => (values.length < 2 ? CHART_WIDTH : (n / (values.length - 1)) * CHART_WIDTH).toFixed(1);
+  const y = (value) => (high === low ? CHART_HEIGHT / 2 : CHART_HEIGHT - 3 - ((value - low) / (high - low)) * (CHART_HEIGHT - 6)).toFixed(1);
+  for (const part of parts(values)) {
+    const points = part.map(([n, value]) => `${x(n)},${y(value)}`);
+    const ends = [part[0][0], part.at(-1)[0]].map(x);
+    const area = `${ends[0]},${CHART_HEIGHT} ${points.join(" ")} ${ends[1]},${CHART_HEIGHT}`;
+    if (part.length === 1) points.push(`${Number(ends[0]) + 0.1},${y(part[0][1])}`);
+    const [polygon, polyline] = el("stretch").content.firstChild.cloneNode(true).children;
+    polygon.setAttribute("points", area);
+    polyline.setAttribute("points", points.join(" "));
+    svg.append(polygon, polyline);
+  }
+  return svg;
+}
+
+// The stretches of known values, as pairs of place and value.
+function parts(values) {
+  const found = [];
+  values.forEach((value, n) => {
+    if (value === null) return;
+    if (n === 0 || values[n - 1] === null) found.push([]);
+    found.at(-1).push([n, value]);
+  });
+  return found;
 }
 
 // The timeline: a lane a node, of which only those in view are in the document.
@@ -277,7 +351,7 @@ function lane(each, from, span, until) {
     before = generation;
     bar.style.left = `${place(begin)}%`;
     bar.style.width = `${place(to) - place(begin)}%`;
-    bar.title = `generation ${generation}: ${PHASES[phase] || phase}, ${duration(to - begin)}`;
+    bar.title = `generation ${generation}: ${phaseName(phase)}, ${duration(to - begin)}`;
     track.append(bar);
   }
   for (const [at, kind, text] of each.marks) {
@@ -318,9 +392,9 @@ function showLegend(lanes) {
   const key = [...phases, "|", ...kinds].join();
   if (el("legend").dataset.key === key) return;
   el("legend").dataset.key = key;
-  const items = Object.keys(PHASES).filter((each) => phases.has(each)).map((phase) => {
+  const items = Object.keys(page.look.phases).filter((each) => phases.has(each)).map((phase) => {
     const item = make("li");
-    item.append(make("i", undefined, slug(phase)), PHASES[phase]);
+    item.append(make("i", undefined, slug(phase)), phaseName(phase));
     return item;
   });
   for (const kind of Object.keys(MARKS).filter((each) => kinds.has(each))) {
@@ -360,7 +434,7 @@ function showFailures() {
 
 function columns() {
   return COLUMNS.filter((column) => !column.optional
-    || [...page.ranks.values()].some((row) => row[column.at] !== null));
+    || [...page.ranks.values()].some((row) => known(row[column.at])));
 }
 
 function chooseRows() {
@@ -370,7 +444,7 @@ function chooseRows() {
     const kind = row[STATE].split(" ")[0];
     states.add(kind);
     if (state && kind !== state) return false;
-    const text = `rank:${row[0]} ${row[2]} ${row[STATE]} ${row[10]}`.toLowerCase();
+    const text = `rank:${row[0]} ${row[2]} ${row[STATE]} ${row[REPORTED] || ""} ${row[LINE]}`.toLowerCase();
     return words.every((word) => (/^rank:\d+$/.test(word) ? text.startsWith(`${word} `) : text.includes(word)));
   });
   const { at, down } = page.sort, sign = down ? -1 : 1;
@@ -474,11 +548,11 @@ function space(rows, span) {
 
 // Makes the row of a rank, or changes the one that is there: it keeps the focus, and is not read again.
 function rankRow(row, n, shown, before) {
-  const names = shown.map((column) => column.name).join(), known = before?.names === names ? before : null;
-  const made = known ? known.row : make("tr");
+  const names = shown.map((column) => column.name).join(), same = before?.names === names ? before : null;
+  const made = same ? same.row : make("tr");
   made.setAttribute("aria-rowindex", String(n + 2));
   shown.forEach((column, at) => {
-    if (known && [column.at, LAST_KNOWN].every((each) => known.values[each] === row[each])) return;
+    if (same && [column.at, LAST_KNOWN].every((each) => same.values[each] === row[each])) return;
     let cell = made.children[at];
     if (!cell) {
       cell = make(column.at === 0 ? "th" : "td", undefined, `${column.number ? "number" : ""} ${column.wide ? "wide" : ""}`);
@@ -506,8 +580,8 @@ function fill(cell, column, row) {
     badge.dataset.state = value.split(" ")[0];
     cell.replaceChildren(badge);
   } else {
-    const isOld = Boolean(row[LAST_KNOWN]) && USED.has(column.at) && value !== null;
-    cell.textContent = value === null ? "" : column.text ? column.text(value) : String(value);
+    const isOld = Boolean(row[LAST_KNOWN]) && USED.has(column.at) && known(value);
+    cell.textContent = !known(value) ? "" : column.text ? column.text(value) : String(value);
     cell.classList.toggle("old", isOld);
     cell.title = isOld ? `last known, at ${clock(row[LAST_KNOWN])}` : "";
     if (isOld) cell.append(make("span", " (last known)", "unseen"));
@@ -529,7 +603,7 @@ function showGoodput() {
   el("goodput-bar").replaceChildren(...parts.map(([phase, s]) => {
     const part = make("i", undefined, slug(phase));
     part.style.width = `${(s / total) * 100}%`;
-    part.title = `${PHASES[phase] || phase}: ${duration(s)}`;
+    part.title = `${phaseName(phase)}: ${duration(s)}`;
     return part;
   }));
   const term = (name, text, phase) => {
@@ -539,7 +613,7 @@ function showGoodput() {
     made.append(dt, make("dd", text));
     return made;
   };
-  const list = parts.map(([phase, s]) => term(PHASES[phase] || phase, `${duration(s)} · ${((s / total) * 100).toFixed(1)} %`, phase));
+  const list = parts.map(([phase, s]) => term(phaseName(phase), `${duration(s)} · ${((s / total) * 100).toFixed(1)} %`, phase));
   if (put.mttr !== null) list.push(term("mean time to recovery", duration(put.mttr)));
   if (put.mtbf !== null) list.push(term("mean time between failures", duration(put.mtbf)));
   el("goodput-parts").replaceChildren(...list);
@@ -549,7 +623,8 @@ function showEvents() {
   const box = el("event-scroll");
   const atEnd = box.scrollTop + box.clientHeight >= box.scrollHeight - 8;
   const words = el("event-find").value.toLowerCase().split(/\s+/).filter(Boolean);
-  const found = page.events.filter((each) => {
+  const all = el("event-internal").checked;
+  const found = page.events.filter((each) => all || !each.internal).filter((each) => {
     const text = `${each.event} ${each.text}`.toLowerCase();
     return words.every((word) => text.includes(word));
   });
@@ -613,6 +688,7 @@ el("sheet-stream").addEventListener("change", () => again());
 el("find").addEventListener("input", chooseRows);
 el("states").addEventListener("change", chooseRows);
 el("event-find").addEventListener("input", showEvents);
+el("event-internal").addEventListener("change", showEvents);
 el("range").addEventListener("change", showTimeline);
 el("rank-scroll").addEventListener("scroll", showRows, { passive: true });
 el("rank-scroll").addEventListener("keydown", moveFocus);

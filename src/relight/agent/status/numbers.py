@@ -1,0 +1,114 @@
+"""The numbers of this node's workers: what they report, what --watch-metric finds in their output,
+and their steps per second. They are sampled for charts: once a second at first, every ten seconds
+in a long job.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from relight.agent.worker_group import WorkerGroup
+from relight.base.values import STDERR, STDOUT
+from relight.core.status.charts import STEPS, ChartBuffer, StepRate, numbers_in
+from relight.core.status.snapshot import Chart
+from relight.host.loop import Loop, Timer
+
+if TYPE_CHECKING:
+    from relight.base.metric_patterns import MetricFinder
+
+_MOST_EVERY_S = 10.0
+_TAIL = 16 * 1024
+"""Bytes at the end of a stream that are searched."""
+
+
+class Numbers:
+    """The numbers of the workers of one agent.
+
+    Args:
+        loop: the agent's loop.
+        began: when the job began, in seconds since 1970.
+        workers: returns its latest workers.
+        patterns: the regular expressions of --watch-metric.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        began: float,
+        workers: Callable[[], WorkerGroup | None],
+        patterns: Sequence[str],
+    ) -> None:
+        self._loop, self._workers = loop, workers
+        self._finder = _finder(patterns) if patterns else None
+        self._charts = ChartBuffer(began)
+        self._began_at = loop.now() - max(0.0, time.time() - began)
+        self._never_found = set(self._finder.names) if self._finder is not None else set()
+        self._forget(None)
+        self._sample()
+
+    def charts(self) -> tuple[Chart, ...]:
+        """Return the numbers over time."""
+        return self._charts.charts()
+
+    def reported(self) -> dict[int, tuple[str, ...]]:
+        """Return the last numbers of each worker, as `loss=0.31`, by local rank."""
+        workers = self._workers()
+        if workers is not self._of:
+            self._forget(workers)
+        if workers is None or workers.supervisor is None:
+            return {}
+        found = workers.memory.values()
+        for rank in range(len(workers.supervisor.workers.ranks)) if self._finder else ():
+            texts, lines = found.get(rank, ()), self._in_output(workers, rank)
+            names = lines.keys() - numbers_in(texts).keys()
+            found[rank] = (*texts, *(f"{n}={lines[n]:.6g}" for n in lines if n in names))
+        return found
+
+    def close(self) -> str:
+        """Take the last sample; return which names --watch-metric has never found, in words."""
+        self._next.cancel()
+        self._loop.run_guarded(self._add, "the numbers of the workers")
+        return ", ".join(sorted(self._never_found))
+
+    def _forget(self, workers: WorkerGroup | None) -> None:
+        """Begin anew: the latest workers are others."""
+        self._of = workers
+        self._rate = StepRate()
+        self._found: dict[int, dict[str, float]] = {}
+        self._searched: dict[tuple[int, int], bytes] = {}
+
+    def _sample(self) -> None:
+        self._loop.run_guarded(self._add, "the numbers of the workers")
+        after_s = min(self._charts.every_s, _MOST_EVERY_S)
+        self._next: Timer = self._loop.call_after(after_s, self._sample)
+
+    def _add(self) -> None:
+        numbers: dict[str, float] = {}
+        for _, texts in sorted(self.reported().items(), reverse=True):  # the lowest rank counts
+            numbers |= numbers_in(texts)
+        workers, now = self._of, self._loop.now()
+        if workers is None or workers.supervisor is None or not workers.supervisor.is_running:
+            return
+        if steps := workers.memory.progress().values():
+            rate = self._rate.take(*min(steps), now)
+            if rate is not None:
+                numbers[STEPS] = rate
+        self._charts.add(now - self._began_at, numbers)
+
+    def _in_output(self, workers: WorkerGroup, local_rank: int) -> dict[str, float]:
+        """Return what the output of a worker contains; stdout comes before stderr."""
+        assert self._finder is not None
+        found = self._found.setdefault(local_rank, {})
+        for stream in (STDERR, STDOUT):
+            tail = workers.logs.tail(local_rank, stream, _TAIL)
+            if self._searched.get((local_rank, stream)) != tail:
+                self._searched[local_rank, stream] = tail
+                found |= self._finder.find(tail.decode(errors="replace"))
+        self._never_found -= found.keys()
+        return found
+
+
+def _finder(patterns: Sequence[str]) -> "MetricFinder":
+    from relight.base.metric_patterns import MetricFinder
+
+    return MetricFinder(patterns)

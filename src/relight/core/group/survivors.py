@@ -1,0 +1,50 @@
+"""Decides on which nodes surviving workers keep their process in the next generation.
+
+A worker survives if it has left the process group of a generation that was stopped, and waits
+(core/workers/supervision, LEFT). Its node reports it with `NodeReady`, as a node without workers:
+no worker there is in a group. `GenerationFormed` says whether the survivors of a node stay. They do
+if
+
+- they come from the generation that the next one follows. So all survivors of a generation have
+  the same past: a node that was cut off while the others went on starts all of its ranks again.
+- the group has never given their node up. Its workers may have been frozen for long.
+- some rank advanced in the generation that they come from, if that one began with survivors.
+  Otherwise the failure came again, or came during the recovery: all ranks start from the
+  checkpoint.
+
+Nodes may differ: ranks that start anew get the state of the others (worker/replicas).
+"""
+
+from collections.abc import Iterable
+
+from relight.core.group.members import Member
+from relight.core.group.roster import Roster
+from relight.core.ranks import GenerationId
+
+NO_STEP = "all ranks restart: no rank has reported a new step since the last recovery"
+STALE = "all ranks of this node restart: the next generation does not follow theirs"
+
+
+def choose(
+    members: Iterable[Member], before: Roster, last: GenerationId, *, progressed: bool
+) -> tuple[set[str], dict[str, str]]:
+    """Return the nodes whose survivors stay in the next generation, and why those of others don't.
+
+    Args:
+        members: the nodes of the next generation.
+        before: those of the last one.
+        last: the last generation.
+        progressed: whether its ranks advanced beyond all earlier ones.
+    """
+    stay, refused = set[str](), dict[str, str]()
+    for member in members:
+        ready = member.ready
+        if ready is None or not ready.survivors:
+            continue
+        if ready.generation != last or member.node not in before:
+            refused[member.node] = STALE
+        elif before.survivors and not progressed:
+            refused[member.node] = NO_STEP
+        else:
+            stay.add(member.node)
+    return stay, refused

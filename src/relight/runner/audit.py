@@ -1,0 +1,72 @@
+"""Tells the event handler (--event-log-handler) who submits, cancels, deletes and debugs jobs.
+
+The handler runs in a process of its own, `python -m relight.runner.audit NAME`, which gets the
+event as JSON on stdin: it may block, raise, or end its process. The command has done its work by
+then, and ends as without a handler.
+"""
+
+import json
+import subprocess
+import sys
+import time
+
+from relight.base.env import Environment
+from relight.base.errors import UsageError
+from relight.base.fields import printable
+from relight.base.values import EVENT_HANDLERS
+from relight.events.event_types import SCHEMA
+from relight.flags.arguments import parse
+from relight.flags.site import Site
+from relight.flags.spec import FLAG_BY_NAME
+from relight.host import job_origin
+from relight.output import event_handler
+
+_FLAG = FLAG_BY_NAME["event-log-handler"]
+_LIMIT_S = 5.0
+
+
+def record(env: Environment, site: Site, action: str, job: str, detail: str = "") -> None:
+    """Tell the handler of a user's action; say on stderr if that fails.
+
+    Args:
+        env: the environment, which may name the handler.
+        site: the site's configuration, which may name it.
+        action: submit, cancel, delete or debug.
+        job: the handle of the job.
+        detail: the component, or the rank.
+    """
+    try:
+        name = parse([], env, (_FLAG,), site).values[_FLAG.field]
+    except UsageError as error:
+        sys.stderr.write(f"relight: no audit record of {action}: {error.message}\n")
+        return
+    if name in EVENT_HANDLERS:
+        return
+    event = {
+        "v": SCHEMA, "n": 1, "t": time.monotonic(), "time": time.time(), "event": "UserAction",
+        "action": action, "job": job, "detail": detail, "agent": job_origin.of({})._asdict(),
+    }  # fmt: skip
+    command = [sys.executable, "-m", "relight.runner.audit", name]
+    try:
+        done = subprocess.run(
+            command, input=json.dumps(event), capture_output=True, text=True, timeout=_LIMIT_S,
+            check=False, errors="replace",
+        )  # fmt: skip
+        said = done.stderr.strip().rpartition("\n")[2]
+        why = (said or f"it ended with exit code {done.returncode}") if done.returncode else ""
+    except subprocess.TimeoutExpired:
+        why = f"it took longer than {_LIMIT_S:g} s"
+    except OSError as error:
+        why = str(error.strerror)
+    if why:
+        text = f"relight: --event-log-handler={name}: no audit record of {action}: {why}"
+        sys.stderr.write(printable(text, lines=False) + "\n")
+
+
+def _main() -> None:
+    event = json.loads(sys.stdin.read())
+    event_handler.load(sys.argv[1])(event)
+
+
+if __name__ == "__main__":
+    _main()

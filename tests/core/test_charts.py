@@ -1,0 +1,114 @@
+"""Numbers of a job over time."""
+
+from typing import Any
+
+import pytest
+
+from relight.core.status.charts import (
+    MOST_VALUES,
+    STEPS,
+    ChartBuffer,
+    StepRate,
+    numbers_in,
+    progress_of,
+    sparkline,
+)
+from relight.core.status.snapshot import Chart, NodeSnapshot, RankSnapshot, RankUse, WholeJob
+
+
+def chart(buffer: ChartBuffer, name: str) -> Chart:
+    return next(each for each in buffer.charts() if each.name == name)
+
+
+def test_full_charts_keep_the_whole_job_at_half_the_resolution() -> None:
+    buffer = ChartBuffer(1000.0)
+    for second in range(3 * MOST_VALUES):
+        buffer.add(second, {"loss": float(second)})
+    found = chart(buffer, "loss")
+    assert (found.began, found.every_s) == (1000.0, 4.0)
+    assert len(found.values) == 3 * MOST_VALUES // 4
+    assert found.values[:2] == (1.5, 5.5)
+
+
+def test_numbers_have_gaps_where_they_are_unknown_and_charts_are_of_one_length() -> None:
+    buffer = ChartBuffer(0.0)
+    buffer.add(0, {"loss": 2.0})
+    buffer.add(3, {"loss": float("nan"), STEPS: 4.0})
+    assert buffer.charts() == (
+        Chart(STEPS, 0.0, 1.0, (None, None, None, 4.0)),
+        Chart("loss", 0.0, 1.0, (2.0, None, None, None)),
+    )
+
+
+def test_jump_of_the_clock_leaves_charts_bounded() -> None:
+    buffer = ChartBuffer(0.0)
+    buffer.add(0, {"loss": 1.0})
+    buffer.add(1e9, {"loss": 2.0})
+    buffer.add(-5, {"loss": 3.0})
+    assert len(chart(buffer, "loss").values) <= MOST_VALUES
+
+
+def test_malformed_reports_are_left_out() -> None:
+    assert numbers_in(("loss=0.5", "lr=", "x", "y=1=2", "z=inf")) == {
+        "loss": 0.5, "z": float("inf"),
+    }  # fmt: skip
+
+
+def test_step_rate_counts_from_step_to_step() -> None:
+    rate = StepRate()
+    samples = [(0, 0.0, 0.5), (10, 2.0, 2.5), (10, 2.0, 2.1), (10, 2.0, 12.0), (11, 22.0, 22.0)]
+    assert [rate.take(*each) for each in samples] == [None, 5.0, 5.0, 0.1, 0.05]
+
+
+def test_step_rate_begins_anew_after_a_return_to_a_checkpoint() -> None:
+    rate = StepRate()
+    assert [rate.take(step, at, at) for step, at in ((8, 1.0), (9, 2.0), (4, 60.0), (6, 61.0))] == [
+        None, 1.0, None, 2.0,
+    ]  # fmt: skip
+
+
+def job(*uses: RankUse | None, values: tuple[float | None, ...] = (), **fields: Any) -> WholeJob:
+    ranks = tuple(
+        RankSnapshot(n, n, 100 + n, None, 0, "", "", "", use) for n, use in enumerate(uses)
+    )
+    node = NodeSnapshot("train-7", "train", 7, "gpu-01", "r", ("train.py",), "", "default", 1.0,
+                        5.0, "running", 0, 0, 3, "start", 0, 1, 2, None, "", "", ranks)  # fmt: skip
+    charts = (Chart(STEPS, 1.0, 2.0, values),) if values else ()
+    return WholeJob((node._replace(charts=charts, **fields),))
+
+
+def use(step: int | None, total: int | None = None) -> RankUse:
+    return RankUse(5.0, 1.0, 1, step, total=total)
+
+
+def test_remaining_time_counts_pauses() -> None:
+    found = progress_of(job(use(40, 101), use(39), values=(4.0, 4.0, None, 0.5, 3.5)))
+    assert found == (39, 101, 2.0, (100 - 39) / 3.0)
+
+
+@pytest.mark.parametrize(
+    ("whole", "expected"),
+    [
+        (job(None, use(None)), None),
+        (job(use(7)), (7, None, None, None)),
+        (job(use(7), values=(2.0,)), (7, None, 2.0, None)),
+        (job(use(99, 100), values=(2.0,)), (99, 100, 2.0, 0.0)),
+        (job(use(7, 100), values=(2.0, None, None)), (7, 100, None, 46.0)),
+        (job(use(7, 100), values=(2.0,), state="ended"), (7, 100, None, None)),
+    ],
+)
+def test_progress_has_only_what_is_known(whole: WholeJob, expected: object) -> None:
+    assert progress_of(whole) == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ((), ""),
+        ((1.0, 1.0), "▄▄"),
+        ((0.0, None, 7.0), "▁ █"),
+        (tuple(map(float, range(16))), "▁▂▃▄▅▆▇█"),
+    ],
+)
+def test_sparkline_spans_the_known_values(values: tuple[float | None, ...], expected: str) -> None:
+    assert sparkline(values, 8) == expected

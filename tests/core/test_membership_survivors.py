@@ -1,0 +1,136 @@
+"""Workers that have left a broken group keep their process in the next one."""
+
+import pytest
+from plays import Table, formed, table
+
+from relight.core.group.messages import Note, StopWorkers
+from relight.core.group.survivors import NO_STEP, STALE
+
+pytestmark = pytest.mark.pure
+
+
+def running(least: int = 2, most: int = 3, **settings: object) -> Table:
+    return table(least, most, settle_timeout_s=0.1, **settings).play("""
+        0 a b joins
+        0.1 -
+        -> form 0: a b
+    """)
+
+
+def notes(game: Table, node: str) -> list[str]:
+    return [message.text for message in game.heard[node] if isinstance(message, Note)]
+
+
+def test_survivors_of_all_nodes_stay_after_failure() -> None:
+    game = running().play("""
+        1 a failed
+        -> stop 0: a b
+        1 a left-failed
+        1 b left
+        -> form 1 restart 1: a b
+        -> stay 1: a b
+    """)
+    (stop,) = (message for message in game.heard["b"] if isinstance(message, StopWorkers))
+    assert stop.may_stay
+
+
+def test_nodes_without_survivors_start_anew() -> None:
+    running().play("""
+        1 a failed
+        -> stop 0: a b
+        1 a ends
+        1 b left
+        -> form 1 restart 1: a b
+        -> stay 1: b
+    """)
+
+
+@pytest.mark.parametrize(("how", "stays"), [("left-failed", False), ("left-failed-ahead", True)])
+def test_survivors_stay_again_only_after_a_step(how: str, *, stays: bool) -> None:
+    again = "-> stay 2: a b" if stays else ""
+    game = running().play(f"""
+        1 a failed
+        -> stop 0: a b
+        1 a left-failed
+        1 b left
+        -> form 1 restart 1: a b
+        -> stay 1: a b
+        2 a failed
+        -> stop 1: a b
+        2 a {how}
+        2 b left
+        -> form 2 restart 2: a b
+        {again}
+    """)
+    for node in ("a", "b"):
+        assert (NO_STEP in notes(game, node)) != stays
+
+
+def test_survivors_stay_when_node_is_lost_and_replaced() -> None:
+    table(2, 2).play("""
+        0 a b joins
+        -> form 0: a b
+        1 c joins
+        2 a lost
+        -> stop 0: b
+        2 b left
+        -> form 1: c b
+        -> stay 1: b
+    """)
+
+
+def test_survivors_of_older_generation_do_not_stay() -> None:
+    """They would be behind the others, or beside them."""
+    game = running(1).play("""
+        1 a failed
+        -> stop 0: a b
+        1 a left-failed
+        1 b lost
+        -> form 1: a
+        -> stay 1: a
+        2 b joins
+        2.1 -
+        -> stop 1: a
+        2.1 b left
+        2.1 a left-ahead
+        -> form 2: a b
+        -> stay 2: a
+    """)
+    assert STALE in notes(game, "b")
+    assert STALE not in notes(game, "a")
+
+
+def test_new_coordinator_lets_survivors_stay() -> None:
+    game = running(1, rejoin_grace_s=2.0).follow()
+    game.play("""
+        9 a ended-failed
+        9.1 b returns
+        -> stop 0: b
+        9.2 b left
+        -> form 1 restart 1: a b
+        -> stay 1: b
+    """)
+
+
+def test_hung_workers_do_not_stay() -> None:
+    game = running().play("""
+        40 a b quiet30
+        -> look and stop 0: a b
+    """)
+    (stop,) = (message for message in game.heard["b"] if isinstance(message, StopWorkers))
+    assert not stop.may_stay
+
+
+def test_workers_of_replaced_generation_do_not_stay() -> None:
+    game = running(1).play("""
+        1 b lost
+        -> stop 0: a
+        1 a left
+        -> form 1: a
+        -> stay 1: a
+        3 b returns
+        -> stop 0: b
+    """)
+    (stop,) = (message for message in game.heard["b"] if isinstance(message, StopWorkers))
+    assert stop.generation == formed(0)
+    assert not stop.may_stay

@@ -1,0 +1,72 @@
+"""The event handler of a site gets what users do to jobs."""
+
+import getpass
+import json
+from pathlib import Path
+
+import pytest
+from conftest import Launch
+
+from relight.base.env import Environment
+from relight.flags.site import NO_SITE, Site
+from relight.runner import audit
+
+PLUGIN = str(Path(__file__).parent.parent / "event_handlers")
+
+
+def told(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_commands_tell_the_handler_what_they_have_done(launch: Launch, tmp_path: Path) -> None:
+    log = tmp_path / "audit"
+    variables = {"PYTHONPATH": PLUGIN, "EVENTS_FILE": str(log), "HOME": str(tmp_path),
+                 "PET_EVENT_LOG_HANDLER": "logs"}  # fmt: skip
+    submit = ("submit", "-s", "local", "utils.echo", "--msg", "hi")
+    assert launch(*submit[:3], "--dryrun", *submit[3:], **variables).returncode == 0
+    done = launch(*submit, **variables)
+    assert (done.returncode, done.stderr.count("audit")) == (0, 0), done.stderr
+    handle = done.stdout.strip().splitlines()[0]
+    assert launch("cancel", handle, **variables).returncode == 0  # it had ended
+    assert launch("delete", handle, **variables).returncode == 0
+    assert launch("delete", handle, **variables).returncode == 2
+    events = told(log)
+    assert [(each["event"], each["action"], each["job"]) for each in events] == [
+        ("UserAction", action, handle) for action in ("submit", "delete")
+    ]
+    assert events[0]["detail"] == "utils.echo"
+    agent = events[0]["agent"]
+    assert isinstance(agent, dict) and agent["user"] == getpass.getuser()
+
+
+def test_site_names_the_handler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", PLUGIN)
+    monkeypatch.setenv("EVENTS_FILE", str(tmp_path / "audit"))
+    site = Site(run={"event-log-handler": "logs"})
+    audit.record(Environment({}), site, "debug", "4711", "rank 3, pid 4711")
+    (event,) = told(tmp_path / "audit")
+    assert (event["action"], event["detail"]) == ("debug", "rank 3, pid 4711")
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("raises", "no audit record of submit: ValueError: no UserAction here"),
+        ("exits", "no audit record of submit: it ended with exit code 3"),
+        ("missing", "No module named 'relight_nowhere'"),
+        ("nobody", "no audit record of submit: KeyError: 'nobody'"),
+        ("null", ""),
+        ("console", ""),
+        ("blocks", "no audit record of submit: it took longer than 0.5 s"),
+    ],
+)
+def test_failing_handler_costs_one_line(
+    name: str, why: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", PLUGIN)
+    if name == "blocks":
+        monkeypatch.setattr(audit, "_LIMIT_S", 0.5)
+    audit.record(Environment({"PET_EVENT_LOG_HANDLER": name}), NO_SITE, "submit", "local://x/y")
+    said = capsys.readouterr().err
+    assert why in said
+    assert said.count("\n") == bool(why)

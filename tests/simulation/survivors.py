@@ -1,0 +1,96 @@
+"""Simulated workers in a recoverable function: they leave a broken group and join the next one, as
+worker/recovery does. Some never get into the function, some take longer than they may.
+"""
+
+from random import Random
+from typing import TYPE_CHECKING
+
+from relight.core.ranks import NO_GENERATION, GenerationId
+from relight.core.workers import shared_words as words
+
+if TYPE_CHECKING:
+    from .node import Workers
+
+_AGAIN_S = 0.1
+"""How often a worker that is frozen, or held, looks again."""
+
+
+class Recoverables:
+    """The workers of one node that may keep their process; none in some worlds.
+
+    Args:
+        workers: the workers.
+    """
+
+    def __init__(self, workers: "Workers") -> None:
+        self._workers = workers
+        self._world = workers.world
+        self._random: Random = workers.world.survivors
+        self.outside: dict[int, GenerationId] = {}
+        """The workers that have left their group, and the generation that they were in."""
+        self._busy: set[int] = set()
+
+    def start(self, local_rank: int) -> None:
+        """A worker starts."""
+        self.outside.pop(local_rank, None)
+        self._busy.discard(local_rank)
+        if self._world.recoverable and self._random.random() > 0.03:
+            page = self._workers.steps.pages[local_rank]
+            self._world.after(self._random.uniform(0, 0.3), self._enter, local_rank, page)
+
+    def told(self, local_rank: int) -> None:
+        """The agent has changed a word."""
+        if local_rank not in self._busy:
+            self._busy.add(local_rank)
+            page, joins = self._workers.steps.pages[local_rank], local_rank in self.outside
+            often = (0.001, 0.05) if joins else (0.001, 0.001, 0.05, 0.5, 2.0, 20.0)
+            self._world.after(self._random.choice(often), self._obey, local_rank, page)
+
+    def _enter(self, local_rank: int, page: memoryview) -> None:
+        if self._is_there(local_rank, page):
+            page[words.INSIDE] = 1
+            self._later(local_rank, page)
+
+    def _later(self, local_rank: int, page: memoryview) -> None:
+        seconds = self._random.choice((0.1, 1.0, 10.0)) * self._random.random()
+        self._world.after(seconds, self._advance, local_rank, page)
+
+    def _advance(self, local_rank: int, page: memoryview) -> None:
+        """A worker has done a step."""
+        workers = self._workers
+        if not self._is_there(local_rank, page):
+            return
+        stands = self._world.watch.stands_still(workers.node)
+        if workers.trains(local_rank) and not stands and page[words.LEAVE] == page[words.LEFT]:
+            page[words.STEP] = self._world.watch.advances(workers)
+            page[words.STEP_AT] = int(workers.process.host.now() * 1e9)
+        self._later(local_rank, page)
+
+    def _obey(self, local_rank: int, page: memoryview) -> None:
+        workers = self._workers
+        self._busy.discard(local_rank)
+        if not self._is_there(local_rank, page):
+            return
+        if workers.standing or workers.process.host.paused:
+            self._busy.add(local_rank)
+            self._world.after(_AGAIN_S, self._obey, local_rank, page)
+            return
+        if local_rank in self.outside:
+            if page[words.JOIN] != page[words.LEFT]:
+                return  # it waits
+            self._world.watch.stays(workers, self.outside.pop(local_rank, NO_GENERATION))
+            page[words.JOINED] = page[words.JOIN]
+            self._world.watch.runs(workers)
+        elif page[words.LEAVE] > page[words.LEFT]:
+            self.outside[local_rank] = workers.formed.generation.id
+            page[words.CALLS] = 0
+            page[words.LEFT] = page[words.LEAVE]
+            self._world.log(f"{workers.node.name}: {local_rank} has left the group")
+            self._world.watch.runs(workers)
+        if page[words.LEAVE] > page[words.LEFT] or page[words.JOIN] > page[words.JOINED]:
+            self.told(local_rank)
+
+    def _is_there(self, local_rank: int, page: memoryview) -> bool:
+        """Return whether a worker is alive, and not one that has replaced it."""
+        workers = self._workers
+        return workers.has(local_rank) and workers.steps.pages[local_rank] is page
