@@ -25,8 +25,8 @@ _HEAD = """\
 
 The limits of queues, sizes, retries and waits: no peer, worker or disk can hold a job up or exhaust
 its memory. Limits that a flag sets, such as `--shutdown-timeout`, are in [From
-torchrun](from-torchrun.md). The values are those of the code, and a test reaches each
-(`documentation/limits.toml`).
+torchrun](from-torchrun.md). The values are read from the code;
+`documentation/limits.toml` names a test for each.
 
 """
 

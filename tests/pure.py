@@ -45,7 +45,6 @@ PATHS = (
     "tests/test_layers.py",
     "tests/test_node.py",
     "tests/test_rdzv_conf.py",
-    "tests/test_typed.py",
 )
 MARKERS = ("long", "needs_", "processes", "slow")
 FIXTURES = {"launch", "start"}

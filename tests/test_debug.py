@@ -90,7 +90,9 @@ def test_breakpoint_waits_and_prints_attach_command(script: str) -> None:
     with running("--nproc-per-node=2", script, stops="1") as job:
         line = job.waits()
         assert re.fullmatch(
-            r"relight: rank 1 is at a breakpoint in .*train\.py:6 in step: relight debug \d+", line
+            r"relight: rank 1 is at a breakpoint in .*train\.py:6 in step; "
+            r"attach with relight debug \d+",
+            line,
         )
         found = attach(job.process.pid, "--rank", 1, types="p x\nx = 50\nc\nc\n")
         assert "(Pdb) 41\n" in found.stdout

@@ -129,7 +129,7 @@ def test_full_disk_does_not_prevent_start_or_restart(
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert "AssertionError: once" in result.stderr
-    assert f"torch's file timers have no effect: can't make {disk}/" in result.stderr
+    assert f"torch's file timers have no effect: can't create {disk}/" in result.stderr
 
 
 @pytest.mark.needs_mounts

@@ -5,6 +5,7 @@ compiled once.
 import os
 from pathlib import Path
 
+import pure
 import pytest
 import run
 
@@ -98,3 +99,8 @@ def test_tests_and_helpers_are_compiled_before_run(
     assert run.is_compiled(tests / "test_own.py")
     os.utime(tests / "test_own.py", (changed, changed))
     assert not run.is_compiled(tests / "test_own.py")
+
+
+def test_paths_of_quick_tests_exist() -> None:
+    """Pytest runs nothing if one is missing."""
+    assert [path for path in pure.PATHS if not (run.ROOT / path).exists()] == []

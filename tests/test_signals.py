@@ -114,7 +114,7 @@ def test_user_signals_spare_workers_without_a_handler(start: Start, script: Scri
     agent = started(start, script, "-v", CATCH="SIGTERM", LEAVE_ON="SIGTERM")
     agent.send_signal(signal.SIGUSR1)
     assert agent.stderr is not None
-    while b"passed SIGUSR1 on" not in (line := agent.stderr.readline()):
+    while b"forwarded SIGUSR1" not in (line := agent.stderr.readline()):
         assert line
     assert b"none, as no worker has a handler" in line
     agent.send_signal(signal.SIGTERM)

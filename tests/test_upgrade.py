@@ -263,6 +263,8 @@ LOADED_BEFORE = {
     "relight.agent.failure_report": "--failure-report",
     "relight.agent.health_check": "--health-check",
     "relight.agent.bad_node": "--bad-nodes",
+    "relight.base.metric_patterns": "--watch-metric",
+    "relight.base.trackers": "--tracker",
     "relight.host.checkpoints": "--checkpoints",
     "relight.output.event_handler": "--event-log-handler",
     "relight.host.env_fingerprint": "several nodes",

@@ -145,6 +145,11 @@ PROGRAMS = (
         " --trainer.enable_progress_bar=false",
         "examples/pytorch/basics", packages="lightning torchvision jsonargparse",
         data=("mnist", "../../Datasets"),
+        edits=(
+            Edit("backbone_image_classifier.py",  # whose own MNIST downloads
+                 "from lightning.pytorch.demos.mnist_datamodule import MNIST",
+                 "from torchvision.datasets import MNIST"),
+        ),
     ),
     Program(
         "timm train.py",

@@ -186,7 +186,7 @@ def test_ended_job_is_over_even_if_its_pid_is_reused(
                              env={**os.environ, "RANK": "0"})  # fmt: skip
     try:
         for command in (stacks, debug):
-            with pytest.raises(UsageError, match=rf"train-{os.getpid()} is over: FAILED"):
+            with pytest.raises(UsageError, match=rf"train-{os.getpid()} has ended: FAILED"):
                 command.main(["train"])
     finally:
         other.communicate()

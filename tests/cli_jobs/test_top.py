@@ -195,7 +195,7 @@ esac
     looked = job(replica(0, pid=os.getpid()), replica(1, host="b"))
     heads, lines = top_rows.table(SampleHistory().rows([looked], partial(gpus.use_of, here)))
     assert heads == ["REPLICA", "HOST", "STATE", "GPU", "GPU MEMORY"]
-    assert [line[3:] for line in lines] == [["97%", "4.0 GiB"], ["", ""]]
+    assert [line[3:] for line in lines] == [["97%", "4 GiB"], ["", ""]]
 
 
 def test_headline_shows_progress_and_numbers_over_time() -> None:

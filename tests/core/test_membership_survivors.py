@@ -100,6 +100,27 @@ def test_survivors_of_older_generation_do_not_stay() -> None:
     assert STALE not in notes(game, "a")
 
 
+def test_survivors_of_overdue_node_do_not_stay() -> None:
+    game = table(1, 3, settle_timeout_s=0.1)
+    game.stop_s = 5.0
+    game.play("""
+        0 a b joins
+        0.1 -
+        -> form 0: a b
+        1 a failed
+        -> stop 0: a b
+        1 a left-failed
+        6 -
+        -> drop: b
+        7 b joins
+        7 b left
+        16 -
+        -> form 1: a b
+        -> stay 1: a
+    """)
+    assert STALE in notes(game, "b")
+
+
 def test_new_coordinator_lets_survivors_stay() -> None:
     game = running(1, rejoin_grace_s=2.0).follow()
     game.play("""

@@ -79,7 +79,7 @@ DIFFERENCES = {
         ),
     ),
     "filtered-stderr": Difference(
-        "it is hidden, but the report has its traceback",
+        "hidden, but still needed for tracebacks in the report",
         ((r"workers .* fd 2", "a null of its own", "a pipe of its own"),),
     ),
     "parent-death-signal": Difference(
@@ -126,7 +126,7 @@ DIFFERENCES = {
         ),
     ),
     "event-log": Difference(
-        "it shows later what happened, and when",
+        "a record of what happened, and when",
         (
             (r"files .*/events\.jsonl mode", NOTHING, "0o100[06].*"),
             (r"files .*/events\.jsonl content", NOTHING, r"\{events\}"),
@@ -152,7 +152,7 @@ DIFFERENCES = {
         ((_ENV + "TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGUSR1, SIGTERM", "SIGUSR1,SIGTERM"),),
     ),
     "ambiguous-beginning": Difference("both spellings are the same flag", _ONLY_RELIGHT),
-    "switch-variable-words": Difference("these are common spellings", _ONLY_RELIGHT),
+    "switch-variable-words": Difference("common spellings", _ONLY_RELIGHT),
     "switch-variable-strict": Difference("other numbers are mistakes", _ONLY_TORCHRUN),
     "choice-variable-strict": Difference("a variable is checked like its flag", _ONLY_TORCHRUN),
     "empty-python-exec": Difference("empty means unset", _ONLY_RELIGHT),

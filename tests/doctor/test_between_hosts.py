@@ -197,7 +197,10 @@ def test_foreign_program_at_endpoint_udp_port_is_a_warning(lab: Lab, tmp_path: P
     assert process.stdout is not None
     process.stdout.readline()
     for report in diagnose(lab, commands(THREE), tmp_path).values():
-        assert report.one("UDP port 29400 is taken", level="warning")["where"] == "node1"
+        assert (
+            report.one("UDP port 29400 is in use by another program", level="warning")["where"]
+            == "node1"
+        )
         assert report.of("error") == []
 
 

@@ -245,10 +245,12 @@ def test_auto_prefers_accelerators(
 def test_missing_device_error_names_hiding_variable(nvidia: str) -> None:
     """The error for `gpu` shows the variable that hides them, and no other."""
     hidden = env(CUDA_VISIBLE_DEVICES="", ZE_AFFINITY_MASK="0")
-    with pytest.raises(UsageError, match=r"(?m)no gpu .* with CUDA_VISIBLE_DEVICES=$") as caught:
+    with pytest.raises(
+        UsageError, match=r"(?m)no usable gpu .* with CUDA_VISIBLE_DEVICES=$"
+    ) as caught:
         count("gpu", hidden, nvidia)
     assert caught.value.hint
-    with pytest.raises(UsageError, match=r"(?m)no xpu .* with ZE_AFFINITY_MASK=0$"):
+    with pytest.raises(UsageError, match=r"(?m)no usable xpu .* with ZE_AFFINITY_MASK=0$"):
         count("xpu", hidden, nvidia)
 
 

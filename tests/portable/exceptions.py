@@ -25,7 +25,8 @@ SAME = "differential/test_command_lines.py::test_command_line_has_same_effect_as
 REASONS = {
     "test_survivors.py::test_processes_of_failed_rank_end": DAEMON,
     "test_survivors.py::test_replaced_rank_is_forked_from_warm_process": PRELOAD,
-    "test_survivors.py::test_job_of_several_nodes_restarts_all_and_says_why": SEVERAL_NODES,
+    "test_survivors.py::test_losses_on_two_nodes_equal_uninterrupted_run": SEVERAL_NODES,
+    "test_survivors_on_nodes.py": SEVERAL_NODES,
     "test_startup.py": LAUNCH_PATH,
     "test_teardown.py::test_teardown_does_not_wait_for_workers_without_handler[ignores SIGTERM]": (
         HANDLERS

@@ -45,7 +45,7 @@ def test_unknown_backend_error_lists_known_names(launch: Launch) -> None:
 
 def test_broken_plug_in_is_a_one_line_error(launch: Launch) -> None:
     text = refusal(launch, "--rdzv-backend=broken", "--rdzv-endpoint=/x")
-    assert "the plug-in relight_nowhere:open can't be loaded: ModuleNotFoundError" in text
+    assert "can't load the plug-in relight_nowhere:open: ModuleNotFoundError" in text
 
 
 def test_plug_in_can_refuse_endpoint_up_front(launch: Launch) -> None:

@@ -503,7 +503,7 @@ def test_lost_connection_fails_job_and_names_host(scheduler: Ssh, hosts: Sshd, w
     wait_until_gone(marker, LIMIT_S)
     status = wait(scheduler, app_id)
     assert status.state is AppState.FAILED
-    assert f"the connection to {alpha.host} was lost" in status.message
+    assert f"lost the connection to {alpha.host}" in status.message
     assert [replica.state.name for replica in status.replicas] == ["FAILED", "CANCELLED"]
 
 
@@ -649,5 +649,5 @@ def test_each_side_ends_job_on_silent_network(work: Path) -> None:
         finally:
             process.stderr.close()
         assert process.returncode == 4, said
-        assert "connection to node3 was lost: Timeout, server node3 not responding." in said
+        assert "lost the connection to node3: Timeout, server node3 not responding." in said
         wait_until_gone(marker, LIMIT_S)

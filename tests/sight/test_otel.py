@@ -181,4 +181,4 @@ def test_unsupported_protocol_is_reported(collector: Collector) -> None:
     close = otel.start(reading, variables, said.append)
     assert close is not None
     close()
-    assert said == ["note: OTEL_EXPORTER_OTLP_PROTOCOL=grpc: relight sends http/protobuf"]
+    assert said == ["note: OTEL_EXPORTER_OTLP_PROTOCOL=grpc: unsupported, using http/protobuf"]

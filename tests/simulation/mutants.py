@@ -300,12 +300,6 @@ MUTANTS = (
         "if member.node not in before:",
     ),
     Mutant(
-        "workers of a node that the group has given up do not survive",
-        "core/group/survivors.py",
-        "if ready.generation != last or member.node not in before:",
-        "if ready.generation != last:",
-    ),
-    Mutant(
         "workers do not survive twice without a step in between",
         "core/group/survivors.py",
         "elif before.survivors and not progressed:",
@@ -328,12 +322,6 @@ MUTANTS = (
         "agent/recovery.py",
         "        if self._late:\n            self._look_again()",
         "        if len(self._late) == len(supervisor.alive):\n            self._look_again()",
-    ),
-    Mutant(
-        "survivors that never began a generation were not in it",
-        "agent/node.py",
-        "were_in = workers is not None and workers.formed.generation.id == self.generation",
-        "were_in = True",
     ),
     Mutant(
         "a process that is started while others are frozen is frozen as well",

@@ -285,6 +285,7 @@ class Workers:
         """A worker that waits for the next group is killed."""
         outside = [each for each in self._alive if each in self.recoverables.outside]
         if outside and not self._ending and not self.process.host.paused:
+            self.world.watch.failures += 1
             self.world.log(f"{self.node.name}: {outside[0]} is killed outside of a group")
             self._exit(outside[0], -signal.SIGKILL)
 

@@ -60,7 +60,7 @@ def test_suspended_warm_process_is_named_and_stoppable(shell: Shell) -> None:
     while (connection := user_sockets.connect(str(socket_of(shell)), LIMIT_S)) is not None:
         waiting.append(connection)
     listed = shell.relight("warm")
-    assert f"{pid} is stopped: `relight warm stop {pid}` ends it" in listed.stderr
+    assert f"{pid} is stopped; end it with `relight warm stop {pid}`" in listed.stderr
     assert "no warm processes" not in listed.stderr
     for each in waiting:
         each.close()
@@ -115,7 +115,7 @@ def test_warm_process_surviving_sigkill_is_an_error(shell: Shell) -> None:
         (folder / "freezer.state").write_text("FROZEN")
         stopped = shell.relight("warm", "stop")
         assert stopped.returncode == 4
-        assert f"the warm process {pid} does not answer" in stopped.stderr
+        assert f"warm process {pid} does not answer" in stopped.stderr
     finally:
         (folder / "freezer.state").write_text("THAWED")
         wait(lambda: is_gone(pid))

@@ -62,6 +62,7 @@ class Recovery:
             supervisor: of the workers.
             failed: the local rank of one that has just failed, or None.
         """
+        self._look()  # all may run again by now
         memory = self._memory()
         alive = [local_rank for local_rank in supervisor.alive if local_rank != failed]
         reason = recovery.why_not(alive, memory.inside())

@@ -68,7 +68,7 @@ def main(argv: list[str]) -> int:
     if made is None:
         raise MachineError("the process has imported the modules but does not answer")
     say(
-        f"pid {made.pid} holds {pluralize(made.modules, 'module')} for {script(worker.argv)} until "
+        f"pid {made.pid} keeps {pluralize(made.modules, 'module')} for {script(worker.argv)} until "
         f"unused for {format_duration(made.stays_s)}: {system.memory(made.pid) / 2**20:.0f} MiB"
     )
     return EXIT_OK

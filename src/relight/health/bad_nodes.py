@@ -36,8 +36,8 @@ _REASON = 300
 
 
 class BadNode(NamedTuple):
-    """A node whose hardware has failed: what was wrong, and in whose job; `scheduler` is empty
-    without one. `since` and `until` are seconds since 1970.
+    """A node with broken hardware, the reason, and the user and job that found it; `scheduler` is
+    empty without one. `since` and `until` are seconds since 1970.
     """
 
     name: str

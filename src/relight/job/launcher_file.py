@@ -47,13 +47,13 @@ COMMANDS = frozenset({
     "__init__.py", "__main__.py", "cli/__init__.py", "cli/coordinator.py", "cli/launch.py",
     "cli/main.py", "cli/run.py", "cli/torchrun_completion.py",
 })  # fmt: skip
-"""The commands of a node, and what is above all rooms."""
+"""The commands of a node, and the top of the package."""
 _FOR_OTHER_COMMANDS = frozenset({
     "core/status/rates.py", "core/status/timeline.py", "events/event_schema.py",
 })  # fmt: skip
 """Files of `ROOMS` that only commands outside the file need."""
 _BY_PATH = ("worker/hook/", "worker/path/", "worker/run_path.py")
-"""What an interpreter reads from its place in the archive, before `relight` is imported."""
+"""Files that interpreters read by path, before they import `relight`."""
 _SCRIPT = f"""\
 #!/bin/sh
 # relight {relight.__version__}, the launcher in one file. Behind these lines is a zip archive for Python.
@@ -168,8 +168,8 @@ def _members() -> Iterator[tuple[str, bytes]]:
 
 
 def stripped(source: str) -> str:
-    """Return a module without what it does not need to run: docstrings, comments, annotations of
-    functions and variables, imports for type checkers, and most of its indentation.
+    """Return a module without docstrings, comments, annotations of functions and variables, imports
+    for type checkers, and most of its indentation.
 
     Statements keep their line numbers, so that a traceback of the file matches the package.
     Annotations in classes stay: records are read by them (`base/fields.py`).

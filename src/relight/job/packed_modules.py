@@ -1,10 +1,10 @@
-"""Imports the modules of the one-file launcher, which carries all of them in one archive member.
+"""Import system of the one-file launcher: all modules are in one archive member.
 
-One compressed text is half the size of as many entries, of which each is compressed by itself.
-`launcher_file.py` writes it and puts this file beside it, as `relight/packed_modules.py`.
+Compressed together, they take a quarter less room than as separate entries. `launcher_file.py`
+writes the member and adds this file as `relight/packed_modules.py`.
 
-The finder is registered for the folders of this package only: `sys.meta_path` and `sys.path_hooks`,
-which a worker forked from a warm process inherits, stay as they are.
+The finder serves the folders of this package only. `sys.meta_path` and `sys.path_hooks` stay
+unchanged, because workers forked from a warm process inherit them.
 """
 
 import sys
@@ -43,7 +43,7 @@ class PackedModules:
             begin += int(size)
 
     def folders(self) -> set[str]:
-        """Return the directories in which the modules appear to be."""
+        """Return the apparent directories of the modules."""
         return {f"{self._archive}/{path.rpartition('/')[0]}" for path in self._sources}
 
     def find_spec(self, name: str, target: object = None) -> ModuleSpec | None:

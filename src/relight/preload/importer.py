@@ -352,13 +352,13 @@ def check_shadows(argv: list[str], modules: Collection[str]) -> None:
         raise UnfitError(name, reason, lasting=False)
 
 
-def _beside(specs: Mapping[str, ModuleSpec | None], argv: list[str]) -> dict[str, str]:
+def _beside(specs: Mapping[str, ModuleSpec | None], argv: list[str]) -> dict[str, str | None]:
     """Return those of these packages that the script would find beside itself instead, and where;
     none that is built in.
     """
     folder = _folder(argv)
     known = folder in sys.path_importer_cache
-    found = {}
+    found: dict[str, str | None] = {}
     for name, spec in specs.items():
         is_part = spec is not None and spec.origin is None  # without __init__.py
         if spec is not None and (spec.has_location or is_part):

@@ -37,7 +37,7 @@ def _why_missing(pid: str) -> str:
         handle = find_job(pid)  # its agent had this pid
         return f"process {pid} has ended: {handle} is {_status(handle).state.name}"
     except RelightError:
-        return f"there is no process {pid} on this machine"
+        return f"no such process on this machine: {pid}"
 
 
 def _exists(pid: int) -> bool:
