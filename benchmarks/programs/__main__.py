@@ -2,20 +2,20 @@
 
     start     start of the command to the first step of both ranks
     restart   SIGKILL of one rank to the next step of both, a minute after the first step
-    files     files of modules that a restarted rank has loaded itself
+    files     module files that a restarted rank loaded itself
 
-Both launchers have `--max-restarts=3` and no other flag (but `-v`), and take turns. With
+Both launchers get `--max-restarts=3` and no other flag (except `-v`), and alternate. With
 `--keep-warm`, relight starts twice more with RELIGHT_KEEP_WARM=on, and the table has the second
 start.
 
-Before: `pip install` the packages of `requirements.txt` beside torch. The programs are fetched by
+First `pip install` the packages of `requirements.txt` beside torch. The programs are fetched by
 git into `--folder`, one copy for each launcher; data that they download is replaced by small
 synthetic data (`data.py`). Each step is followed by a pause of 0.2 s (`marker.py`), as if an
 accelerator did the work.
 
 The parameters and random states after steps 1 and 3 are compared with those of the cold start
-before. Where two starts under torchrun differ as well, because a program does not seed, those of
-ranks and of restarts must differ from each other.
+before. If even two starts under torchrun differ, as the program sets no seed, those of ranks and of
+restarts must differ from each other.
 """
 
 import argparse
@@ -36,7 +36,6 @@ from typing import Any, NamedTuple
 from benchmarks import results
 from benchmarks.programs import data, marker
 from benchmarks.programs.table import PROGRAMS, Program
-from relight.base.text import pluralize
 
 Mark = dict[str, Any]
 RANKS = 2
@@ -52,7 +51,7 @@ NAMES = ("torchrun", "relight", "relight, second start")
 
 
 class ProgramError(Exception):
-    """A program did not do what it was to do."""
+    """A program failed, or did not reach its steps."""
 
 
 class Sample(NamedTuple):
@@ -62,10 +61,10 @@ class Sample(NamedTuple):
         start_s: start of the command to the first step of both ranks.
         restart_s: the kill to the next step of both; None without a kill.
         cpu_s: processor time of the restarted ranks until then.
-        loaded: number of files of modules that the restarted rank 0 has loaded; `marks.jsonl` in
-            the folder's `venv` has the names of the last run.
+        loaded: number of module files that the restarted rank 0 loaded; `marks.jsonl` in the
+            folder's `venv` has the names of the last run.
         digests: of parameters and random states, by name, and by attempt, rank and step.
-        said: what relight has said about the preloading.
+        said: relight's lines about preloading.
     """
 
     start_s: float
@@ -123,7 +122,7 @@ class Bench:
         return ""
 
     def place(self, program: Program, launcher: str) -> Path:
-        """Make a fresh copy of a program; return the directory in which it is started."""
+        """Make a fresh copy of a program; return its working directory."""
         slug = "".join(letter if letter.isalnum() else "-" for letter in program.name)
         place = self._folder / slug / launcher
         shutil.rmtree(place, ignore_errors=True)
@@ -295,10 +294,11 @@ def _as_text(samples: Samples, wait_s: float) -> list[str]:
             *_compare([x.start_s for x in theirs], [x.start_s for x in ours]),
             *_compare([x.start_s for x in theirs], [x.start_s for x in second])[1:],
         )))  # fmt: skip
-    most = max((len(x) for by in samples.values() for x in by.values()), default=0)
+    runs = {len(x) for by in samples.values() for x in by.values() if x}
+    counts = " or ".join(map(str, sorted(runs)))
     return [
         f"{RANKS} ranks; SIGKILL of one {wait_s:.0f} s after the first step of both, with --ready "
-        f"not before relight has preloaded all; medians of {pluralize(most, 'run')}, in turns. "
+        f"not before relight has preloaded all; medians of {counts} runs, alternating. "
         f"{results.machine()}",
         "",
         *results.table(

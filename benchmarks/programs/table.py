@@ -1,4 +1,4 @@
-"""The programs: where they come from, what they need, how they are started on two CPU ranks."""
+"""The programs: source, requirements, and command line for two CPU ranks."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -24,10 +24,10 @@ class Program(NamedTuple):
         name: its name in the table.
         source: the URL of a repository and a commit, or a directory of scripts.
         command: the command line, from the script on.
-        below: the directory in the source from which it is started.
-        packages: what its interpreter must be able to import, besides torch.
+        below: its working directory in the source.
+        packages: modules that its interpreter must have, besides torch.
         data: which of `data.py`, and in which directory.
-        edits: what is replaced in it.
+        edits: replacements in its files.
         variables: its environment.
     """
 

@@ -15,7 +15,7 @@ _LIMIT_S = 3.0
 def remember(
     loop: Loop, journal: Journal, place: BadNodesDirectory, why: str, env: Environment
 ) -> None:
-    """Record this node for later jobs; say so, or why that has failed. The loop runs meanwhile."""
+    """Record this node for later jobs, and report that or the error, while the loop runs."""
     results: list[BadNode | Exception] = []
     background.call(loop, lambda: bad_nodes.remember(place, why, env), results.append)
     loop.run_until(lambda: bool(results), _LIMIT_S)

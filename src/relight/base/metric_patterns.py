@@ -28,7 +28,7 @@ class MetricFinder:
         self.names = {name for _, groups in self._patterns for name in groups}
 
     def find(self, output: str) -> dict[str, float]:
-        """Return the last number of each name. One at the very end may be unfinished: it does not
+        """Return the last number of each name. One at the very end may be unfinished and does not
         count.
         """
         found: dict[str, float] = {}

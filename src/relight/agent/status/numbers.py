@@ -1,5 +1,5 @@
-"""The numbers of this node's workers: what they report, what --watch-metric finds in their output,
-and their steps per second. They are sampled for charts: once a second at first, every ten seconds
+"""The numbers of this node's workers: reported values, matches of --watch-metric in their output,
+and steps per second. They are sampled for charts: once a second at first, every ten seconds
 in a long job.
 """
 
@@ -71,7 +71,7 @@ class Numbers:
         return ", ".join(sorted(self._never_found))
 
     def _forget(self, workers: WorkerGroup | None) -> None:
-        """Begin anew: the latest workers are others."""
+        """Start over for new workers."""
         self._of = workers
         self._rate = StepRate()
         self._found: dict[int, dict[str, float]] = {}
@@ -96,7 +96,7 @@ class Numbers:
         self._charts.add(now - self._began_at, numbers)
 
     def _in_output(self, workers: WorkerGroup, local_rank: int) -> dict[str, float]:
-        """Return what the output of a worker contains; stdout comes before stderr."""
+        """Return the numbers in a worker's output; stdout has precedence over stderr."""
         assert self._finder is not None
         found = self._found.setdefault(local_rank, {})
         for stream in (STDERR, STDOUT):

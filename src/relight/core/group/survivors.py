@@ -6,13 +6,13 @@ no worker there is in a group. `GenerationFormed` says whether the survivors of 
 if
 
 - they come from the generation that the next one follows. So all survivors of a generation have
-  the same past: a node that was cut off while the others went on starts all of its ranks again.
+  the same past: a node that was cut off while the others continued restarts all of its ranks.
 - the group has never given their node up. Its workers may have been frozen for long.
 - some rank advanced in the generation that they come from, if that one began with survivors.
   Otherwise the failure came again, or came during the recovery: all ranks start from the
   checkpoint.
 
-Nodes may differ: ranks that start anew get the state of the others (worker/replicas).
+Nodes may differ: new ranks get the state of the others (worker/replicas).
 """
 
 from collections.abc import Iterable

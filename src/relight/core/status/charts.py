@@ -1,4 +1,4 @@
-"""Numbers of a job over time, in bounded memory: what its script reports, and its steps per second.
+"""Numbers of a job over time, in bounded memory: values reported by its script, and its speed.
 
 The agent of each node samples them (agent/status/numbers). A chart begins with one value a second;
 when it is full, pairs of values become one, so it always covers the whole job.
