@@ -51,7 +51,7 @@ class Suite(NamedTuple):
 # order of the files is that of tests/conftest.py.
 BY_FILE = ("--dist", "loadfile", "--no-loadscope-reorder")
 ALL = (
-    Suite("all", ("-n", "8", *BY_FILE, "-m", "not long")),
+    Suite("all", ("-n", "6", *BY_FILE, "-m", "not long")),
     Suite(
         "portable",
         (

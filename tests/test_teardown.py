@@ -68,6 +68,7 @@ import os, pathlib, sys, time, torch, torch.distributed as dist
 dist.init_process_group("gloo")
 pair = dist.new_group([1, 2])
 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "1":
+    dist.barrier()  # a rank that leaves while others still connect fails them
     sys.exit(0)
 if dist.get_rank() == 1:
     pathlib.Path("blocked").touch()
