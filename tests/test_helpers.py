@@ -15,6 +15,7 @@ from conftest import LIMIT_S, PORTABLE, Start
 from test_event_handlers import PLUGIN
 from test_orphans import marked, marker, wait_until_gone
 
+from relight.base.errors import EXIT_HUNG
 from relight.host import linux
 
 __all__ = ["marker"]  # a fixture
@@ -115,7 +116,9 @@ def test_unkillable_helper_does_not_block_agent(
     agent = with_helper(start, tmp_path, kind, unkillable, WITHOUT_CAP_KILL)
     wait_until(lambda: marked(f"sleep\0{marker}"))
     agent.terminate()
-    assert agent.wait(LIMIT_S) == 128 + signal.SIGTERM
+    # On a busy machine, the agent gives up py-spy first, and ends the job that hangs.
+    codes = {128 + signal.SIGTERM} | ({EXIT_HUNG} if kind == "py-spy" else set())
+    assert agent.wait(LIMIT_S) in codes
     assert marked(f"sleep\0{marker}")
     wait_until(lambda: not named(f"helper guard of {agent.pid}"))
 

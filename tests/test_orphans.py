@@ -255,12 +255,13 @@ def test_nothing_outlives_any_two_killed_processes(
     directory is removed too, unless the agent was stopped.
     """
     jobs = []
+    # Once: a job that starts while the file is written again runs an empty script.
+    program = ("--no-python", "sh") if kind == "cold" else ("--preload=json", script(WARM_TREE))
     for number in range(4):
         marker = f"{random.randrange(10**6, 10**7)}.{random.randrange(10**6, 10**7)}"
         tree, scratch = tmp_path / f"tree{number}", tmp_path / f"tmp{number}"
         tree.write_text(TREE.format(marker=marker, lifetime="600", code=0))
         scratch.mkdir()
-        program = ("--no-python", "sh") if kind == "cold" else ("--preload=json", script(WARM_TREE))
         agent = start("run", *program, tree, variables={"TMPDIR": str(scratch)},
                       stderr=subprocess.DEVNULL, command=FIRST_WARM)  # fmt: skip
         jobs.append((marker, agent, scratch))
