@@ -254,7 +254,8 @@ from torch.nn.parallel import DistributedDataParallel
 from relight.worker import progress, recoverable
 
 torch.manual_seed(1)
-model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
+layers = torch.nn.Linear(64, 64), torch.nn.BatchNorm1d(64), torch.nn.Linear(64, 64)
+model = torch.nn.Sequential(*layers)
 optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 done = 0
 rank = int(os.environ["RANK"])
@@ -289,6 +290,7 @@ def train(generation):
 train()
 total = sum(each.double().sum().item() for each in model.parameters())
 print(rank, "weights", total.hex(), flush=True)
+print(rank, "batches", layers[1].num_batches_tracked.item(), flush=True)
 dist.destroy_process_group()
 """
 
@@ -298,7 +300,7 @@ dist.destroy_process_group()
 @pytest.mark.parametrize("kills", ["0:3", "1:3 2:3"])
 def test_losses_equal_uninterrupted_run(warm_torch: WarmTorch, kills: str) -> None:
     """They equal, bit for bit, those of a run that rewraps its model at that step: DDP's first step
-    sums in another order.
+    sums in another order. BatchNorm doesn't count the broken step.
     """
     flags = ("--nproc-per-node=3", "--max-restarts=1")
     whole = warm_torch.run(DDP, *flags, KILLS="", REBUILD="3")
@@ -330,6 +332,39 @@ def test_losses_on_two_nodes_equal_uninterrupted_run(warm_torch: WarmTorch) -> N
         return lines
 
     assert {*run("2:3", "")} == {*run("", "3")}
+
+
+HELD_BACK = """
+import torch
+from relight.core.workers import shared_words as words
+from relight.worker import recovery
+from relight.worker.replicas import Generation
+
+page = memoryview(bytearray(words.SIZE)).cast("Q")
+weight = torch.nn.Parameter(torch.zeros(1))
+weight.grad = torch.ones(1)
+optimizer = torch.optim.SGD([weight], lr=1.0)
+watch = recovery._Watch(page)
+watch.pause()
+watch.generation = Generation(False)
+watch.hook_optimizers()
+optimizer.step()
+page[words.LEAVE] = 1  # gradients of an aborted collective are undefined
+try:
+    optimizer.step()
+except recovery.GroupBrokenError:
+    print("held back at", weight.item())
+watch.end()
+optimizer.step()
+print("then", weight.item())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.needs_torch
+def test_optimizer_takes_no_step_after_failure(warm_torch: WarmTorch) -> None:
+    done = warm_torch.run(HELD_BACK, "--nproc-per-node=1")
+    assert done.stdout == "held back at -1.0\nthen -2.0\n", done.stderr
 
 
 @pytest.mark.slow

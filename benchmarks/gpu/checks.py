@@ -247,6 +247,78 @@ def device_assert(bench: Bench) -> None:
     bench.note(f"the report: {_head(job)}")
 
 
+def page_fault(bench: Bench) -> None:
+    """A kernel that writes to no memory in rank 1 of 2: the driver's Xid is in the report."""
+    job = bench.job(bench.folder("fault"), ["--nproc-per-node=2"], "fault", "--backend", "gloo")
+    job.of_generation(0, 2)
+    bench.expect(job.wait(45) != 0, "the job has failed")
+    report = "\n".join(job.report())
+    bench.expect("rank 1" in report.partition("\n")[0], "rank 1 in the first line of the report")
+    if os.access("/dev/kmsg", os.R_OK):
+        bench.expect("Xid" in report, "the report has the Xid of the kernel's log")
+    else:
+        bench.note("/dev/kmsg can't be read here, so the report has no Xid")
+    bench.note(f"the report: {_head(job)}")
+
+
+def nccl_victims(bench: Bench) -> None:
+    """Ranks that wait in NCCL for one that is gone, or does not come: the report names that one."""
+    backend = ("--backend", _own_backend(bench))
+    job = bench.job(bench.folder("victims"), ["--nproc-per-node=3"], "wait", *backend)
+    old = job.of_generation(0, 3)
+    kill(old[1]["pid"])
+    bench.expect(job.wait(60) != 0, "the job has failed")
+    head = _head(job, 1)
+    bench.expect("rank 1" in head and "SIGKILL" in head, f"kill -9 of rank 1: {head}")
+
+    recorder = {"TORCH_FR_BUFFER_SIZE": "2000",
+                "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": f"{bench.place}/fr_"}  # fmt: skip
+    flags = ["--nproc-per-node=3", "--hang-timeout=5"]
+    job = bench.job(bench.folder("victims"), flags, "wait", *backend, env=recorder)
+    job.of_generation(0, 3)
+    bench.expect(job.wait(60) == 124, "exit code 124")
+    report = "\n".join(job.report())
+    bench.expect("rank 1" in _head(job, 1), f"the rank that does not come: {_head(job, 12)}")
+    bench.expect(f"worker.py:{_line_of('never arrives')}" in report, "its line")
+    for path in Path(bench.place).glob("cache/torch/*"):
+        bench.log(f"{path.name}: {path.stat().st_size} bytes, {path.stat().st_mtime:.2f}")
+    bench.note(f"the others' line {'is' if 'all_reduce' in report else 'is not'} in the report, "
+               f"torch's flight recorder {'too' if 'flight' in report else 'is not'}")  # fmt: skip
+
+
+def survivors(bench: Bench) -> None:
+    """Kill one of three ranks of a recoverable function: the others keep their process."""
+    before = bench.card.used_mib()
+    flags = ["--nproc-per-node=3", "--max-restarts=2", f"--preload={MODULES}"]
+    words = ["survivors", "--backend", _own_backend(bench)]
+    hashes = set()
+    for is_killed in (True, False):
+        job = bench.job(bench.folder("survivors"), flags, *words)
+        old = job.of_generation(0, 3)
+        job.wait_preloaded()
+        Path(job.stop_file).touch()
+        if is_killed:
+            time.sleep(0.3)  # in the middle of its steps
+            killed = kill(old[1]["pid"])
+            new = job.of_generation(1, 3)
+            kept = [now["pid"] == then["pid"] for now, then in zip(new, old, strict=True)]
+            bench.expect(kept == [True, False, True], "ranks 0 and 2 keep their process")
+            bench.require(new[1]["warm"], "rank 1 is forked warm")
+            seconds = max(facts["first_op"] for facts in new) - killed
+            bench.note(f"kill -9 to the next step of all ranks: {seconds:.2f} s")
+            # A new DistributedDataParallel sums gradients in another order.
+            words.append(f"--wrap-at={new[0]['begin']}")
+        ends = job.of_generation(-1, 3)
+        bench.require(job.wait() == 0, "exit code 0")
+        hashes |= {facts["hash"] for facts in ends}
+        if is_killed:
+            bench.note(next((line for line in job.output.splitlines() if "stayed" in line), ""))
+    bench.log(f"{hashes}")
+    bench.expect(len(hashes) == 1, f"then {words[-1]}: the same weights without a failure")
+    pids = [facts["pid"] for facts in ends]
+    _expect_freed(bench, before, time.monotonic(), pids, "end of the job")
+
+
 def virtual_local_rank(bench: Bench) -> None:
     """--virtual-local-rank: each worker sees its GPU as device 0, also when it is forked."""
     base = ["--virtual-local-rank", "--nproc-per-node=1"]
@@ -448,11 +520,14 @@ CHECKS = (
     Check("preload", f"restart with `--preload={MODULES}`", 75, preload),
     Check("keep-warm", "`--keep-warm`, `--preload=auto`", 90, keep_warm),
     Check("two-ranks", "2 ranks on 1 GPU, gloo, DDP, restarted warm", 60, two_ranks),
+    Check("survivors", "`relight.worker.recoverable`, 3 ranks", 120, survivors),
+    Check("victims", "ranks that wait in NCCL", 100, nccl_victims),
     Check("memory", "memory after a restart", 60, restart_memory),
     Check("node-loss", "memory after the loss of a node", 60, node_loss),
     Check("kernel", "SIGKILL during a kernel", 60, kill_in_kernel),
     Check("oom", "CUDA out of memory", 40, out_of_memory),
     Check("assert", "device-side assertion", 40, device_assert),
+    Check("fault", "page fault of a kernel", 40, page_fault, needs_gpu=True),
     Check("virtual", "`--virtual-local-rank`", 60, virtual_local_rank),
     Check("visible", "`--nproc-per-node=gpu`, `auto`, CUDA_VISIBLE_DEVICES", 45, visible_devices,
           needs_gpu=True),

@@ -9,10 +9,16 @@ busy      multiplies matrices until the stop file exists
 kernel    is in one kernel for some 10 s
 oom       rank 1 asks for more memory than there is; the others wait in a collective
 assert    rank 1 fails a device-side assertion; the others wait in a collective
+fault     rank 1 writes to an address that is not its own; the others wait in a collective
+wait      rank 1 does not reach a collective of the others
+survivors trains in a recoverable function; appends facts after a few steps, waits for the stop
+          file, and appends facts at the end
 """
 
 import argparse
+import ctypes
 import gc
+import hashlib
 import json
 import os
 import sys
@@ -36,10 +42,31 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
+from relight.worker import progress, recoverable  # noqa: E402
+from relight.worker.replicas import Generation  # noqa: E402
+
 IMPORTED = time.monotonic()
+STEPS = 600
+"""Of a training with survivors."""
+FIRST_STEPS = 20
 KERNEL_CYCLES = 20_000_000_000
 """Some 10 s at 2 GHz."""
 MIB = 1 << 20
+FAULT = b"""
+.version 7.0
+.target sm_70
+.address_size 64
+.visible .entry fault()
+{
+    .reg .u64 %address;
+    .reg .u32 %value;
+    mov.u64 %address, 4096;
+    mov.u32 %value, 1;
+    st.global.u32 [%address], %value;
+    ret;
+}
+"""
+"""A kernel in PTX that writes where no memory is."""
 
 
 def main() -> None:
@@ -49,19 +76,28 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--backend", default="")
     parser.add_argument("--mib", type=int, default=64)
+    parser.add_argument("--wrap-at", type=int, default=-1, help="step that begins with a new DDP")
     parser.add_argument("--facts", required=True)
     parser.add_argument("--stop", required=True)
     options = parser.parse_args()
     rank = int(os.environ["RANK"])
+    if options.backend == "nccl" and os.environ["WORLD_SIZE"] != "1":
+        # NCCL refuses two ranks on one GPU of one host. Of two hosts, they are joined by sockets.
+        os.environ.update(NCCL_HOSTID=f"rank{rank}", NCCL_SOCKET_IFNAME="lo", NCCL_IB_DISABLE="1")
     facts = _first_use(options.device)
     device = torch.device(facts["device"])
-    if options.backend:
+    if options.mode == "survivors":
+        training = Training(device)
+        _train(training, options, facts)
+        _append(options.facts, {**facts, "restart": -1, "hash": training.digest()})
+    elif options.backend:
         facts.update(_meet(options.backend, device))
     held = None
     if options.mode == "hold":
         held = torch.ones(options.mib * MIB, dtype=torch.uint8, device=device)
         _synchronize(device)
-    _append(options.facts, facts)
+    if options.mode != "survivors":
+        _append(options.facts, facts)
 
     if options.mode == "kernel":
         _stay_in_a_kernel(device)
@@ -74,6 +110,19 @@ def main() -> None:
             held = torch.ones(4, device=device)[torch.tensor([9], device=device)]
             print(held)  # the assertion of the kernel before is noticed here
         dist.all_reduce(torch.ones(1))
+    if options.mode == "fault":
+        if rank == 1:
+            _write_to_nowhere()
+        dist.all_reduce(torch.ones(1))
+    if options.mode == "wait":
+        for step in range(10):  # regular signs of life: a wait in NCCL takes all of a processor
+            progress(step)
+            time.sleep(0.2)
+        if rank == 1:
+            time.sleep(600)  # never arrives
+        ones = torch.ones(1024, device=device)
+        dist.all_reduce(ones)
+        print(ones.sum().item())  # waits for rank 1
     while options.mode in ("hold", "busy") and not os.path.exists(options.stop):
         if facts["restart"] == 0 and os.path.exists(f"{options.stop}.raise"):
             raise RuntimeError("asked to fail")
@@ -139,6 +188,78 @@ def _meet(backend: str, device: torch.device) -> dict[str, object]:
         "averaged": averaged,
         "group_s": round(time.monotonic() - begin, 3),
     }
+
+
+class Training:
+    """What survives the failure of another rank."""
+
+    def __init__(self, device: torch.device) -> None:
+        torch.manual_seed(7)
+        self.device = device
+        self.model = torch.nn.Sequential(
+            torch.nn.Linear(64, 256), torch.nn.BatchNorm1d(256), torch.nn.Tanh(),
+            torch.nn.Linear(256, 1),
+        ).to(device)  # fmt: skip
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.01)
+        self.done = 0
+
+    def digest(self) -> str:
+        """Return a hash of the weights."""
+        digest = hashlib.sha256()
+        for tensor in self.model.parameters():
+            digest.update(tensor.detach().cpu().numpy().tobytes())
+        return digest.hexdigest()[:16]
+
+
+@recoverable
+def _train(
+    generation: Generation,
+    training: Training,
+    options: argparse.Namespace,
+    facts: dict[str, object],
+) -> None:
+    """Train; append `facts` after `FIRST_STEPS` of each generation. In the first one, wait there
+    for the stop file.
+    """
+    dist.init_process_group(options.backend)
+    begin = training.done = generation.share(training.model, training.optimizer, step=training.done)
+    model = DistributedDataParallel(training.model)
+    facts.update(begin=begin)
+    while training.done < STEPS:
+        if training.done == options.wrap_at:
+            model = DistributedDataParallel(training.model)
+        seed = 1000 * training.done + generation.rank
+        inputs = torch.randn(64, 64, generator=torch.Generator().manual_seed(seed))
+        inputs = inputs.to(training.device)
+        training.optimizer.zero_grad()
+        (model(inputs) - inputs.sum(dim=1, keepdim=True)).square().mean().backward()
+        training.optimizer.step()
+        training.done += 1
+        progress(training.done)
+        if training.done == begin + 1:
+            _synchronize(training.device)
+            facts.update(
+                first_op=time.monotonic(), restart=generation.restart, rank=generation.rank
+            )
+        if training.done == begin + FIRST_STEPS:
+            _append(options.facts, facts)
+            while not os.path.exists(options.stop):
+                time.sleep(0.002)
+    dist.barrier()
+
+
+def _write_to_nowhere() -> None:
+    """Run FAULT through CUDA's driver, in torch's context."""
+    driver = ctypes.CDLL("libcuda.so.1")
+    module, kernel = ctypes.c_void_p(), ctypes.c_void_p()
+    for code in (
+        driver.cuModuleLoadData(ctypes.byref(module), FAULT),
+        driver.cuModuleGetFunction(ctypes.byref(kernel), module, b"fault"),
+        driver.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, None, None, None),
+    ):
+        if code:
+            raise OSError(f"the kernel could not be started: CUDA error {code}")
+    torch.cuda.synchronize()  # out of bounds
 
 
 def _stay_in_a_kernel(device: torch.device) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from relight.base.env import Environment
 from relight.core.failure import Collective, Failure
-from relight.stacks.flight_recorder import ask, with_collectives
+from relight.stacks.flight_recorder import ask, have_dumped, with_collectives
 
 ENTRY = {
     "process_group": ("0", "default_pg"), "collective_seq_id": 5, "profiling_name": "nccl:barrier",
@@ -87,11 +87,23 @@ def test_rank_listening_on_pipe_is_asked_to_dump(tmp_path: Path) -> None:
     assert not ask(env, [2, 3]), "nobody reads"
     reader = os.open(tmp_path / "ask_3.pipe", os.O_RDONLY | os.O_NONBLOCK)
     try:
-        assert ask(env, [2, 3])
+        assert ask(env, [2, 3]) == [3]
         assert os.read(reader, 100)
     finally:
         os.close(reader)
     assert not ask(Environment({}), [3])
+
+
+def test_dump_is_whole_once_its_last_byte_is_there(tmp_path: Path) -> None:
+    env = Environment({"XDG_CACHE_HOME": str(tmp_path)})
+    (tmp_path / "torch").mkdir()
+    dump = tmp_path / "torch" / "comm_lib_trace_rank_0"
+    dump.write_bytes(GOOD[:-1])
+    assert not have_dumped(env, [0], since=0)
+    dump.write_bytes(GOOD)
+    assert have_dumped(env, [0], since=0)
+    assert not have_dumped(env, [0, 1], since=0)
+    assert not have_dumped(env, [0], since=time.time() + 60), "an old one"
 
 
 def test_regular_file_in_place_of_pipe_is_not_written(tmp_path: Path) -> None:

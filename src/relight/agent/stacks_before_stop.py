@@ -3,12 +3,16 @@
 It happens if a worker has failed because of a peer, or if no worker does anything (--hang-timeout).
 """
 
+import time
 from collections.abc import Callable
 
 from relight.base.env import Environment
 from relight.host.loop import Loop
 from relight.processes.supervisor import Supervisor
 from relight.stacks.worker_state import doing
+
+_POLL_S = 0.2
+"""Interval for dumps of torch's flight recorder: files, which nothing announces."""
 
 
 def read(supervisor: Supervisor) -> None:
@@ -37,10 +41,20 @@ def look_closer(
     from relight.stacks import flight_recorder, native
 
     workers, alive = supervisor.workers, _alive(supervisor)
+    begin, asked_at = loop.now(), time.time()
     asked = flight_recorder.ask(env, [workers.ranks[local_rank] for local_rank in alive])
-    seconds = max(limit_s, flight_recorder.DUMPS_S if asked else 0.0)
-    if not native.add(loop, alive, workers.doing, lambda: stop_in(seconds)):
-        stop_in(seconds)
+
+    def wait_for_dumps() -> None:
+        waited_s = loop.now() - begin
+        if waited_s < flight_recorder.DUMPS_S and not flight_recorder.have_dumped(
+            env, asked, asked_at
+        ):
+            loop.call_after(_POLL_S, wait_for_dumps)
+        else:
+            stop_in(max(0.0, limit_s - waited_s))
+
+    if not native.add(loop, alive, workers.doing, wait_for_dumps):
+        wait_for_dumps()
 
 
 def _alive(supervisor: Supervisor) -> dict[int, int]:

@@ -19,23 +19,37 @@ from relight.base.fields import Malformed
 from relight.core.diagnosis.flight_recorder_text import last_collectives
 from relight.core.failure import Collective, Failure
 
-DUMPS_S = 3.0
-"""Delay until requested dumps are written: NCCL polls once a second."""
+DUMPS_S = 15.0
+"""Limit for requested dumps. NCCL polls once a second, and then looks up the lines of all
+collectives: 6 s with torch 2.11.
+"""
 _MOST_BYTES = 4 << 20
+_STOP = b"."
+"""The last byte of a pickle."""
 _MOST_S = 0.5
 """Timeout for reading all dumps of this node: 2000 entries take some 20 ms."""
 
 
-def ask(env: Environment, ranks: Iterable[int]) -> bool:
+def ask(env: Environment, ranks: Iterable[int]) -> list[int]:
     """Ask workers to dump, by the pipes that NCCL reads if the user has named them with
     TORCH_NCCL_DEBUG_INFO_PIPE_FILE (torch 2.13, DumpPipe in ProcessGroupNCCL.hpp).
 
     Returns:
-        Whether a worker listens; its dump comes within `DUMPS_S`.
+        The ranks that listen.
     """
     stem = env.get("TORCH_NCCL_DEBUG_INFO_PIPE_FILE")
-    listens = [_ask_by(f"{stem}{rank}.pipe") for rank in ranks if stem]
-    return any(listens)
+    return [rank for rank in ranks if stem and _ask_by(f"{stem}{rank}.pipe")]
+
+
+def have_dumped(env: Environment, ranks: Iterable[int], since: float) -> bool:
+    """Return whether each of these ranks has written a whole dump since then, in seconds since
+    1970.
+    """
+    prefixes = _prefixes(env)
+    return all(
+        any((_content(f"{prefix}{rank}", since) or b"").endswith(_STOP) for prefix in prefixes)
+        for rank in ranks
+    )
 
 
 def _ask_by(path: str) -> bool:
@@ -72,14 +86,15 @@ def with_collectives(
 
 
 def _prefixes(env: Environment) -> list[str]:
-    """Return where torch writes dumps: where the user says, or else in the user's cache; before
-    torch 2.9 in /tmp.
+    """Return where torch writes dumps: where the user says, or else in the user's cache
+    (XDG_CACHE_HOME, torch 2.13); before torch 2.9 in /tmp.
     """
     chosen = env.get("TORCH_FR_DUMP_TEMP_FILE") or env.get("TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
     if chosen:
         return [chosen]
-    cache = f"{env.get('HOME') or '/tmp'}/.cache/torch"  # noqa: S108 - as torch does
-    return [f"{cache}/comm_lib_trace_rank_", "/tmp/nccl_trace_rank_"]  # noqa: S108
+    home = env.get("HOME") or "/tmp"  # noqa: S108 - as torch does
+    cache = env.get("XDG_CACHE_HOME") or f"{home}/.cache"
+    return [f"{cache}/torch/comm_lib_trace_rank_", "/tmp/nccl_trace_rank_"]  # noqa: S108
 
 
 def _read(prefixes: Iterable[str], rank: int, since: float) -> tuple[Collective, ...] | None:

@@ -1,7 +1,8 @@
 """The worker's side of a recovery: a rank has failed, and this process stays.
 
     the agent sets LEAVE    a thread closes the connections of the group (`_Watch`), so that pending
-                            collectives fail; the exception leaves the user's function
+                            collectives fail, and no optimizer takes another step; the exception
+                            leaves the user's function
     `Loop` sets LEFT        it has dropped the group, and everything that the function held
     the agent sets JOIN     the variables of the next group are in a file: the function runs again
 
@@ -28,10 +29,26 @@ from relight.worker.replicas import Generation
 
 T = TypeVar("T")
 
+
+class GroupBrokenError(RuntimeError):
+    """Another rank has failed before this rank's optimizer took its step."""
+
+
+_NCCL = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "1",
+    "TORCH_FR_BUFFER_SIZE": "0",
+}
+"""NCCL's watchdog would end this process as soon as it sees that a peer is gone: launchers, this
+one included, set the first variable to 1. Without the others, it would look up the lines of the
+failed collective for 5 s, then sleep for a minute while the flight recorder dumps, and
+`destroy_process_group` would wait for that (torch 2.11).
+"""
 _WATCH_S = 0.005
 """How often the thread checks for a failed rank."""
 _LOOKS = 20
-"""After how many of these looks the thread asks the store again."""
+"""After how many of these looks the thread asks the store, and aborts communicators, again."""
 _WAIT_S = 0.001
 """How often a process outside a group checks whether the next one has formed."""
 _STORE_S = 2.0
@@ -50,13 +67,15 @@ def run(page: memoryview, function: Callable[[Generation], T]) -> T:
     """
     watch = _Watch(page)
     has_survived = False
+    os.environ.update(_NCCL)
     # What is there now survives: not to look at it again makes the collection in `_leave`, with
     # torch's modules, take microseconds instead of 0.1 s and more.
     was_frozen = gc.get_freeze_count() > 0
     gc.freeze()
     try:
         while True:
-            generation = Generation(has_survived)
+            watch.generation = generation = Generation(has_survived)
+            watch.hook_optimizers()
             try:
                 result = function(generation)
             except Exception as error:
@@ -98,8 +117,10 @@ def _is_of_group(error: BaseException | None) -> bool:
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
-        kinds = [kind.__name__ for kind in type(error).__mro__]
-        if "DistError" in kinds or ("RuntimeError" in kinds and blame.is_of_peer(str(error))):
+        kinds = {kind.__name__ for kind in type(error).__mro__}
+        if kinds & {"DistError", "GroupBrokenError"} or (
+            "RuntimeError" in kinds and blame.is_of_peer(str(error))
+        ):
             return True
         error = error.__cause__ or error.__context__
     return False
@@ -110,6 +131,7 @@ def _leave(page: memoryview, addresses: Collection[bytes]) -> None:
     count = page[words.LEAVE]
     dist = _distributed()
     if dist is not None:
+        abort_nccl()
         sever(addresses or _addresses())
         # It may be half made, or half gone.
         with contextlib.suppress(Exception):
@@ -132,10 +154,16 @@ def _join(page: memoryview) -> None:
 
 
 class _Watch:
-    """A thread that makes the collectives of a broken group fail."""
+    """A thread that makes the collectives of a broken group fail, and a hook that keeps optimizers
+    from using what they left.
+    """
 
     def __init__(self, page: memoryview) -> None:
         self._page = page
+        self.generation: Generation | None = None
+        self._hook: Any = None
+        self._has_stepped = False
+        """Whether an optimizer has come to the hook. Others than torch's don't."""
         self._lock = threading.Lock()
         """Held while connections are closed, and while the thread must not do that."""
         self._is_over = threading.Event()
@@ -160,8 +188,34 @@ class _Watch:
             self._paused = False
 
     def end(self) -> None:
-        """End the thread."""
+        """End the thread, and remove the hook."""
         self._is_over.set()
+        self.generation = None  # it holds the groups, which end before the interpreter
+        if self._hook is not None:
+            self._hook.remove()
+
+    def hook_optimizers(self) -> None:
+        """Let torch call `_before_step` before each step of an optimizer."""
+        module = sys.modules.get("torch.optim.optimizer")
+        if module is not None and self._hook is None:
+            self._hook = module.register_optimizer_step_pre_hook(self._before_step)
+
+    def _before_step(self, *_: object) -> None:
+        """Wait for the gradients, and raise if they may be those of an aborted collective.
+
+        The process is ahead of its GPU: the kernels of the optimizer would be queued behind a
+        collective that NCCL aborts, which then leaves undefined data and no error.
+        """
+        self._has_stepped = True
+        if has_nccl():
+            cuda = sys.modules["torch"].cuda
+            if cuda.is_current_stream_capturing():
+                return
+            cuda.current_stream().synchronize()
+        if _must_leave(self._page):
+            raise GroupBrokenError("another rank has failed; this step will be repeated")
+        if self.generation is not None:
+            self.generation.before_step()
 
     def _run(self) -> None:
         looks = 0
@@ -173,6 +227,10 @@ class _Watch:
                     if not self._has_read and self._page[words.FIRST_AT]:
                         self._read()
                 else:
+                    # Without the hook, an aborted collective could pass for a good one.
+                    is_safe = self._has_stepped or not self._page[words.FIRST_AT]
+                    if is_safe and looks % _LOOKS == 0:
+                        abort_nccl()
                     looks += 1
                     # The script may have made more groups since. Try what is known first, because a
                     # store that is gone takes time.
@@ -189,6 +247,40 @@ class _Watch:
 def _distributed() -> Any:
     """Return torch.distributed, if the script has imported it."""
     return sys.modules.get("torch.distributed")
+
+
+def has_nccl() -> bool:
+    """Return whether a process group uses NCCL."""
+    dist = _distributed()
+    if dist is None:
+        return False
+    configs = list(dist.distributed_c10d._world.pg_backend_config.values())
+    return any("nccl" in config for config in configs)
+
+
+def abort_nccl() -> None:
+    """Abort NCCL's communicators, so that their pending collectives end. Their results are
+    undefined.
+
+    As torch's `_abort_process_group` (2.6 to 2.13), but without removing the groups, which belong
+    to the main thread. Several communicators are aborted as one group: one at a time, they can wait
+    for each other (pytorch/pytorch#119797).
+    """
+    dist = _distributed()
+    if not has_nccl():
+        return
+    device = sys.modules["torch"].device("cuda")
+    # The main thread may make or destroy a group meanwhile; the thread tries again.
+    with contextlib.suppress(Exception):
+        world = dist.distributed_c10d._world
+        groups = [group for group, config in world.pg_backend_config.items() if "nccl" in config]
+        backend = groups[0]._get_backend(device)
+        backend._group_start()
+        try:
+            for group in sorted(groups, key=lambda group: str(world.pg_names[group]), reverse=True):
+                group.abort()
+        finally:
+            backend._group_end()
 
 
 def _addresses() -> Collection[bytes]:

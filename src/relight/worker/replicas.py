@@ -41,6 +41,7 @@ class Generation:
         """How often ranks were started again after a failure."""
         _unshared = self if has_survived else None
         self._objects: tuple[Stateful, ...] = ()
+        self._buffers: list[_Buffer] = []
         self._groups: list[Any] = []
         """Keeps the groups until the function has returned. A DDP wrapper that outlives
         `destroy_process_group` would end them with the GIL, for which gloo's threads may wait
@@ -54,6 +55,10 @@ class Generation:
         DistributedDataParallel copies the weights of rank 0, which may be new. Only surviving
         ranks count; without any, as in the first generation, nothing is sent. Gradients of a step
         that was not completed are cleared.
+
+        With NCCL it is the state of the survivor that is furthest behind: an aborted kernel may
+        send undefined data, with which another rank takes the step before it hears of the failure.
+        The rank whose kernel was aborted has not taken it.
 
         Args:
             objects: the model, the optimizer and any other stateful objects, in the same order on
@@ -77,6 +82,7 @@ class Generation:
             steps = {of_rank for _, of_rank in told}
             if len(steps) > 1:
                 raise RuntimeError(f"ranks begin at different steps: {sorted(steps)}")
+            self._keep_buffers()
             return step
         writes = _count_writes(objects)  # raises in all ranks if they are shards
         if self.has_survived and _versions not in (None, writes):
@@ -84,14 +90,26 @@ class Generation:
                 "the state has changed since the failure: call generation.share() before "
                 "DistributedDataParallel, which copies the weights of rank 0"
             )
-        furthest, rank = max(survivors)
+        chosen, rank = (min if "nccl" in dist.get_backend_config() else max)(survivors)
         _broadcast(objects, -rank)
         self.restored()
-        return furthest
+        self._keep_buffers()
+        return chosen
+
+    def before_step(self) -> None:
+        """Keep the buffers, such as BatchNorm's averages, of the step that the optimizer takes."""
+        for buffer in self._buffers:
+            buffer.keep()
+
+    def _keep_buffers(self) -> None:
+        modules = [each for each in self._objects if hasattr(each, "buffers")]
+        self._buffers = [_Buffer(tensor) for module in modules for tensor in module.buffers()]
 
     def broke(self) -> None:
         """Record that the group failed; the state must not change until it is shared."""
         global _versions
+        for buffer in self._buffers:  # the broken step has written to them
+            buffer.put_back()
         try:
             _versions = _count_writes(self._objects) if self._objects else None
         except TypeError:
@@ -127,6 +145,26 @@ def check_shared() -> None:
         _unshared.check_shared()
 
 
+class _Buffer:
+    """A buffer of a model, and its value after the last step."""
+
+    def __init__(self, tensor: Any) -> None:
+        self._tensor, self._kept = tensor, tensor.detach().clone()
+        self._version = tensor._version
+
+    def keep(self) -> None:
+        """Copy the buffer, unless nothing has written to it since."""
+        if self._tensor._version != self._version:
+            self._kept.copy_(self._tensor.detach())
+            self._version = self._tensor._version
+
+    def put_back(self) -> None:
+        """Give the buffer its kept value."""
+        if self._tensor._version != self._version:
+            self._tensor.detach().copy_(self._kept)
+            self._version = self._tensor._version
+
+
 class _Slot(NamedTuple):
     """Where a tensor is in a state: its number, shape, type of elements and device."""
 
@@ -150,6 +188,7 @@ def _broadcast(objects: tuple[Stateful, ...], source: int) -> None:
     is_source = dist.get_rank() == source
     tensors: list[Any] = []
     described: list[Any] = [None]
+    devices = dist.get_backend_config()  # such as cpu:gloo,cuda:nccl
     with torch.no_grad():
         if is_source:
             described = [[_take_out(each.state_dict(), tensors) for each in objects]]
@@ -162,7 +201,12 @@ def _broadcast(objects: tuple[Stateful, ...], source: int) -> None:
                 for slot in slots
             ]
         for tensor in tensors:
-            dist.broadcast(tensor, src=source)
+            # A group of NCCL alone can't send tensors of the CPU, such as Adam's number of steps.
+            is_sent = f"{tensor.device.type}:" in devices
+            sent = tensor if is_sent else tensor.to(_device(devices.partition(":")[0]))
+            dist.broadcast(sent, src=source)
+            if sent is not tensor:
+                tensor.copy_(sent)
         for each, state in zip(objects, described[0], strict=True):
             if not is_source:
                 each.load_state_dict(_put_back(state, tensors))
