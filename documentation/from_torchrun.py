@@ -39,6 +39,10 @@ rendezvous flags](zero-flags.md) are needed.
 
 ## Every flag
 
+`relight run` has every flag of torchrun. `--monitor-interval` and `--start-method` have no effect.
+Not supported: other values of `--logs-specs` than `default`, and [plug-ins of
+torchrun](differences.md#torch-plug-ins).
+
 "Default" applies if neither the flag nor its variable is set. "Differs" links to differences from
 torchrun.
 
@@ -126,6 +130,7 @@ _PAGES = {
     "membership-change": "checkpoints.md",
     "name": "watching.md",
     "on-preempt": "checkpoints.md",
+    "status": "status-page.md",
     "preload": "warm.md",
     "record-group": "watching.md",
     "repeated-lines": "console.md",

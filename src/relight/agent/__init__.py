@@ -3,7 +3,7 @@
     start.py, prepare.py     from checked flags to an `AgentConfig`, or an error of one line
     agent.py                 get ready, run a generation, react; read this first
     node.py                  this node in its group: its state, and its side of every message
-    worker_group.py          the workers of one generation; watchdogs.py: hangs, slow ranks, memory
+    worker_group.py          the workers of one generation; watchdogs.py: hangs, slow ranks, timers
     group.py, coordinator.py, link.py    the group, served to other nodes, and reached from them
     postmortem.py            evidence after a failure, for core/diagnosis
     preemption.py, shutdown.py           signals, and how a node leaves

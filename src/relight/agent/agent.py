@@ -6,7 +6,7 @@
     run         the group has formed a generation: run its workers until all have exited
                                                                        (worker_group)
     react       all workers succeeded: wait for the other nodes. A worker failed, or the group
-                changed: get ready again. The job has ended: report    (leaving)
+                changed: get ready again. The job has ended: report   (shutdown)
 
 When a worker fails, WorkerGroup immediately stops the other workers of this node, and the agent
 reports the failure. The group (core/group/membership) decides whether another generation follows,

@@ -1,7 +1,7 @@
 """Gathers the facts about each failed worker for the diagnosis.
 
-The agent loads this only after a failure. It only reads, with `host`; the judgement is in
-`core/diagnosis/failure_text`.
+The agent loads this only after a failure. It only reads, with `host`; `core/diagnosis/causes`
+judges.
 """
 
 import errno

@@ -7,7 +7,7 @@ coordinator; `silence` times out silent nodes; `survivors` lets workers keep the
 Short-lived parts: `checkpoint_barrier` (preemption), `reachability` (--health-check=network),
 `cluster_query` (queries to all nodes).
 
-The driver is agent/group.py. A new state: `GroupState` in group_types.py, every `match` on it in
-membership.py, scenarios in tests/core/test_membership.py; state that must survive a coordinator
-failover has to travel in `Announce` and `NodeReady`, the only sources of a new coordinator.
+The driver is agent/group.py. A new state: `GroupState` in group_types.py, whatever reads it in
+membership.py, and the checklist in CONTRIBUTING.md. State that must survive a coordinator failover
+has to travel in `Announce` and `NodeReady`, the only sources of a new coordinator.
 """
