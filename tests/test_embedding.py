@@ -430,3 +430,42 @@ def test_failure_detected_despite_caller_sigchld_handling(tmp_path: Path, how: s
         timeout=LIMIT_S, check=False,
     )  # fmt: skip
     assert result.stdout.splitlines() == ["3 {0: 3}", "0", "on purpose"], result.stderr
+
+
+BUSY = """
+import os, relight, signal, subprocess, time
+
+class Popen(subprocess.Popen):
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        while not os.path.exists("pid"):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+subprocess.Popen = Popen
+
+def work():
+    open("new", "w").write(str(os.getpid()))
+    os.rename("new", "pid")
+    time.sleep(600)
+
+if __name__ == "__main__":
+    try:
+        if {is_function}:
+            relight.launch(work, nproc_per_node=1)
+        else:
+            relight.run(relight.RunSpec("work.py"))
+    except KeyboardInterrupt:
+        print(os.path.exists("/proc/" + open("pid").read()))
+"""
+"""A machine so busy that workers run before their caller knows that it has started an agent."""
+
+
+@pytest.mark.parametrize("is_function", [False, True], ids=["run", "launch"])
+def test_ctrl_c_while_agent_starts_stops_workers(tmp_path: Path, is_function: bool) -> None:
+    (tmp_path / "busy.py").write_text(BUSY.format(is_function=is_function))
+    (tmp_path / "work.py").write_text("import busy\nbusy.work()\n")
+    result = subprocess.run(
+        [sys.executable, "busy.py"], cwd=tmp_path, env=clean_environment(), text=True,
+        capture_output=True, timeout=LIMIT_S, check=False,
+    )  # fmt: skip
+    assert result.stdout == "False\n", result.stderr

@@ -20,10 +20,10 @@ ROWS, COLUMNS = 25, 80
 
 
 def report_of(stderr: str) -> list[str]:
-    """The report: the last lines of relight."""
+    """The report: the last lines of relight, but for the goodput of a job that took a minute."""
     begins = re.finditer(r"^relight: (?:probably |the |no )?ranks? ", stderr, re.MULTILINE)
     begin = max((match.start() for match in begins), default=0)
-    return stderr[begin:].strip("\n").split("\n")
+    return stderr[begin:].partition("\nrelight: goodput ")[0].strip("\n").split("\n")
 
 
 def find_line(path: Path, mark: str = "# here") -> int:

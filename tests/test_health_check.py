@@ -38,7 +38,9 @@ def _end_all() -> Iterator[None]:
 def start(*arguments: str, **options: object) -> subprocess.Popen[str]:
     _started.append(
         subprocess.Popen(
-            [*RUN, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
+            [*RUN, *arguments],
+            text=True,
+            **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options},
         )  # type: ignore[call-overload]
     )
     return _started[-1]
@@ -162,39 +164,44 @@ def agents(
 
 
 def test_spare_replaces_unhealthy_node(tmp_path: Path) -> None:
-    """Two of three nodes are needed. The first to fail becomes unhealthy; the spare replaces it."""
+    """Two of three nodes are needed. One fails and becomes unhealthy; the spare replaces it."""
+    broken, go, is_up = (tmp_path / name for name in ("broken", "go", "is_up"))
     script = tmp_path / "train.py"
     script.write_text(
         "import os, sys, time\n"
-        f"broken = {str(tmp_path / 'broken')!r}\n"
-        "first = os.environ['TORCHELASTIC_RESTART_COUNT'] == '0'\n"
-        "if first and os.environ['GROUP_RANK'] == '1' and not os.path.exists(broken):\n"
-        "    open(broken, 'w').write(os.environ['NODE'])\n"
-        "    sys.exit(7)\n"
+        f"broken, go, is_up = {str(broken)!r}, {str(go)!r}, {str(is_up)!r}\n"
         "if not os.path.exists(broken):\n"
+        "    if os.environ['NODE'] == 'bad':\n"
+        "        while not os.path.exists(go):\n"
+        "            time.sleep(0.01)\n"
+        "        open(broken, 'w')\n"
+        "        sys.exit(7)\n"
+        "    open(is_up, 'w')\n"
         "    time.sleep(900)\n"
-        "print('node', os.environ['NODE'])\n"
     )
-    check = program(
-        tmp_path / "check.sh", f'test "$(cat {tmp_path}/broken 2>/dev/null)" != "$NODE"'
-    )
-    processes = [
-        start(
-            "--nnodes=2", "--rdzv-backend=file", f"--rdzv-endpoint={tmp_path}/meet",
-            "--rdzv-id=health", f"--health-check={check}", "--max-restarts=3", str(script),
-            env={**os.environ, "NODE": node},
-        )
-        for node in "abc"
-    ]  # fmt: skip
-    ends = {}
-    for node, process in zip("abc", processes, strict=True):
-        stdout, stderr = process.communicate(timeout=LIMIT_S)
-        ends[node] = (process.returncode, stdout, stderr)
-    broken = (tmp_path / "broken").read_text()
-    assert ends[broken][0] == 7, ends[broken]
-    others = [ends[node] for node in "abc" if node != broken]
-    assert [code for code, _, _ in others] == [0, 0], others
-    assert all("left: its health check failed" in stderr for _, _, stderr in others), others
+    check = program(tmp_path / "check.sh", f'! [ -e {broken} ] || [ "$NODE" != bad ]')
+    output = {name: tmp_path / f"output_{name}" for name in ("coordinator", "bad", "spare")}
+
+    def join(name: str) -> subprocess.Popen[str]:
+        with output[name].open("w") as file:
+            return start(
+                "--nnodes=2", "--rdzv-backend=file", f"--rdzv-endpoint={tmp_path}/meet",
+                "--rdzv-id=health", f"--health-check={check}", "--max-restarts=3", str(script),
+                env={**os.environ, "NODE": name}, stderr=file,
+            )  # fmt: skip
+
+    nodes = [join("coordinator")]
+    until((tmp_path / "meet").exists)
+    nodes.append(join("bad"))
+    until(is_up.exists)
+    nodes.append(join("spare"))
+    until(lambda: "kept as a spare" in output["spare"].read_text())
+    go.touch()
+    codes = [node.wait(LIMIT_S) for node in nodes]
+    said = {name: path.read_text() for name, path in output.items()}
+    assert codes == [0, 7, 0], said
+    for name in ("coordinator", "spare"):
+        assert "left: its health check failed" in said[name], said
 
 
 def test_node_that_never_passes_does_not_disturb_others(tmp_path: Path, script: Path) -> None:

@@ -19,7 +19,14 @@ from relight.processes import interpreter
 
 SOURCES = str(Path(relight.__file__).resolve().parent.parent)
 SAY = "import sys, torch; print(sys.prefix, torch.__file__)"
-PROGRAM = "import sys; from relight.cli.main import entry; sys.exit(entry())"
+PROGRAM = f"""
+import sys
+from relight.processes import interpreter
+interpreter._LOOK_S = {LIMIT_S}
+from relight.cli.main import entry
+sys.exit(entry())
+"""
+"""relight, which asks another Python however long that takes on a busy machine."""
 
 
 class Machine:

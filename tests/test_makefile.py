@@ -27,8 +27,11 @@ def commands(target: str) -> str:
 
 
 def installed(target: str) -> list[str]:
-    """What each `pip install` of a target installs, and how."""
-    return re.findall(r"pip install .*-c requirements.lock (.*)", commands(target))
+    """What each `pip install` of a target installs, and how. A dry run of make in make repeats what
+    the outer one would have made by then.
+    """
+    found = re.findall(r"pip install .*-c requirements.lock (.*)", commands(target))
+    return list(dict.fromkeys(found))
 
 
 def test_make_demo_installs_no_test_tools() -> None:
@@ -45,7 +48,7 @@ def test_make_quick_installs_no_torch() -> None:
 
 def test_make_test_completes_one_environment() -> None:
     """It adds the test tools to the environment of `make quick` and `make demo`."""
-    assert commands("test").count("-m venv") == 1
+    assert len({line for line in commands("test").split("\n") if "-m venv" in line}) == 1
     steps = installed("test")
     assert steps[:3] == [*installed("quick"), *installed("demo")]
     assert [words.split("--group ")[1] for words in steps[3:]] == ["test"]

@@ -166,6 +166,9 @@ def test_child_process_that_worker_waits_for_is_shown(python: Path, run: Run, ho
         assert found.stack[-1].endswith('script.py", line 5, in read')
         assert len([line for line in found.stack[begin:] if "script.py" in line]) == 1
     finally:
+        process.send_signal(signal.SIGSTOP)  # its pool would replace killed processes
+        while state_of(process.pid) not in ("T", "Z"):
+            time.sleep(0.001)
         for pid in system.tree(process.pid):
             os.kill(pid, signal.SIGKILL)
 

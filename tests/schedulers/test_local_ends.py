@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -389,6 +390,29 @@ def test_second_ctrl_c_kills_remaining_processes() -> None:
             process.send_signal(signal.SIGINT)
         assert process.wait(LIMIT_S) == 130
     wait_until_gone(marker)
+
+
+def test_second_ctrl_c_may_come_at_any_time(
+    scheduler: Local, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even between asking for the stop and waiting for it: all jobs are killed."""
+    monkeypatch.setattr(jobs, "GRACE_S", 2 * LIMIT_S)
+    monkeypatch.setattr(jobs, "_CLOSE_S", LIMIT_S)
+    stubborn = "trap '' TERM; touch up$$; while :; do sleep 0.1; done"
+    app_ids = [submit(scheduler, shell(stubborn)) for _ in range(2)]
+    until(lambda: len(list(Path().glob("up*"))) == 2)
+    process = scheduler._attached[app_ids[0]]
+    stdin = process.stdin
+    assert stdin is not None
+
+    def close_and_interrupt() -> None:
+        stdin.close()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(process, "stdin", SimpleNamespace(close=close_and_interrupt))
+    scheduler.close()
+    for status in scheduler.status(app_ids).values():
+        assert (status.state, status.replicas[0].exitcode) == (AppState.CANCELLED, -9)
 
 
 def test_replicas_die_with_their_runner_process(scheduler: Local) -> None:

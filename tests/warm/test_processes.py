@@ -1047,17 +1047,36 @@ def test_second_warm_start_reuses_existing_process(shell: Shell) -> None:
     assert is_gone(pid)
 
 
+ENDLESS = "import os, time\nopen('pid', 'w').write(str(os.getpid()))\ntime.sleep(1000)\n"
+BUSY = """
+import os, sys, time
+from relight.warm.warm_processes import WarmProcesses
+start = WarmProcesses.start
+def start_and_be_late(*arguments, **named):
+    origin = start(*arguments, **named)
+    while not os.path.exists("go"):
+        time.sleep(0.01)
+    return origin
+WarmProcesses.start = start_and_be_late
+from relight.cli.main import entry
+entry()
+"""
+"""relight on a machine so busy that the process imports before its starter waits for it."""
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_warm_start_leaves_nothing(shell: Shell, number: signal.Signals) -> None:
-    (shell.packages / "endless.py").write_text(
-        "import os, time\nopen('pid', 'w').write(str(os.getpid()))\ntime.sleep(1000)\n"
-    )
+@pytest.mark.parametrize("by", [RELIGHT, (sys.executable, "-c", BUSY)], ids=["idle", "busy"])
+def test_interrupted_warm_start_leaves_nothing(
+    shell: Shell, by: tuple[str, ...], number: signal.Signals
+) -> None:
+    (shell.packages / "endless.py").write_text(ENDLESS)
     process = subprocess.Popen(
-        [*RELIGHT, "warm", "start", "--preload=endless", shell.script], cwd=shell.folder,
+        [*by, "warm", "start", "--preload=endless", shell.script], cwd=shell.folder,
         env=clean_environment(**shell.variables),
     )  # fmt: skip
     wait(lambda: (shell.folder / "pid").exists() and (shell.folder / "pid").read_text())
     process.send_signal(number)
+    (shell.folder / "go").touch()
     assert process.wait(LIMIT_S) == 128 + number
     wait(lambda: is_gone(int((shell.folder / "pid").read_text())))
 

@@ -29,6 +29,7 @@ from relight.api.function import (
     check_list,
     check_texts,
     copy_output,
+    signals_held,
     start_agent,
     time_limit,
     variables_of_job,
@@ -278,10 +279,12 @@ class _JobEnd(NamedTuple):
 def _run_child(
     words: Sequence[str], variables: Mapping[str, str], job: _Job, timeout_s: float | None
 ) -> RunResult:
-    agent, messages, readers = _start_child(words, variables)
-    ends_at = None if timeout_s is None else time.monotonic() + timeout_s
+    agent, readers = None, list[threading.Thread]()
     stopped_after_s = refusal = None
     try:
+        with signals_held():
+            agent, messages, readers = _start_child(words, variables)
+        ends_at = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             left = None if ends_at is None else max(0.0, ends_at - time.monotonic())
             try:
@@ -300,7 +303,8 @@ def _run_child(
                 job.take(message)
         agent.wait()
     except BaseException:
-        _stop(agent)
+        if agent is not None:
+            _stop(agent)
         raise
     finally:
         for reader in readers:

@@ -12,12 +12,14 @@ import inspect
 import os
 import pickle
 import secrets
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Real
+from types import FrameType
 from typing import Any, TypeVar
 
 from relight.api.function_results import LaunchRefusal, collect
@@ -356,7 +358,8 @@ def _run(
     readers: list[threading.Thread] = []
     try:
         for command in commands:
-            agents.append(start_agent(command, variables))
+            with signals_held():
+                agents.append(start_agent(command, variables))
             for source, name in ((agents[-1].stdout, "stdout"), (agents[-1].stderr, "stderr")):
                 readers.append(
                     threading.Thread(target=copy_output, args=(source, name, refusal), daemon=True)
@@ -401,6 +404,36 @@ def start_agent(
         pass_fds=() if tell is None else (tell,),
         start_new_session=True,  # this process forwards Ctrl-C, once
     )
+
+
+@contextlib.contextmanager
+def signals_held() -> Iterator[None]:
+    """Call this process's signal handlers after the block, not in it: an exception of one, such as
+    KeyboardInterrupt, would lose the agent that is just being started.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    holds, came = True, list[int]()
+
+    def hold(number: int, frame: FrameType | None) -> None:
+        if holds:
+            came.append(number)
+        else:
+            handlers[number](number, frame)
+
+    found = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    handlers = {number: handler for number, handler in found.items() if callable(handler)}
+    for number in handlers:
+        signal.signal(number, hold)
+    try:
+        yield
+    finally:
+        holds = False
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for number in came:
+            handlers[number](number, None)
 
 
 _GUARD = """

@@ -2,7 +2,6 @@
 
 import os
 import signal
-from types import FrameType
 from typing import NoReturn
 
 from relight.agent.prepare import prepare
@@ -84,8 +83,7 @@ def _complete(spec: LaunchSpec) -> LaunchSpec:
     )
 
 
-def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
-    del frame
+def _interrupt(number: int) -> NoReturn:
     raise SystemExit(EXIT_SIGNAL_BASE + number)
 
 
@@ -103,6 +101,8 @@ class _Start:
         self._modules = modules
         self._reason: str | None = None
         self._loop = Loop()
+        for number in exit_signals.NUMBERS:  # before there is a process that outlives this one
+            self._loop.on_signal(number, _interrupt)
         system.become_subreaper()
         setup = preloading.instructions(worker, modules, learned, {}, low_priority=False)
         try:
@@ -123,8 +123,6 @@ class _Start:
         Raises:
             MachineError: if it can't be used, or does not get ready.
         """
-        for number in exit_signals.NUMBERS:
-            signal.signal(number, _interrupt)
         try:
             self._loop.run_until(lambda: self._reason is not None, _LIMIT_S)
         except BaseException:

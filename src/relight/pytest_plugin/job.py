@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from relight.api.function import job_directory, start_agent
+from relight.api.function import job_directory, signals_held, start_agent
 from relight.base import env as environment
 from relight.host import system
 from relight.pytest_plugin.marker import Wanted, controller
@@ -62,11 +62,14 @@ def run(item: pytest.Item, wanted: Wanted) -> ReportedTest:
         with output.open("wb") as file:
             shows = item.config.getoption("capture", "fd") == "no"
             command = _command(item.config, wanted, folder)
-            agent = start_agent(command, _variables(wanted), None if shows else file)
+            agent = None
             try:
+                with signals_held():
+                    agent = start_agent(command, _variables(wanted), None if shows else file)
                 _wait(agent, folder, wanted)
             finally:
-                _end(agent)
+                if agent is not None:
+                    _end(agent)
         return collect(folder, wanted, agent.returncode, shortened(output))
 
 

@@ -191,15 +191,18 @@ class ProcessScheduler(Scheduler):
         return sorted(found, key=lambda each: each.submitted, reverse=True)
 
     def close(self) -> None:
-        """End the jobs that belong to this process."""
-        for process in self._attached.values():
-            assert process.stdin is not None
-            process.stdin.close()
-        for process in self._attached.values():
-            try:
+        """End the jobs that belong to this process. Ctrl-C in the meantime kills what is left."""
+        processes = self._attached.values()
+        try:
+            for process in processes:
+                assert process.stdin is not None
+                process.stdin.close()
+            for process in processes:
                 process.wait(_CLOSE_S)
-            except KeyboardInterrupt:  # second ctrl-C: the executor kills the rest
+        except KeyboardInterrupt:
+            for process in processes:
                 process.terminate()
+            for process in processes:
                 process.wait(_CLOSE_S)
         self._attached.clear()
 
