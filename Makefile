@@ -79,6 +79,7 @@ bench: $(LONG_READY)  ## Measure against torchrun; writes benchmarks/results/
 	$(BIN)/python -m benchmarks
 	$(BIN)/python -m benchmarks.warm
 	$(BIN)/python -m benchmarks.workers
+	$(BIN)/python -m benchmarks.survivors
 	$(BIN)/python -m benchmarks.study
 	$(BIN)/python -m benchmarks.submit
 	$(BIN)/python -m benchmarks.nodes

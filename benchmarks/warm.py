@@ -74,7 +74,7 @@ COLOURS = {
 BENCHMARKS = ("restart", "loss", "spare", "cut", "launch", "idle")
 _IDLE_S = 10
 Samples = dict[str, dict[str, list[float]]]
-LIMIT_S = 180.0
+LIMIT_S = 600.0
 """After which a job is killed that does not end."""
 
 
@@ -92,7 +92,7 @@ def restart_s(launcher: str, nproc: int) -> float:
     flags = [f"--nproc-per-node={nproc}", "--max-restarts=1"]
     with directory(), agent(launcher, flags, "stay") as process:
         steps = [step(process) for _ in range(nproc)]
-        _settle(launcher, 1)
+        settle(launcher, 1)
         pid = next(each.pid for each in steps if each.rank == 0)
         begin = time.monotonic()
         os.kill(pid, signal.SIGKILL)
@@ -100,7 +100,7 @@ def restart_s(launcher: str, nproc: int) -> float:
             if step(process).restart != 1:
                 raise RuntimeError("a step of the first generation after its end")
         seconds = time.monotonic() - begin
-        _check_warm(launcher)
+        check_warm(launcher)
         return seconds
 
 
@@ -115,13 +115,13 @@ def loss_s(launcher: str) -> float:
         for process in (stays, goes):
             while step(process).world != 2:  # one of them may have begun alone
                 pass
-        _settle(launcher, 2)
+        settle(launcher, 2)
         begin = time.monotonic()
         kill(goes)
         while step(stays).world != 1:
             pass
         seconds = time.monotonic() - begin
-        _check_warm(launcher)
+        check_warm(launcher)
         return seconds
 
 
@@ -140,14 +140,14 @@ def spare_s(launcher: str) -> float:
         for process in (stays, goes):
             step(process)
         with agent(launcher, flags[1], "stay") as spare:
-            _settle(launcher, 3)
+            settle(launcher, 3)
             time.sleep(5)  # it has been waiting for a while
             begin = time.monotonic()
             kill(goes)
             for process in (stays, spare):
                 step(process)
             seconds = time.monotonic() - begin
-            _check_warm(launcher)
+            check_warm(launcher)
             Path("stop").touch()  # before the agent that hosts the endpoint is waited for
             stays.wait(60)
         return seconds
@@ -182,13 +182,13 @@ def cut_s(launcher: str) -> float:
         for process in (stays, goes):
             step(process)
         spare = start("node3")
-        _settle(launcher, 3)
+        settle(launcher, 3)
         time.sleep(3)
         lab.cut("node2")
         for process in (stays, spare):
             step(process)
         seen = time.monotonic()
-        _check_warm(launcher)
+        check_warm(launcher)
         known = map(json.loads, events().splitlines())
         notice = min(x["t"] for x in known if x["event"] == "GroupStopped")
         for process in (stays, goes, spare):
@@ -281,17 +281,18 @@ def _learn() -> None:
     if not Path(import_profile.directory(os.environ)).exists():
         with directory(), agent("auto", ["--nproc-per-node=1"], "stay") as process:
             step(process)
-            _settle("auto", 1)
+            settle("auto", 1)
 
 
-def _settle(launcher: str, nodes: int) -> None:
+def settle(launcher: str, nodes: int) -> None:
     """Wait until whatever is to be done after the launch is done."""
     if launcher in ("named", "auto"):
         until(lambda: events().count('"PreloadReady"') == nodes)
     time.sleep(1)
 
 
-def _check_warm(launcher: str) -> None:
+def check_warm(launcher: str) -> None:
+    """Raise RuntimeError if workers of a warm launcher have started cold."""
     if launcher in ("named", "auto"):
         if '"WorkersWarm", "warm": true' not in events():
             raise RuntimeError("the workers started cold:\n" + events())
@@ -313,7 +314,7 @@ def directory() -> Iterator[None]:
 
 @contextlib.contextmanager
 def agent(
-    launcher: str, flags: list[str], *arguments: str, lost: bool = False
+    launcher: str, flags: list[str], *arguments: str, lost: bool = False, worker: str = WORKER
 ) -> Iterator["subprocess.Popen[bytes]"]:
     """Start an agent in the working directory; end it, unless it will be `lost` by then."""
     variables = {"OMP_NUM_THREADS": "1"}
@@ -323,7 +324,7 @@ def agent(
         flags = [*flags, "--log-dir=logs", "--shutdown-timeout=5"]
     with open("stderr", "ab") as stderr:
         process = subprocess.Popen(
-            [*LAUNCHERS[launcher], *flags, WORKER, *arguments],
+            [*LAUNCHERS[launcher], *flags, worker, *arguments],
             env={**os.environ, **variables},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -335,7 +336,7 @@ def agent(
         yield process
         if not lost:
             Path("stop").touch()
-            process.communicate(timeout=60)
+            process.communicate(timeout=LIMIT_S)
             if process.returncode:
                 said = Path("stderr").read_text(errors="replace")[-4000:]
                 raise RuntimeError(f"{launcher} ended with {process.returncode}\n{said}")

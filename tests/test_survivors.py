@@ -13,6 +13,7 @@ import pytest
 import survivor_plays
 from conftest import LIMIT_S, Launch, Start, wait_for_event
 from differential.recording import free_port
+from test_hangs import STARTING
 from warm_torch import WarmTorch
 
 from relight.base.text import pluralize
@@ -276,7 +277,7 @@ def train(generation):
         dies = f"{rank}:{done}" in os.environ["KILLS"].split() and generation.restart == 0
         if dies:  # while its peers are in the all-reduce
             time.sleep(0.2)
-            os.kill(os.getpid(), signal.SIGKILL)
+            exec(os.environ.get("HOW", "os.kill(os.getpid(), signal.SIGKILL)"))
         loss = ddp(torch.randn(8, 64)).square().mean()
         loss.backward()
         optimizer.step()
@@ -312,26 +313,100 @@ def test_losses_equal_uninterrupted_run(warm_torch: WarmTorch, kills: str) -> No
     assert set(result.stdout.splitlines()) == set(whole.stdout.splitlines())
 
 
+HANGS = {
+    "stopped": "os.kill(os.getpid(), signal.SIGSTOP)",
+    "in C": "import ctypes; ctypes.PyDLL(None).pause()",  # with the GIL
+}
+
+
+def hanging(text: str) -> str:
+    """Return a script that is busy until its state is shared, and notes its pids."""
+    share = "    done = generation.share(model, optimizer, step=done)\n"
+    note = "open(f'pid-{rank}-{generation.restart}', 'w').write(str(os.getpid()))"
+    return text.replace("import torch\n", "import starting\nimport torch\n", 1).replace(
+        share, f"{share}    starting.over()\n    {note}\n"
+    )
+
+
+def pids(place: Path, restart: int) -> list[int]:
+    return [int((place / f"pid-{rank}-{restart}").read_text()) for rank in range(4)]
+
+
+def stayed(place: Path) -> list[bool]:
+    """Return for each rank of `hanging` whether it has kept its process."""
+    return [one == other for one, other in zip(pids(place, 0), pids(place, 1), strict=True)]
+
+
+@pytest.mark.slow
+@pytest.mark.needs_torch
+@pytest.mark.parametrize("how", HANGS)
+def test_only_hanging_rank_is_replaced(warm_torch: WarmTorch, how: str) -> None:
+    """The losses equal, bit for bit, those of a run that rewraps its model at that step."""
+    (warm_torch.folder / "starting.py").write_text(STARTING)
+    flags = ("--nproc-per-node=4", "--max-restarts=1", "--hang-timeout=3")
+    whole = warm_torch.run(hanging(DDP), *flags, KILLS="", REBUILD="3")
+    assert whole.returncode == 0, whole.stderr
+    result = warm_torch.run(hanging(DDP), *flags, KILLS="1:3", REBUILD="", HOW=HANGS[how])
+    assert result.returncode == 0, result.stderr
+    assert re.search(r"rank 1 (hangs in|is stopped).*; restart 1 of 1", result.stderr)
+    assert "rank 1 was replaced in" in result.stderr
+    assert set(result.stdout.splitlines()) == set(whole.stdout.splitlines())
+    assert stayed(warm_torch.folder) == [True, False, True, True]
+    assert not Path(f"/proc/{pids(warm_torch.folder, 0)[1]}").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.needs_torch
+def test_all_ranks_restart_if_hanging_one_is_unknown(warm_torch: WarmTorch) -> None:
+    """Two wait for two others in another collective."""
+    (warm_torch.folder / "starting.py").write_text(STARTING)
+    flags = ("--nproc-per-node=4", "--max-restarts=1", "--hang-timeout=3")
+    variables = {"KILLS": "0:3 1:3", "REBUILD": "", "HOW": "dist.barrier()"}
+    result = warm_torch.run(hanging(DDP), *flags, **variables)
+    assert result.returncode == 0, result.stderr
+    assert "ranks wait for each other in different calls" in result.stderr
+    assert "all ranks restart: it is not known which rank hangs" in result.stderr
+    assert stayed(warm_torch.folder) == [False, False, False, False]
+
+
+def on_two_nodes(
+    warm_torch: WarmTorch, text: str, *flags: str, **variables: str
+) -> tuple[str, list[str]]:
+    """Run a script on two agents to its end; return their console, and what the ranks print."""
+    text = text.replace("import torch\n", f"os.environ.update({variables})\nimport torch\n", 1)
+    text = text.replace("print(rank,", "print(rank, file=open(f'out{rank}', 'a'), *(")
+    text = text.replace(", flush=True)", ",))")
+    meet = (f"--rdzv-endpoint=localhost:{free_port()}", "--rdzv-backend=c10d", "--rdzv-id=j")
+    flags = (*meet, "--nnodes=2", "--nproc-per-node=2", "--max-restarts=1", *flags)
+    results = warm_torch.run_agents(2, text, *flags)
+    assert [each.returncode for each in results] == [0, 0], results
+    outputs = sorted(warm_torch.folder.glob("out*"))
+    lines = [line for path in outputs for line in path.read_text().splitlines()]
+    for path in outputs:
+        path.unlink()
+    return "".join(each.stderr for each in results), lines
+
+
 @pytest.mark.slow
 @pytest.mark.needs_torch
 def test_losses_on_two_nodes_equal_uninterrupted_run(warm_torch: WarmTorch) -> None:
-    def run(kills: str, rebuild: str) -> list[str]:
-        variables = f"os.environ.update(KILLS={kills!r}, REBUILD={rebuild!r})"
-        text = DDP.replace("import torch\n", f"{variables}\nimport torch\n", 1)
-        text = text.replace("print(rank,", "print(rank, file=open(f'out{rank}', 'a'), *(")
-        text = text.replace(", flush=True)", ",))")
-        meet = (f"--rdzv-endpoint=localhost:{free_port()}", "--rdzv-backend=c10d", "--rdzv-id=j")
-        flags = (*meet, "--nnodes=2", "--nproc-per-node=2", "--max-restarts=1")
-        results = warm_torch.run_agents(2, text, *flags)
-        assert [each.returncode for each in results] == [0, 0], results
-        assert ("; 1 rank stayed" in "".join(each.stderr for each in results)) == bool(kills)
-        outputs = sorted(warm_torch.folder.glob("out*"))
-        lines = [line for path in outputs for line in path.read_text().splitlines()]
-        for path in outputs:
-            path.unlink()
-        return lines
+    _, whole = on_two_nodes(warm_torch, DDP, KILLS="", REBUILD="3")
+    console, lines = on_two_nodes(warm_torch, DDP, KILLS="2:3", REBUILD="")
+    assert "; 1 rank stayed" in console
+    assert {*lines} == {*whole}
 
-    assert {*run("2:3", "")} == {*run("", "3")}
+
+@pytest.mark.slow
+@pytest.mark.needs_torch
+def test_only_hanging_rank_on_two_nodes_is_replaced(warm_torch: WarmTorch) -> None:
+    (warm_torch.folder / "starting.py").write_text(STARTING)
+    flag, text = "--hang-timeout=3", hanging(DDP)
+    _, whole = on_two_nodes(warm_torch, text, flag, KILLS="", REBUILD="3")
+    hang = {"KILLS": "2:3", "REBUILD": "", "HOW": HANGS["stopped"]}
+    console, lines = on_two_nodes(warm_torch, text, flag, **hang)
+    assert "rank 2 was replaced in" in console
+    assert {*lines} == {*whole}
+    assert stayed(warm_torch.folder) == [True, True, False, True]
 
 
 HELD_BACK = """

@@ -13,14 +13,15 @@ verbs:
     returns   it comes with the workers of its generation; `returns-done` if they have succeeded
     idle      it comes again, without workers
     left      its workers have left the group and keep their process; `left-failed`: one has ended
-              badly; `left-ahead`: they had done steps, `left-failed-ahead`
+              badly; `left-ahead`: they had done steps, `left-failed-ahead`; `left-hung-data`: one
+              hung in `data` and was killed, the others waited in `step`; `left-hung` without one
     quiet30   its workers have done nothing for 30 s, and may so for 10 s; `quiet0`: they do again
     -         nothing but time passes
 
 A node of the name `task7` has been numbered 7 by its scheduler.
 """
 
-from relight.core.failure import Failure
+from relight.core.failure import Failure, WorkerState
 from relight.core.group.group_types import (
     Drop,
     Effect,
@@ -145,6 +146,16 @@ class Table:
             "preempted": [NodePreempted(generation, "got SIGTERM", 30.0)],
             "-": [],
         }
+        if verb.startswith("left-hung"):
+            place, rank = verb.removeprefix("left-hung").lstrip("-"), formed.place.first_rank
+            ended = record(rank, exitcode=-9, asked=9, host=node)
+            ended = ended._replace(doing=WorkerState(f" in {place}", (), False))
+            waits = record(rank + 1, exitcode=0, host=node)
+            waits = waits._replace(doing=WorkerState(" in step", (), True))
+            ready = NodeReady(
+                generation, 29500, (ended,) if place else (), (), survivors=1, waiting=(waits,)
+            )
+            return [Received(node, ready)]
         if verb.startswith("left"):
             failures = (record(host=node),) if "failed" in verb else ()
             ahead = "ahead" in verb

@@ -4,7 +4,7 @@ import pytest
 from plays import Table, formed, table
 
 from relight.core.group.messages import Note, StopWorkers
-from relight.core.group.survivors import NO_STEP, STALE
+from relight.core.group.survivors import NO_STEP, STALE, UNKNOWN_CULPRIT
 
 pytestmark = pytest.mark.pure
 
@@ -133,13 +133,51 @@ def test_new_coordinator_lets_survivors_stay() -> None:
     """)
 
 
-def test_hung_workers_do_not_stay() -> None:
+def test_ranks_that_wait_for_hanging_one_stay() -> None:
     game = running().play("""
         40 a b quiet30
         -> look and stop 0: a b
+        41 a left-hung-data
+        41 b left-hung
+        -> form 1 restart 1: a b
+        -> stay 1: a b
     """)
     (stop,) = (message for message in game.heard["b"] if isinstance(message, StopWorkers))
-    assert not stop.may_stay
+    assert stop.may_stay
+    assert "rank 0 hangs in data" in game.last["b"].generation.cause
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [("left-hung", "left-hung"), ("left-hung-data", "left-hung-log")]
+)
+def test_all_restart_if_hanging_rank_is_unknown(one: str, other: str) -> None:
+    """As many ranks are in one place as in another, or all wait for their peers."""
+    game = running().play(f"""
+        40 a b quiet30
+        -> look and stop 0: a b
+        41 a {one}
+        41 b {other}
+        -> form 1 restart 1: a b
+    """)
+    assert UNKNOWN_CULPRIT in notes(game, "a")
+
+
+def test_new_coordinator_does_not_let_ranks_stay_if_hanging_one_is_unknown() -> None:
+    game = (
+        running(1, rejoin_grace_s=2.0)
+        .play("""
+        40 a b quiet30
+        -> look and stop 0: a b
+    """)
+        .follow()
+    )
+    game.play("""
+        41 a ended-failed
+        41.1 b returns
+        -> stop 0: b
+        41.2 b left-hung
+        -> form 1 restart 1: a b
+    """)
 
 
 def test_workers_of_replaced_generation_do_not_stay() -> None:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from relight.core.workers.recovery import why_not, why_stopped
+from relight.core.failure import WorkerState
+from relight.core.workers.recovery import hanging, why_not, why_stopped
 
 pytestmark = pytest.mark.pure
 
@@ -19,6 +20,18 @@ def test_survivors_stay_if_all_are_recoverable(
     alive: list[int], inside: list[int], reason: str | None
 ) -> None:
     assert why_not(alive, inside) == reason
+
+
+def test_ranks_not_seen_waiting_for_peers_hang() -> None:
+    waits, reads = WorkerState(" in step", (), True), WorkerState(" in read", (), False)
+    assert hanging([0, 1, 2, 3], {0: waits, 1: reads, 3: waits}) == (1, 2)
+
+
+def test_survivors_of_hang_need_a_rank_that_waits() -> None:
+    assert why_not([0, 1], [0, 1], hanging=[1]) is None
+    assert why_not([0, 1], [1], hanging=[1]) == "local rank 0 does not run a recoverable function"
+    assert why_not([0, 1], [0, 1], hanging=[0, 1]) == "local ranks 0-1 hang"
+    assert why_not([], [], hanging=[]) == ""
 
 
 def test_fallback_names_late_and_finished_ranks() -> None:

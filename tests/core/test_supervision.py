@@ -222,6 +222,26 @@ PLAYS: dict[str, tuple[int, float, Play]] = {
             (4, WorkerExited(0, 1), [Signal((1,), TERM)], SupervisionState.STOPPING),
         ],
     ),
+    "a hanging worker is killed, and the others stay": (
+        3,
+        30,
+        [
+            (1, SurvivorsLeave(5, (1,)), [Signal((1,), KILL)], SupervisionState.LEAVING),
+            (1, WorkerExited(1, -9), [], SupervisionState.LEAVING),
+            (3, SurvivorsLeft(), [], SupervisionState.LEFT),
+            (4, WorkersReplaced(), [], SupervisionState.RUNNING),
+        ],
+    ),
+    "a hanging worker can't be killed": (
+        2,
+        30,
+        [
+            (1, SurvivorsLeave(5, (1,)), [Signal((1,), KILL)], SupervisionState.LEAVING),
+            (6, Tick(), [Signal((0, 1), TERM)], SupervisionState.STOPPING),
+            (36, Tick(), [Kill()], SupervisionState.KILLING),
+            (96, Tick(), [], SupervisionState.ENDED),
+        ],
+    ),
     "workers that may be saving do not leave": (
         2,
         30,
@@ -301,6 +321,14 @@ def test_events_produce_effects_and_states(name: str) -> None:
         assert group.step(event, now) == effects, f"{event} at {now}"
         assert group.state is state
         group.check()
+
+
+def test_only_hanging_worker_was_asked_to_end() -> None:
+    group = Supervision(3, 30)
+    group.step(SurvivorsLeave(5, (1,)), 1.0)
+    group.step(WorkerExited(1, -KILL), 2.0)
+    group.step(WorkerExited(2, 1), 2.0)
+    assert group.ends == {1: WorkerEnd(1, -KILL, 2.0, KILL), 2: WorkerEnd(2, 1, 2.0, 0)}
 
 
 def test_requested_exit_differs_from_own_exit() -> None:
@@ -400,6 +428,11 @@ class AnyOrder(RuleBasedStateMachine):
         if len(self.group.alive) > 1:
             self.step(SurvivorsLeave(5.0))
             self.step(WorkerExited(self.group.alive[0], 1))
+
+    @rule(count=st.integers(1, 5))
+    def the_hanging_ones_are_killed(self, count: int) -> None:
+        if len(self.group.alive) > count:
+            self.step(SurvivorsLeave(5.0, self.group.alive[:count]))
 
     @rule()
     def they_have_left(self) -> None:

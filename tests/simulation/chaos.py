@@ -141,7 +141,10 @@ class Run:
                 ("fail", "fail and reset", "kill", "hosts"),
                 ("fail", "cut", "out", "reset", "stop", "fail outside"),
                 ("fail", "stop coordinator", "pause", "leave", "finish"),
+                ("hang", "hang", "hang", "idle", "fail", "fail outside", "kill"),
             ))  # fmt: skip
+            if "hang" in kinds:
+                world.hang_timeout = HangTimeout(3.0, 3.0, adapts=False)
         blips = Random(f"{seed}, blips")
         self._blips = blips if blips.random() < 0.12 and not large else None
         """Set if nothing goes wrong but short silences, one at a time."""

@@ -306,6 +306,12 @@ MUTANTS = (
         "elif False:",
     ),
     Mutant(
+        "workers do not survive a hang if it is unknown which of them hung",
+        "core/group/survivors.py",
+        "elif not knows_culprit:",
+        "elif False:",
+    ),
+    Mutant(
         "survivors that the group does not take end before others start",
         "agent/agent.py",
         "workers is not None and workers.has_survivors and formed.survivors_stay",

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from relight.agent.agent import Agent
 from relight.agent.node import Node as ShippedNode
-from relight.core.failure import ErrorReport, Failure, FailureKind
+from relight.core.failure import ErrorReport, Failure, FailureKind, WorkerState
 from relight.core.group.messages import FromCoordinator, GenerationFormed, WaitReason
 from relight.core.workers.hang_detector import Usage
 from relight.events.event_types import LoggedEvent, WorkerExited, WorkersFrozen, WorkerStarted
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from relight.agent.agent_config import AgentConfig
 
 
+WAITS, STUCK = WorkerState(" in step", (), True), WorkerState(" in read", (), False)
 _FREEZE_AGAIN_S = 0.05
 """How long processes that another program has continued may run on, as the documents say."""
 
@@ -127,7 +128,7 @@ class Workers:
         self.ranks = tuple(ranks)
         self.pids = {plan.local_rank: plan.local_rank for plan in plans}
         self.evidence: dict[int, str] = {}
-        self.doing: dict[int, object] = {}
+        self.doing: dict[int, WorkerState] = {}
         self.memory = None
         self.frozen = False
         """As the agent knows."""
@@ -180,7 +181,10 @@ class Workers:
 
     def stop(self, local_ranks: Sequence[int], number: int) -> None:
         for local_rank in local_ranks:
-            self._end_in(self.node.stop_s, local_rank, -number)
+            if number == signal.SIGKILL:  # the others stay
+                self.world.after(0.01, self._end_asked, local_rank, -number)
+            else:
+                self._end_in(self.node.stop_s, local_rank, -number)
 
     def with_handler_for(
         self, local_ranks: Sequence[int], number: int, *, unknown: bool
@@ -192,6 +196,7 @@ class Workers:
         del fork
         assert self.node.formed is not None
         self.formed, self.ranks, self._ending = self.node.formed, tuple(ranks), False
+        self.doing.clear()
         self.world.watch.begins(self.node, self.formed)
         for plan in plans:
             assert plan.local_rank not in self._alive
@@ -278,7 +283,7 @@ class Workers:
             self.world.log(f"{self.node.name} a worker fails, blames a peer: {blames}")
             failed = next(each for each in self._alive if self.trains(each))
             if blames:
-                self.doing[failed] = "waits for a peer"
+                self.doing[failed] = WAITS
             self._exit(failed, 1)
 
     def fail_outside(self) -> None:
@@ -482,6 +487,19 @@ def usage(process: Process) -> Usage:
     return Usage(workers.used_s() if workers is not None else 0.0, 0, 0)
 
 
+def doing(process: Process) -> dict[int, WorkerState]:
+    """As `relight.stacks.worker_state.doing`, for the workers of a generation that hangs."""
+    agent, watch = process.world.agent_of(process), process.world.watch
+    workers = agent.workers
+    if workers is None or not watch.hangs(agent):
+        return {}
+    return {
+        each: STUCK if watch.is_stuck(workers, each) else WAITS
+        for each in workers.pids
+        if workers.has(each)
+    }
+
+
 def gather(
     ends: Sequence[Any], logs: object, workers: Workers, command: object, host: str, loop: Any
 ) -> tuple[tuple[Failure, ...], tuple[int, ...]]:
@@ -495,7 +513,7 @@ def gather(
             failures.append(Failure(
                 rank=workers.ranks[local_rank], local_rank=local_rank, host=host, pid=1,
                 exitcode=exitcode, at=at - loop.now(), stop_signal=asked, stopping_s=stopping_s,
-                last_lines=(),
+                last_lines=(), doing=workers.doing.get(local_rank) if asked else None,
                 evidence="", log="",
                 report=raised if exitcode == 1 and endings.random() < 0.4 else None,
             ))  # fmt: skip

@@ -65,7 +65,7 @@ class WatchedMembership(Membership):
         self.check()
         self.progressed = bool(ending.progressed)
         self.overdue = ending.stopping.dropped if ending.stopping is not None else set()
-        self.blamed_at = ending.blamed_at
+        self.blamed_at, self.hung = ending.blamed_at, ending.hung
         self.world.watch.stepped(self, event, effects, now)
         return effects
 
@@ -143,7 +143,6 @@ TOWARDS_MACHINE: dict[str, dict[str, Any]] = {
         "gather": node.gather, "report": lambda end, *_: end.reason,
         "suspects_peer": lambda *_: False,
     },
-    "relight.stacks.worker_state": {"doing": lambda *_, **__: {}},
     "relight.stacks.native": {"add": lambda *_: False},
 }  # fmt: skip
 
@@ -178,6 +177,9 @@ def on(world: World) -> Iterator[None]:
         stack.enter_context(patch("relight.agent.group.Membership", membership))
         stack.enter_context(
             patch("relight.agent.hang_watch.usage_of_all", lambda _: node.usage(world.me()))
+        )
+        stack.enter_context(
+            patch("relight.agent.stacks_before_stop.doing", lambda *_, **__: node.doing(world.me()))
         )
         link = type("WatchedLink", (WatchedLink,), {"world": world})
         stack.enter_context(patch("relight.agent.link.Link", link))

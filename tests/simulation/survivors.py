@@ -69,7 +69,7 @@ class Recoverables:
     def _obey(self, local_rank: int, page: memoryview) -> None:
         workers = self._workers
         self._busy.discard(local_rank)
-        if not self._is_there(local_rank, page):
+        if not self._is_there(local_rank, page) or self._world.watch.is_stuck(workers, local_rank):
             return
         if workers.standing or workers.process.host.paused:
             self._busy.add(local_rank)

@@ -111,6 +111,8 @@ class Formation:
         self.lost_at = float("inf")  # when it lost the first one
         self.dropped: set[str] = set()
         self.hung = False  # whether its workers do nothing for ever
+        self.stuck: set[tuple[str, int]] = set()  # node and local rank of those they wait for
+        self.stopped_as_hung = False
         self.idle: set[str] = set()  # nodes whose workers do nothing for a while
         self.overdue: set[str] = set()  # those that did not stop in time
         self.follows = coordinator.follows
@@ -285,6 +287,7 @@ class Watch:
                 raise Failure(f"{lost.name} is lost at once, although it lives")
         if formation is not None:
             formation.overdue |= coordinator.overdue
+            formation.stopped_as_hung |= coordinator.hung
             self._see_change(formation, event)
             for effect in effects:
                 if isinstance(effect, Drop):
@@ -478,17 +481,25 @@ class Watch:
             return  # this one is new
         if late := before.overdue & set(stay):
             raise Failure(f"workers of {late} stay, which had not stopped in time")
+        if before.stopped_as_hung and not before.stuck:
+            raise Failure(f"workers of {stay} stay, and nobody knows why {before} hung")
         if before.stayed and not before.advanced:
             raise Failure(f"workers of {stay} stay again, and no step was taken in {before}")
 
     # Generations that hang.
 
     def hang(self) -> None:
-        """The workers of the live generation do nothing any more: one waits for ever."""
+        """The workers of the live generation do nothing any more: they wait for one of them, or in
+        different collectives.
+        """
         if self.live is not None and self.live.live and not self.live.hung:
             self.live.hung = True
             self.failures += 1
-            self.world.log(f"{self.live} hangs")
+            node = self.world.hangs.choice([*self.live.nodes, ""])
+            if node:
+                ranks = list(self.live.running[node].pids)
+                self.live.stuck = {(node, self.world.hangs.choice(ranks))}
+            self.world.log(f"{self.live} hangs: {self.live.stuck}")
 
     def idle(self, seconds: float) -> None:
         """Workers of some nodes do nothing for a while, others work."""
@@ -509,6 +520,11 @@ class Watch:
         """Return whether a node's workers do nothing for ever."""
         formation = self._of.get(agent.id)
         return formation is not None and formation.hung
+
+    def is_stuck(self, workers: "Workers", local_rank: int) -> bool:
+        """Return whether a worker hangs, and others wait for it."""
+        formation = self._by_id.get(workers.formed.generation.id)
+        return formation is not None and (workers.node.id, local_rank) in formation.stuck
 
     def stands_still(self, agent: "Node") -> bool:
         """Return whether a node's workers do nothing."""

@@ -372,6 +372,7 @@ class Node:
             progressed=self._progressed(outcome),
             prober=None if self._network is None else self._network.prober,
             survivors=self._survivors(),
+            waiting=outcome.waiting,
         )
 
     def _survivors(self) -> int:

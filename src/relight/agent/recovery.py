@@ -11,7 +11,7 @@ The rest of the agent sees an ordinary restart: no worker of the old generation 
 from collections.abc import Callable, Collection, Mapping
 
 from relight.core.workers import recovery
-from relight.core.workers.supervision import SurvivorsLeft
+from relight.core.workers.supervision import SurvivorsLeave, SurvivorsLeft
 from relight.host.loop import Alarm, Loop
 from relight.processes.shared_pages import WorkerMemory
 from relight.processes.supervisor import Supervisor
@@ -54,28 +54,32 @@ class Recovery:
         self._late: set[int] = set()
         """The local ranks that have not left the group."""
 
-    def begin(self, supervisor: Supervisor, failed: int | None) -> float:
-        """Let the workers leave their group; return how long they may take, in seconds; 0 if they
+    def begin(
+        self, supervisor: Supervisor, failed: int | None, *, is_hang: bool
+    ) -> SurvivorsLeave | None:
+        """Let the workers leave their group; return the event for their supervisor, or None if they
         can't.
 
         Args:
             supervisor: of the workers.
             failed: the local rank of one that has just failed, or None.
+            is_hang: whether they hang. Where each of them was is known.
         """
         self._look()  # all may run again by now
         memory = self._memory()
         alive = [local_rank for local_rank in supervisor.alive if local_rank != failed]
-        reason = recovery.why_not(alive, memory.inside())
-        if reason is not None or not alive:
+        hanging = recovery.hanging(alive, supervisor.workers.doing) if is_hang else ()
+        reason = recovery.why_not(alive, memory.inside(), hanging)
+        if reason is not None:
             if reason:
                 self._refuse(reason)
-            return 0.0
+            return None
         self._count += 1
         self._failed_at = self._loop.now() if failed is None else supervisor.exited_at(failed)
         self._late = set(alive)
         memory.leave(self._count)
-        self._watch(lambda: self._see_leaving(supervisor))
-        return self._limit_s
+        self._watch(lambda: self._see_leaving(supervisor, hanging))
+        return SurvivorsLeave(self._limit_s, hanging)
 
     def resume(
         self,
@@ -111,14 +115,15 @@ class Recovery:
         self._look_s = min(self._look_s * 1.1, _LONGEST_LOOK_S)
         self._alarm.set_after(self._look_s)
 
-    def _see_leaving(self, supervisor: Supervisor) -> None:
+    def _see_leaving(self, supervisor: Supervisor, hanging: Collection[int]) -> None:
         if not supervisor.is_leaving:
             finished = [e.local_rank for e in supervisor.ends if not (e.exitcode or e.stop_signal)]
             self._look = lambda: None
             if self._late and not supervisor.core.received:
                 self._refuse(recovery.why_stopped(finished, self._late, self._limit_s))
             return
-        self._late = set(supervisor.alive) - self._memory().have_left(self._count)
+        left = self._memory().have_left(self._count).difference(hanging)  # these are killed
+        self._late = set(supervisor.alive) - left
         if self._late:
             self._look_again()
         else:

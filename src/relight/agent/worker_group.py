@@ -108,13 +108,15 @@ class GenerationResult(NamedTuple):
     """The end of a generation on this node: its failures, and the ranks that succeeded before them.
 
     `step` is the highest reported step, or None. `saved` is whether the workers saved a checkpoint,
-    or None if the user did not name its path.
+    or None if the user did not name its path. `waiting` are the survivors of a hang
+    (core/group/messages).
     """
 
     failures: tuple[Failure, ...] = ()
     succeeded_ranks: tuple[int, ...] = ()
     step: int | None = None
     saved: bool | None = None
+    waiting: tuple[Failure, ...] = ()
 
 
 class WorkerGroup:
@@ -164,6 +166,8 @@ class WorkerGroup:
         self._progress = GenerationResult()
         self._recovery: Recovery | None = None
         """Set once workers may keep their process after a failure."""
+        self._is_hung = False
+        """Whether the workers are stopped because they hang, and where they were is known."""
         self._is_closed = True
         """Whether no process is left."""
         self._plans: list[WorkerPlan] = []
@@ -272,6 +276,7 @@ class WorkerGroup:
         assert supervisor is not None
         self.formed, self.began = formed, self._services.loop.now()
         self.failure = self.stopped_by = self._early_exits = None
+        self._is_hung = False
         self._progress = GenerationResult()
         missing = [
             each.local_rank for each in self._plans if each.local_rank not in supervisor.alive
@@ -339,9 +344,9 @@ class WorkerGroup:
             self._plans[local_rank] = plan._replace(variables={**plan.variables, **changed})
         self._recovery.resume(supervisor, [plan.local_rank for plan in missing], variables)
 
-    def _leave_limit_s(self, failed: int | None) -> float:
-        """Let workers leave their group, if they can keep their process; return how long they have
-        for it, 0 if they can't.
+    def _survivors_leave(self, failed: int | None) -> SurvivorsLeave | None:
+        """Let workers leave their group, if they can keep their process; return the event for their
+        supervisor, or None if they can't.
 
         Args:
             failed: the local rank of a worker that has failed; None if the coordinator stops them.
@@ -349,17 +354,17 @@ class WorkerGroup:
         supervisor, job = self.supervisor, self._job
         spec = job.command.spec
         if supervisor is None or not supervisor.core.may_leave or not spec.max_restarts.most:
-            return 0.0
+            return None
         if self.stopped_by is not None and not self.stopped_by.may_stay:
-            return 0.0
+            return None
         if not self._has_memory():
-            return 0.0  # no worker has called anything of relight.worker
+            return None  # no worker has called anything of relight.worker
         if supervisor.are_frozen:
-            return 0.0  # the others may have continued without them
+            return None  # the others may have continued without them
         if why := worker_command.why_all_restart(spec):
             if self.memory.inside():
                 self._say_all_restart(why)
-            return 0.0
+            return None
         if self._recovery is None:
             from relight.agent.recovery import Recovery
 
@@ -368,7 +373,7 @@ class WorkerGroup:
                 services.loop, job.grace_s, lambda: self.memory, self._say_all_restart,
                 self._on_recovered,
             )  # fmt: skip
-        return self._recovery.begin(supervisor, failed)
+        return self._recovery.begin(supervisor, failed, is_hang=self._is_hung)
 
     def _say_all_restart(self, why: str) -> None:
         where = " of this node" if self.formed.place.group_world_size > 1 else ""
@@ -459,6 +464,8 @@ class WorkerGroup:
         supervisor = self.supervisor
         if supervisor is None:
             return self._progress
+        if self._is_hung and self.has_survivors:
+            self._progress = self._progress._replace(waiting=self._waiting(supervisor))
         if not any(end.exitcode for end in supervisor.ends):
             all_ranks = supervisor.workers.ranks
             succeeded = [
@@ -480,6 +487,20 @@ class WorkerGroup:
             began = time.time() - (loop.now() - self.began)
             failures = with_collectives(failures, command.env, began)
         return self._progress._replace(failures=failures, succeeded_ranks=succeeded_ranks)
+
+    def _waiting(self, supervisor: Supervisor) -> tuple[Failure, ...]:
+        from relight.core.diagnosis.failure_text import shared
+
+        workers, now = supervisor.workers, self._services.loop.now()
+        waiting = [
+            Failure(
+                workers.ranks[each], each, self._services.host, workers.pids[each], exitcode=0,
+                at=now, stop_signal=0, report=None, last_lines=(), evidence="", log="",
+                doing=workers.doing.get(each),
+            )
+            for each in supervisor.alive
+        ]  # fmt: skip
+        return shared(waiting, now)
 
     def is_of(self, failure: Failure) -> bool:
         """Return whether the failed worker belongs to this group."""
@@ -540,6 +561,7 @@ class WorkerGroup:
         if self._quiet is None:
             self._stop_in(stop.limit_s, stop)
         else:
+            self._is_hung = True
             loop, env = self._services.loop, self._job.command.env
             stacks_before_stop.look_closer(
                 loop, supervisor, env, stop.limit_s, lambda s: self._stop_in(s, stop)
@@ -561,8 +583,7 @@ class WorkerGroup:
             self._note_failure(-1, self._services.loop.now() - self._quiet.seconds)
         event = GroupStopped(self.formed.generation.number, stop.cause)
         self._services.journal.record(event)
-        limit_s = self._leave_limit_s(None) if stop.may_stay else 0.0
-        supervisor.step(SurvivorsLeave(limit_s) if limit_s else event)
+        supervisor.step((self._survivors_leave(None) if stop.may_stay else None) or event)
 
     def reports(self) -> list[FromAgent]:
         """Return the messages with which a coordinator learns the state of these workers."""
@@ -710,7 +731,7 @@ class WorkerGroup:
             before_stop=self._before_stop,
             on_change=services.journal.record,
         )
-        supervisor.leave_limit_s = self._leave_limit_s
+        supervisor.survivors_leave = self._survivors_leave
         return supervisor
 
     # Their events.

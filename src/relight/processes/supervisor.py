@@ -77,9 +77,9 @@ class Supervisor:
         grace_for_all: bool = False,
     ) -> None:
         self.core = Supervision(len(plans), grace_s)
-        self.leave_limit_s: Callable[[int], float] = lambda _: 0.0
-        """Returns how long the others may take to leave the group of a worker that has failed and
-        keep their process, in seconds; 0 if they can't. Gets its local rank."""
+        self.survivors_leave: Callable[[int], SurvivorsLeave | None] = lambda _: None
+        """Lets the others leave the group of a worker that has failed, and keep their process;
+        returns None if they can't. Gets its local rank."""
         self._loop = loop
         self._on_event = on_event
         self._before_stop = before_stop
@@ -177,9 +177,9 @@ class Supervisor:
         if look is not None and isinstance(event, WorkerExited) and event.exitcode:
             look(event)
         if is_first and isinstance(event, WorkerExited) and event.exitcode:
-            limit_s = self.leave_limit_s(event.local_rank)
-            if limit_s:
-                self.step(SurvivorsLeave(limit_s))
+            leave = self.survivors_leave(event.local_rank)
+            if leave is not None:
+                self.step(leave)
         if not isinstance(event, WorkerStarted | WorkersFrozen | ProcessRemains):
             self._step(event, at)
         self._on_event(event)

@@ -160,8 +160,8 @@ class Workers:
             pid = self.pids.pop(plan.local_rank, 0)
             if pid:
                 self._command(f"orphans {pid}")
-            for facts in (self.evidence, self.doing):
-                facts.pop(plan.local_rank, None)
+            self.evidence.pop(plan.local_rank, None)
+        self.doing.clear()  # of the generation before
         if fork is None or not plans:
             (self._more[-1] if self._more else self)._start(plans)
             return

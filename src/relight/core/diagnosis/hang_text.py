@@ -100,6 +100,11 @@ class Hang(NamedTuple):
         return alike and not _waits(mine) and raised_before(self.root) is None
 
     @property
+    def is_unknown(self) -> bool:
+        """Whether no rank is known to be the cause rather than those elsewhere."""
+        return self.is_tied or self.is_guess
+
+    @property
     def _tied(self) -> list[tuple[Failure, ...]]:
         waiting = [group for group in self.others if _waits(group) and _waits([self.root])]
         return [group for group in waiting if len(group) == 1 + len(self.same)]

@@ -49,8 +49,8 @@ Rules:
   (core/group/early_exits), without further effect.
 - Nodes may report how much of the time their workers wait for others. All nodes then learn which
   ranks are slow (core/group/straggler_detector), without further effect.
-- Workers that can leave their group may keep their process in the next generation, unless they
-  hang (core/group/survivors). A node reports them as a node without workers.
+- Workers that can leave their group may keep their process in the next generation
+  (core/group/survivors). A node reports them as a node without workers.
 - On request, the nodes of the next generation first probe each other, and unreachable ones are left
   out (core/group/reachability). Nodes that run workers are never left out; newcomers probe before
   those workers stop.
@@ -233,16 +233,21 @@ class _Teardown:
         self.hosts: dict[int, str] = {}  # of these nodes, by group rank
         self.progressed: bool | None = None  # None: unknown
         self.failures: list[Failure] = []  # `at` on our clock
+        self.waiting: list[Failure] = []  # survivors of a hang
         self.succeeded_ranks: set[int] = set()
         self._reported: set[tuple[int, int, str]] = set()  # rank, pid and host of each failure
 
     def add(self, ready: NodeReady, host: str, now: float) -> None:
         """Add a node's report on its workers."""
-        for failure in ready.failures:
-            process = failure.rank, failure.pid, failure.host
-            if process not in self._reported:  # a node that was away repeats it
-                self._reported.add(process)
-                self.failures.append(failure._replace(at=failure.at + now))
+        for all_reports, reports in (
+            (self.failures, ready.failures),
+            (self.waiting, ready.waiting),
+        ):
+            for failure in reports:
+                process = failure.rank, failure.pid, failure.host
+                if process not in self._reported:  # a node that was away repeats it
+                    self._reported.add(process)
+                    all_reports.append(failure._replace(at=failure.at + now))
         self.succeeded_ranks.update(ready.succeeded_ranks)
         if ready.progressed is not None:
             self.progressed = self.progressed or ready.progressed
@@ -850,7 +855,7 @@ class Membership:
         self._ending.hung, self._ending.failure_cause = True, cause
         stop = StopWorkers(
             self.generation, cause, checkpoint_first=False, capture_stacks=True,
-            limit_s=_STACKS_S if len(self.roster) > 1 else 0.0,
+            limit_s=_STACKS_S if len(self.roster) > 1 else 0.0, may_stay=True,
         )  # fmt: skip
         self._stop(cause, now, stop)
 
@@ -970,7 +975,7 @@ class Membership:
 
         ended = restart_decision.GenerationEnd(
             ending.failures, sorted(ending.succeeded_ranks), self._cause, ending.formed_at,
-            ending.progressed, ending.hung, ending.world_size,
+            ending.progressed, ending.hung, ending.world_size, ending.waiting,
         )  # fmt: skip
         outcome = restart_decision.decide(ended, self._restarts(now), self.restart, now)
         if isinstance(outcome, JobEnded):
@@ -1092,8 +1097,13 @@ class Membership:
             return set(), {}
         from relight.core.group import survivors
 
-        progressed = bool(self._ending.progressed)
-        return survivors.choose(members, self.roster, self.generation, progressed=progressed)
+        ending = self._ending
+        is_hang = ending.hung or ending.waiting  # a new coordinator knows it from the latter
+        known = not is_hang or survivors.knows_culprit(ending.failures, ending.waiting)
+        return survivors.choose(
+            members, self.roster, self.generation,
+            progressed=bool(ending.progressed), knows_culprit=known,
+        )  # fmt: skip
 
     def _start_probe_if_needed(self, members: list[Member], now: float) -> bool:
         """Return whether these nodes, the ones that run workers, and the other ready ones first

@@ -101,7 +101,8 @@ class NodeReady(NamedTuple):
     knows. `latest` is the latest generation that it knows, even if it was not in it. `progressed`:
     whether its workers advanced beyond all earlier ones; None if unknown. `prober`: the ports at
     which other nodes can probe this one, without an address; None if they need not. `survivors`:
-    how many of its workers have left the group and keep their process if they may.
+    how many of its workers have left the group and keep their process if they may. `waiting`: these
+    workers, if they were stopped because of a hang, with what they did then; none has failed.
     """
 
     generation: GenerationId
@@ -113,6 +114,7 @@ class NodeReady(NamedTuple):
     progressed: bool | None = None
     prober: Target | None = None
     survivors: int = 0
+    waiting: tuple[Failure, ...] = ()
 
 
 class Unreached(NamedTuple):

@@ -28,7 +28,7 @@ class GenerationEnd(NamedTuple):
     `succeeded_ranks`: the ranks that succeeded before the failures; those that printed an error are
     among the failures, with exit code 0. `stop_cause`: why it was stopped, in case no failure was
     reported. `progressed`: see `core/group/restart_budget`. `hung`: it was stopped because its
-    workers were idle. `world_size`: 0 if unknown.
+    workers were idle. `world_size`: 0 if unknown. `waiting`: the survivors of a hang.
     """
 
     failures: Sequence[Failure]
@@ -38,6 +38,7 @@ class GenerationEnd(NamedTuple):
     progressed: bool | None = None
     hung: bool = False
     world_size: int = 0
+    waiting: Sequence[Failure] = ()
 
 
 class Restart(NamedTuple):
@@ -91,8 +92,7 @@ def end(ended: GenerationEnd, reason: str, now: float) -> JobEnded:
     root = root._replace(at=root.at - now)  # works without a common clock
     same = tuple(failure.rank for failure in diagnosis.same[:_MOST_SAME])
     if not isinstance(diagnosis, Diagnosis):
-        unknown = diagnosis.is_tied or diagnosis.is_guess
-        certainty = Certainty.UNKNOWN if unknown else Certainty.LIKELY
+        certainty = Certainty.UNKNOWN if diagnosis.is_unknown else Certainty.LIKELY
         return JobEnded(
             diagnosis.exit_code, cause, tuple(report), root, same_ranks=same, verdict=reason,
             ranks=diagnosis.ranks[:_MOST_SAME], certainty=certainty.value, why=diagnosis.cause,
@@ -118,7 +118,8 @@ def _diagnose(ended: GenerationEnd) -> "Diagnosis | Hang | None":
     if ended.hung and all(failure.stop_signal for failure in ends):
         from relight.core.diagnosis import hang_text
 
-        return hang_text.diagnose(ends, ended.stop_cause, ended.succeeded_ranks)
+        seen = [*ends, *ended.waiting]
+        return hang_text.diagnose(seen, ended.stop_cause, ended.succeeded_ranks)
     if not ends:
         return None
     return failures.diagnose(ended.failures, ended.succeeded_ranks, ended.world_size)

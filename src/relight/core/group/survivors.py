@@ -8,6 +8,8 @@ if
 - they come from the generation that the next one follows. So all survivors of a generation have
   the same past: a node that was cut off while the others continued restarts all of its ranks.
 - the group has never given their node up. Its workers may have been frozen for long.
+- the hang, if it was one, is due to other ranks: one of those that a node ended, because they were
+  not waiting for their peers.
 - some rank advanced in the generation that they come from, if that one began with survivors.
   Otherwise the failure came again, or came during the recovery: all ranks start from the
   checkpoint.
@@ -15,18 +17,39 @@ if
 Nodes may differ: new ranks get the state of the others (worker/replicas).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+from relight.core.diagnosis import hang_text
+from relight.core.failure import Failure
 from relight.core.group.members import Member
 from relight.core.group.roster import Roster
 from relight.core.ranks import GenerationId
 
 NO_STEP = "all ranks restart: no rank has reported a new step since the last recovery"
 STALE = "all ranks of this node restart: the next generation does not follow theirs"
+UNKNOWN_CULPRIT = "all ranks restart: it is not known which rank hangs"
+
+
+def knows_culprit(failures: Iterable[Failure], waiting: Sequence[Failure]) -> bool:
+    """Return whether a rank that was ended is to blame for a hang.
+
+    Args:
+        failures: the workers that have ended.
+        waiting: the survivors of a hang.
+    """
+    hang = hang_text.diagnose([*(each for each in failures if each.exitcode), *waiting], "")
+    if hang is None or hang.is_unknown:
+        return False
+    return not {each.rank for each in waiting}.intersection(hang.ranks)
 
 
 def choose(
-    members: Iterable[Member], before: Roster, last: GenerationId, *, progressed: bool
+    members: Iterable[Member],
+    before: Roster,
+    last: GenerationId,
+    *,
+    progressed: bool,
+    knows_culprit: bool,
 ) -> tuple[set[str], dict[str, str]]:
     """Return the nodes whose survivors stay in the next generation, and why those of others don't.
 
@@ -35,6 +58,7 @@ def choose(
         before: those of the last one.
         last: the last generation.
         progressed: whether its ranks advanced beyond all earlier ones.
+        knows_culprit: whether it is known which rank hung, if it ended because of a hang.
     """
     stay, refused = set[str](), dict[str, str]()
     for member in members:
@@ -43,6 +67,8 @@ def choose(
             continue
         if ready.generation != last or member.node not in before:
             refused[member.node] = STALE
+        elif not knows_culprit:
+            refused[member.node] = UNKNOWN_CULPRIT
         elif before.survivors and not progressed:
             refused[member.node] = NO_STEP
         else:

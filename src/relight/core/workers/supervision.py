@@ -8,7 +8,7 @@ States and transitions:
       | the first or the last, while workers run that got the
       | notice of a preemption and may be saving               -> SAVING
       | one fails, or the coordinator stops the generation,
-      | and workers can stay                                   -> LEAVING
+      | and workers can stay; those that hang are killed       -> LEAVING
       | the order comes to save a checkpoint and leave         -> SAVING
       | the last one exits with 0                              -> ENDED
     LEAVING   workers leave the group and keep their process; others may fail
@@ -120,10 +120,11 @@ class Noticed(NamedTuple):
 
 class SurvivorsLeave(NamedTuple):
     """Event: the workers leave their group, and have `limit_s` seconds for it; one may be about to
-    be reported as failed.
+    be reported as failed. Those that are `hanging` can't, and are replaced.
     """
 
     limit_s: float
+    hanging: tuple[int, ...] = ()
 
 
 class SurvivorsLeft(NamedTuple):
@@ -167,6 +168,8 @@ class Supervision:
         self._grace_s = grace_s
         self._noticed: set[int] = set()
         """The workers that got the notice of a preemption."""
+        self._hanging: tuple[int, ...] = ()
+        """The workers that were killed so that the others can stay."""
         self._asked = 0
         self._asked_at: float | None = None
         self._deadline: float | None = None
@@ -209,12 +212,14 @@ class Supervision:
                     return self._become_stopping(int(signal.SIGTERM), now)
             case Noticed(local_ranks) if self.state is SupervisionState.RUNNING:
                 self._noticed.update(local_ranks)
-            case SurvivorsLeave(limit_s) if self.may_leave:
+            case SurvivorsLeave(limit_s, hanging) if self.may_leave:
                 self.state, self._deadline = SupervisionState.LEAVING, now + limit_s
+                self._hanging = hanging
+                return [Signal(hanging, int(signal.SIGKILL))] if hanging else []
             case SurvivorsLeft() if self.state is SupervisionState.LEAVING:
                 self.state, self._deadline = SupervisionState.LEFT, None
             case WorkersReplaced() if self.state is SupervisionState.LEFT:
-                self.state = SupervisionState.RUNNING
+                self.state, self._hanging = SupervisionState.RUNNING, ()
                 self.ends.clear()
                 self._alive = dict.fromkeys(range(self._size))
             case SaveAndLeave() if self.state is SupervisionState.RUNNING:
@@ -301,7 +306,9 @@ class Supervision:
     def _note_exit(self, local_rank: int, exitcode: int, now: float) -> None:
         del self._alive[local_rank]
         stopping_s = 0.0 if self._asked_at is None else now - self._asked_at
-        self.ends[local_rank] = WorkerEnd(local_rank, exitcode, now, self._asked, stopping_s)
+        killed = int(signal.SIGKILL) if local_rank in self._hanging else 0
+        asked = self._asked or killed
+        self.ends[local_rank] = WorkerEnd(local_rank, exitcode, now, asked, stopping_s)
 
     def _become_stopping(self, number: int, now: float) -> list[Effect]:
         self.state = SupervisionState.STOPPING

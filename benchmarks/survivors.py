@@ -1,0 +1,125 @@
+"""What the loss of one of 4 ranks costs: `python -m benchmarks.survivors [--rounds 5]`.
+
+    tiny      from kill -9 of a rank to the next trained step of all, with a tiny model
+    200 MB    rank-seconds lost, with a model of that size and a checkpoint on disk: the sum over
+              all ranks of the time from the last good step to the next trained one. The checkpoint
+              is of the last good step, so no step is repeated, the best case for a restart.
+
+torchrun restarts all ranks, as relight does without `recoverable`; with it, the others stay
+(docs/survivors.md). Both start new ranks from a warm process (`--preload`). The three take turns.
+Writes `survivors.json` and `survivors.md` into `benchmarks/results/`.
+"""
+
+import os
+import statistics
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks import results
+from benchmarks.warm import agent, check_warm, directory, events, settle, step
+
+WORKER = str(Path(__file__).with_name("survivors_worker.py"))
+RANKS = 4
+WAYS = {
+    "torchrun": ("torchrun", "plain"),
+    "relight, all ranks restart": ("named", "plain"),
+    "relight, ranks stay": ("named", "recoverable"),
+}
+MODELS = {"tiny": 0.016, "200 MB": 200.0}
+
+
+class Loss(NamedTuple):
+    """One failure: seconds from the kill to the next step of all, rank-seconds lost, the seconds
+    that a step takes as a rule, and the load of the machine.
+    """
+
+    seconds: float
+    rank_seconds: float
+    step_s: float
+    load: float
+
+
+def lose(way: str, megabytes: float) -> Loss:
+    """Kill a rank of a job."""
+    launcher, mode = WAYS[way]
+    flags = [f"--nproc-per-node={RANKS}", "--max-restarts=1"]
+    load = os.getloadavg()[0]
+    with (
+        directory(),
+        agent(launcher, flags, mode, str(megabytes), worker=WORKER) as process,
+    ):
+        for _ in range(RANKS):
+            step(process)
+        settle(launcher, 1)
+        Path("kill").touch()
+        for _ in range(RANKS):
+            if step(process).restart != 1:
+                raise RuntimeError("a step of the first generation after its end")
+        check_warm(launcher)
+        if mode == "recoverable" and '"RanksReplaced"' not in events():
+            raise RuntimeError("all ranks have restarted:\n" + events())
+        return _loss([Path(f"rank-{rank}").read_text() for rank in range(RANKS)], load)
+
+
+def _loss(notes: list[str], load: float) -> Loss:
+    """Return the loss, given what each rank has noted."""
+    last, following, steps = [], [], list[float]()
+    for text in notes:
+        rows = [line.split() for line in text.splitlines()]
+        first = [float(at) for restart, _, at in rows if restart == "0"]
+        steps += [after - before for before, after in pairwise(first[:-1])]
+        last.append(first[-1])
+        following.append(next(float(at) for restart, _, at in rows if restart == "1"))
+    lost = [after - before for before, after in zip(last, following, strict=True)]
+    return Loss(max(following) - last[1], sum(lost), statistics.median(steps), load)
+
+
+def main() -> None:
+    """Measure, print the table, write the results."""
+    parser = results.arguments("Measure what the loss of a rank costs.")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", nargs="+", choices=list(MODELS), default=list(MODELS))
+    options = parser.parse_args()
+    samples: dict[str, dict[str, list[Loss]]] = {
+        model: {way: [] for way in WAYS} for model in options.only
+    }
+    for number in range(options.rounds):
+        for model in options.only:
+            for way in list(WAYS)[:: -1 if number % 2 else 1]:
+                loss = lose(way, MODELS[model])
+                samples[model][way].append(loss)
+                print(model, way, *(f"{value:.3f}" for value in loss), flush=True)
+    text = results.write(options.out, "survivors", samples, _as_text(samples))
+    print(f"\n{text}\nwritten to {options.out}")
+
+
+def _as_text(samples: dict[str, dict[str, list[Loss]]]) -> list[str]:
+    rows = []
+    for model, of_ways in samples.items():
+        for title, field in (("kill -9 to the next step, s", 0), ("rank-seconds lost", 1)):
+            values = [[loss[field] for loss in losses] for losses in of_ways.values()]
+            factors = [results.times(values[-1], others) for others in values[:-1]]
+            cells = [f"{model}: {title}", *(results.spread(each, count=True) for each in values)]
+            rows.append(" | ".join([*cells, *factors]))
+    every = [loss for of_ways in samples.values() for losses in of_ways.values() for loss in losses]
+    steps = {
+        model: statistics.median(loss.step_s for losses in of_ways.values() for loss in losses)
+        for model, of_ways in samples.items()
+    }
+    took = ", ".join(f"{results.number(seconds)} s ({model})" for model, seconds in steps.items())
+    load = results.spread([loss.load for loss in every])
+    return [
+        *results.table(
+            " | ".join(
+                [f"one of {RANKS} ranks is killed", *WAYS, "than torchrun", "than a restart"]
+            ),
+            rows,
+        ),
+        "",
+        f"{results.machine()} A step took {took}. Load average of the machine: {load}.",
+    ]
+
+
+if __name__ == "__main__":
+    main()
