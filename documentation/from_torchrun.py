@@ -135,6 +135,8 @@ _PAGES = {
     "record-group": "watching.md",
     "repeated-lines": "console.md",
     "restart-on": "restarts.md",
+    "rank-order": "topology.md",
+    "segment": "topology.md",
     "restart-policy": "restarts.md",
     "tracker": "trackers.md",
     "watch-metric": "watching.md",

@@ -84,3 +84,34 @@ def test_each_node_shows_ranks_of_all_nodes(
     os.kill(plain.pid, signal.SIGCONT)
     logged.send_signal(signal.SIGTERM)
     assert logged.wait(LIMIT_S) == 128 + signal.SIGTERM
+
+
+@pytest.mark.slow
+def test_status_shows_order_by_topology(
+    start: Start, relight: Command, script: Callable[[str], Path], tmp_path: Path,
+    variables: dict[str, str],
+) -> None:  # fmt: skip
+    """Each rank with the place of its node; so does `describe`, for its own node."""
+    flags = ("run", "--nnodes=2", "--rdzv-backend=file", "--rdzv-id=order",
+             f"--rdzv-endpoint={tmp_path}/where")  # fmt: skip
+    path, jobs, agents = script(COUNTS), JobDirectory(variables), []
+    for place in ("s1.l10", "s1.l9"):
+        env = {**variables, "RELIGHT_TOPOLOGY": place, "RELIGHT_RANK_ORDER": "topology"}
+        agents.append(start(*flags, path, variables=env))
+    last = agents[0]
+    until(
+        lambda: (
+            (job := jobs.find_whole(f"train-{last.pid}")) is not None
+            and sum(len(node.ranks) for node in job.nodes) == 2
+        )
+    )
+    text = relight("status", str(last.pid)).stdout
+    rows = [line.split() for line in text.splitlines() if line.startswith("rank ")]
+    assert [row[4] for row in rows] == ["s1.l9", "s1.l10"], text
+    assert "TOPOLOGY" in text
+    replicas = json.loads(relight("status", "--json", str(last.pid)).stdout)["roles"][0]["replicas"]
+    assert [each["topology"] for each in replicas] == ["s1.l9", "s1.l10"]
+    assert "node 1 of 2, at s1.l10" in relight("describe", str(last.pid)).stdout
+    for agent in agents:
+        agent.send_signal(signal.SIGTERM)
+    assert [agent.wait(LIMIT_S) for agent in agents] == [128 + signal.SIGTERM] * 2

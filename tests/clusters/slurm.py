@@ -74,11 +74,13 @@ def slurm_unavailable() -> str:
 class Slurm:
     """Slurm on a Lab: the first host is the login node and has slurmctld, the others have slurmd.
 
-    Each node has `cpus` CPUs, whatever the machine has.
+    Each node has `cpus` CPUs, whatever the machine has. `switches` are the lines of topology.conf.
     """
 
-    def __init__(self, lab: Lab, directory: Path, cpus: int = 8) -> None:
-        self.lab, self.directory, self.cpus = lab, directory, cpus
+    def __init__(
+        self, lab: Lab, directory: Path, cpus: int = 8, switches: Sequence[str] = ()
+    ) -> None:
+        self.lab, self.directory, self.cpus, self.switches = lab, directory, cpus, switches
         self.login, *self.nodes = lab.hosts
         self.munged: subprocess.Popen[Any] | None = None
         self.environment = {
@@ -163,6 +165,9 @@ class Slurm:
             directory=self.directory,
             nodes="\n".join(lines),
         )
+        if self.switches:
+            text += "TopologyPlugin=topology/tree\n"
+            (self.directory / "topology.conf").write_text("\n".join(self.switches) + "\n")
         (self.directory / "slurm.conf").write_text(text)
 
     def _start_munged(self) -> None:

@@ -18,6 +18,11 @@ from relight.rendezvous import hostlist
 
 pytestmark = [pytest.mark.slow, pytest.mark.needs_slurm]
 NODES = ["node1", "node2", "node3", "node4"]
+SWITCHES = (
+    "SwitchName=leaf2 Nodes=node1,node4",
+    "SwitchName=leaf10 Nodes=node2,node3",
+    "SwitchName=spine Switches=leaf[2,10]",
+)
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +30,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
     """Slurm on four nodes and a login node."""
     directory = tmp_path_factory.mktemp("slurm")
     write(directory)
-    with Lab(hosts=["login", *NODES]) as lab, Slurm(lab, directory) as slurm:
+    with Lab(hosts=["login", *NODES]) as lab, Slurm(lab, directory, switches=SWITCHES) as slurm:
         yield slurm
 
 
@@ -80,6 +85,17 @@ def test_ranks_follow_slurm_order_not_user_order(slurm: Slurm) -> None:
     assert code == 0, text
     assert [w.host for w in seen(text)] == ["node2", "node3", "node4"], text
     assert all(worker.place == str(worker.group_rank) for worker in seen(text))
+
+
+@pytest.mark.parametrize("nodes", [(), ("--nnodes=2:4", "--segment=2")])
+def test_ranks_follow_slurm_switches_on_request(slurm: Slurm, nodes: tuple[str, ...]) -> None:
+    """Nodes of a leaf are neighbours, whatever their numbers; each says where it is."""
+    more = ("--rank-order=topology", *nodes, "worker.py")
+    text, code = relight(slurm, "srun", "-N4", "--", *more)
+    assert code == 0, text
+    assert [w.host for w in seen(text)] == ["node1", "node4", "node2", "node3"], text
+    assert "this is node 1, at spine.leaf2" in text
+    assert text.count("at spine.leaf10") == 2
 
 
 def test_node_range_meets_where_slurm_says(slurm: Slurm) -> None:

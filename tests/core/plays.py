@@ -18,7 +18,8 @@ verbs:
     quiet30   its workers have done nothing for 30 s, and may so for 10 s; `quiet0`: they do again
     -         nothing but time passes
 
-A node of the name `task7` has been numbered 7 by its scheduler.
+A node of the name `task7` has been numbered 7 by its scheduler; `a@s1.l2` is host a below the
+switches s1 and l2.
 """
 
 from relight.core.failure import Failure, WorkerState
@@ -196,11 +197,12 @@ class Table:
         return Announce(generation.id, restart, rank, size, done, self.succeeded, lapsed)
 
     def join(self, node: str, announce: Announce | None = None, **changes: object) -> Join:
-        name = node.partition("/")[0]
+        name, _, topology = node.partition("/")[0].partition("@")
         rank = int(name[4:]) if self.settings.ordered or name.startswith("task") else -1
         offer = Join(
             node, name, f"10.0.0.{len(name)}", 2, "default", rank, self.settings.min_nodes,
             self.settings.max_nodes, self.settings.max_restarts, {}, announce, self.stop_s,
+            topology=topology,
         )  # fmt: skip
         return offer._replace(**changes)
 

@@ -150,6 +150,7 @@ def test_job_without_flags_uses_cluster_environment(
          "--nnodes=2:4 --rdzv-conf=is_host=0", "is_host=0"),
         (STEP, "--nnodes=2:4 --master-port=31000", "endpoint=gpu07:31000"),
         (STEP, "--nnodes=8", "nnodes=8:8 backend=c10d endpoint=gpu07 is_host=0 id=slurm-12-3"),
+        (STEP, "--rank-order=topology", "nnodes=4:4 backend=c10d endpoint=gpu07 is_host=0"),
         (STEP, "--nnodes=1", "nnodes=1:1 backend=static addr=127.0.0.1 rank=0 id=none"),
         (STEP, "--standalone", "nnodes=1:1 id=none"),
         (STEP, "--rdzv-backend=c10d", "nnodes=4:4 backend=c10d endpoint=gpu07 id=slurm-12-3"),

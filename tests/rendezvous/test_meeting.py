@@ -77,3 +77,11 @@ def test_master_addr_accepts_ipv6_with_or_without_brackets(text: str) -> None:
     flags = ["--nnodes=2", f"--master-addr={text}", "--master-port=29500", "train.py"]
     meeting, _, _ = arrange(to_spec(parse(flags, Environment({}))), Environment({}))
     assert meeting.hosts == (("::1", 29500),)
+
+
+def test_group_follows_the_network_on_request() -> None:
+    """With the place of this node."""
+    meeting, group = arrange_job("--rank-order=topology", "--segment=2", RELIGHT_TOPOLOGY="s1.l2")
+    assert (meeting.topology, group.by_topology, group.segment) == ("s1.l2", True, 2)
+    meeting, group = arrange_job(RELIGHT_TOPOLOGY="s1.l2")
+    assert (meeting.topology, group.by_topology, group.segment) == ("", False, 1)

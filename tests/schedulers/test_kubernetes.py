@@ -114,6 +114,19 @@ def test_pods_rendezvous_with_travelling_launcher(jobs: Jobs, tmp_path: Path, ki
     assert not any("no token" in line for line in lines)
 
 
+def test_ranks_follow_zones_of_pods(jobs: Jobs, tmp_path: Path) -> None:
+    """Not their indexes; a label that pods lack changes nothing."""
+    jobs.server.kubelet.zones = {0: "z10", 1: "z9"}
+    app = train(tmp_path, "print('rank', rank, 'trains')\n", j="2x1")
+    labels = ["topology.kubernetes.io/zone", "example.com/rack"]
+    app_id = jobs.submit(app, rank_order=labels)
+    assert jobs.wait(app_id).state is SUCCEEDED
+    for pod, zone, rank in ((0, "z10", 1), (1, "z9", 0)):
+        lines = jobs.lines(app_id, "train", pod)
+        assert any(f"rank {rank} trains" in line for line in lines), lines
+        assert any(f"this is node {rank}, at {zone}" in line for line in lines), lines
+
+
 @pytest.mark.parametrize(
     "kind", [*KINDS[:2], *(pytest.param(kind, marks=pytest.mark.long) for kind in KINDS[2:])]
 )

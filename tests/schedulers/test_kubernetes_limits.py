@@ -108,6 +108,7 @@ def test_unenforceable_time_limit_is_rejected(cfg: dict[str, object], said: str)
         ({"service_account": "Trainer"}, "the name of a service account"),
         ({"priority_class": "a/b"}, "the name of a priority class"),
         ({"topology": "a/b/c"}, "a label such as topology.kubernetes.io/zone"),
+        ({"rank_order": ["zone", "a']b"]}, "a label such as topology.kubernetes.io/zone"),
         ({"shm_size": "8GB"}, "a size such as 8Gi"),
         ({"user": -1}, "the number of a user"),
         ({"scheduler": "my scheduler"}, "the name of a scheduler"),

@@ -307,6 +307,25 @@ def test_excluded_nodes_get_no_pod(kind: str) -> None:
     ]
 
 
+@every_kind
+def test_ranks_follow_labels_on_request(kind: str) -> None:
+    """The kubelet joins their values, from the widest domain, before it starts the agent."""
+    labels = ["topology.kubernetes.io/zone", "example.com/rack"]
+    if kind == "trainjob":
+        env = maker(kind=kind, rank_order=labels)["spec"]["trainer"]["env"]
+    else:
+        env = pod(kind=kind, rank_order=labels)["containers"][0]["env"]
+    found = {each["name"]: each for each in env}
+    assert list(found)[:4] == [
+        "RELIGHT_TOPOLOGY_0", "RELIGHT_TOPOLOGY_1", "RELIGHT_TOPOLOGY", "RELIGHT_RANK_ORDER"
+    ]  # fmt: skip
+    for number, label in enumerate(labels):
+        source = found[f"RELIGHT_TOPOLOGY_{number}"]["valueFrom"]
+        assert source == {"fieldRef": {"fieldPath": f"metadata.labels['{label}']"}}
+    assert found["RELIGHT_TOPOLOGY"]["value"] == "$(RELIGHT_TOPOLOGY_0).$(RELIGHT_TOPOLOGY_1)"
+    assert found["RELIGHT_RANK_ORDER"]["value"] == "topology"
+
+
 def test_agent_that_remembers_bad_nodes_knows_its_node() -> None:
     app = ddp(env={"RELIGHT_BAD_NODES": "/shared/bad"})
     names = [each for each in pod(app)["containers"][0]["env"] if "NODE" in each["name"]]

@@ -50,6 +50,14 @@ class Run:
         most = random.randint(100, 300) if large else random.choice((2, 2, 3, 3, 4, 5, 8, 16))
         least = most if random.random() < 0.25 else random.randint(1, most)
         ordered = self.mode == "endpoint" and random.random() < 0.15
+        network = Random(f"{seed}, network")
+        self._leaves = network.choices(("", "s1.l1", "s1.l2", "s2.l1"), k=5)
+        """The places of machines in the network."""
+        self._endpoint_first = network.random() < 0.2
+        by_topology = network.random() < 0.2 and not ordered
+        segment = network.choice((1, 2, 3)) if by_topology else 1
+        most = max(most - most % segment, 2 * segment if by_topology else 1)
+        least = max(segment, least - least % segment)
         lost_after_s = 10.0 if large else random.choice((10.0, 10.0, 3.0))
         self.settings = settings = GroupSettings(
             min_nodes=least,
@@ -63,6 +71,8 @@ class Run:
             lost_after_s=lost_after_s,
             restart_window_s=world.endings.choice((0.0, 0.0, 0.0, 5.0, 30.0)),
             smart=world.endings.random() < 0.25,
+            by_topology=by_topology,
+            segment=segment,
         )
         self._trouble_s = 10.0 if large else random.uniform(5, 40)
         self._pace_s = random.choice((0.1, 1.0, 4.0)) * (0.3 if large else 1)
@@ -283,7 +293,9 @@ class Run:
             lost_after_s = settings.lost_after_s * self.world.extras.choice((0.5, 2.0))
             settings = settings._replace(lost_after_s=lost_after_s)
             self.world.log(f"{process.name} gives up who is silent for {lost_after_s} s")
-        meeting = stage.meeting(settings, hosts, register, self._ttl_s, address, node_rank)
+        leaf = self._leaves[host.number % len(self._leaves)]
+        meeting = stage.meeting(settings, hosts, register, self._ttl_s, address, node_rank, leaf)
+        meeting = meeting._replace(endpoint_first=self._endpoint_first)
         if self._commands and self.mode == "endpoint":
             meeting = meeting._replace(hosted=False)
         job = stage.job(settings, meeting, random.choice((1, 1, 2, 4)), 5.0, self.world)
@@ -319,7 +331,7 @@ class Run:
             bind = host.address
         else:
             hosts = ((host.name, PORT),)
-        meeting = stage.meeting(self.settings, hosts, register, self._ttl_s, "", -1)
+        meeting = stage.meeting(self.settings, hosts, register, self._ttl_s, "", -1, "")
         process.start(lambda: stage.coordinate(bind, meeting, self.settings))
 
     def _start_again(self, process: Process) -> None:

@@ -226,8 +226,8 @@ MUTANTS = (
     Mutant(
         "nobody is let in while a node is silent",
         "core/group/membership.py",
-        "return may and not silent and",
-        "return may and",
+        "return may and not silent",
+        "return may",
     ),
     Mutant(
         "workers are frozen before their node is lost, by a freezer that is late as well",
@@ -292,6 +292,30 @@ MUTANTS = (
         "return self.roster.lost + silent",
         "return self.roster.lost",
         "register",
+    ),
+    Mutant(
+        "a generation has whole segments",
+        "core/group/membership.py",
+        "size = settings.whole(min(len(ready), settings.max_nodes))",
+        "size = min(len(ready), settings.max_nodes)",
+    ),
+    Mutant(
+        "no workers are stopped for newcomers that do not fill a segment",
+        "core/group/membership.py",
+        "return self.settings.whole(min(waiting, self.settings.max_nodes - len(self.roster)))",
+        "return min(waiting, self.settings.max_nodes - len(self.roster))",
+    ),
+    Mutant(
+        "a segment lies in one leaf if that is possible",
+        "core/group/rank_order.py",
+        "for members in fit[: size // segment]",
+        "for members in fit[:0]",
+    ),
+    Mutant(
+        "nodes of a leaf are neighbours",
+        "core/group/rank_order.py",
+        "return levels, member is not first,",
+        "return member is not first,",
     ),
     Mutant(
         "survivors join the generation after theirs, and no later one",

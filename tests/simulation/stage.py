@@ -215,7 +215,7 @@ def coordinate(bind: str, meeting: Meeting, settings: GroupSettings) -> int:
 
 def meeting(
     settings: GroupSettings, hosts: tuple[tuple[str, int], ...], register: Any, ttl_s: float,
-    address: str, node_rank: int,
+    address: str, node_rank: int, topology: str,
 ) -> Meeting:  # fmt: skip
     """Return where the nodes meet, as `rendezvous/config` would."""
     return Meeting(
@@ -224,5 +224,5 @@ def meeting(
         local_addr=address, fixed_port=False,
         node_rank=node_rank, interval_s=min(0.5, settings.lost_after_s / 5),
         lease_s=lease_s(settings.lost_after_s), checkpoint_s=10.0, dial_s=5.0,
-        seek_s=settings.join_timeout_s, close_s=5.0, security=Security(),
+        seek_s=settings.join_timeout_s, close_s=5.0, security=Security(), topology=topology,
     )  # fmt: skip

@@ -7,7 +7,10 @@ Guaranteed, and checked:
 - A coordinator forms its first one not beside one that it has heard of less than a lease before.
 - No worker of a node that was dropped runs when the next generation is formed.
 - Ranks of a generation are a permutation of 0..W-1; all its nodes get the same number, world
-  size, restart count, address. Nodes that stay keep their order.
+  size, restart count, address. Nodes that stay keep their order, unless the network and segments
+  decide.
+- A generation has whole segments. As many as possible lie in one leaf of the network; if each node
+  is one, those of a leaf are neighbours.
 - The restart count never exceeds the budget, never falls under one coordinator, and grows only if
   a worker has failed since the last generation began.
 - A failure that blames a peer while a node is silent spends no restart.
@@ -44,7 +47,9 @@ Not guaranteed, for as long as a lease and a half:
   their lease.
 """
 
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from relight.agent.group import Group
@@ -629,6 +634,7 @@ class Watch:
             raise Failure(f"{rank} ranks in a world of {first.place.world_size}")
         if not settings.needed <= len(forms) <= settings.max_nodes:
             raise Failure(f"a generation of {len(forms)} nodes")
+        self._see_segments(coordinator, [node for node, _ in ordered])
         if first.generation.restart > settings.max_restarts and not settings.budget_renews:
             raise Failure(f"restart {first.generation.restart} is above the budget")
         before = self._by_coordinator.get(coordinator.number)
@@ -638,7 +644,8 @@ class Watch:
             if first.generation.number <= before.number:
                 raise Failure(f"generation {first.generation.number} after {before.number}")
             stayed = [node for node in before.kept if node in forms]
-            if stayed != [node for node, _ in ordered if node in before.kept]:
+            same_order = stayed == [node for node, _ in ordered if node in before.kept]
+            if not same_order and settings.segment == 1:
                 raise Failure("nodes that stay do not keep their order")
             restart = first.generation.restart
             excused = before.was_silent and coordinator.blamed_at is not None
@@ -654,6 +661,22 @@ class Watch:
         self._by_id[first.generation.id] = formation
         self.world.log(f"C{coordinator.number} forms {formation}, restart "
                        f"{first.generation.restart}")  # fmt: skip
+
+    def _see_segments(self, coordinator: "WatchedMembership", nodes: list[str]) -> None:
+        """See whether a generation has whole segments that lie together in the network."""
+        segment = self.settings.segment
+        if len(nodes) % segment:
+            raise Failure(f"{len(nodes)} nodes are no multiple of {segment}")
+        if not self.settings.by_topology:
+            return
+        leaves = [coordinator.members[node].join.topology for node in nodes]
+        parts = [set(leaves[start : start + segment]) for start in range(0, len(nodes), segment)]
+        whole = sum(len(part) == 1 for part in parts)
+        if whole != sum(count // segment for count in Counter(leaves).values()):
+            raise Failure(f"segments of {segment} nodes span leaves: {leaves}")
+        changes = sum(leaf != other for leaf, other in pairwise(leaves))
+        if segment == 1 and changes != len(set(leaves)) - 1:
+            raise Failure(f"nodes of a leaf are no neighbours: {leaves}")
 
     def _see_unknown(self, coordinator: "WatchedMembership") -> None:
         """See whether a generation runs of which this coordinator has heard just now."""

@@ -192,7 +192,8 @@ class Coordinator:
         if sender or settings is None:
             self._refuse(connection, "it is not an agent of relight")
             return
-        if settings.min_nodes > settings.max_nodes:
+        least, most = settings.min_nodes, settings.max_nodes
+        if least > most or {least, most} != {settings.whole(least), settings.whole(most)}:
             self._refuse(connection, "its --nnodes is not valid")
             return
         group = self.group(job, settings)

@@ -432,10 +432,11 @@ class Node:
             self.restart = restart
             journal.write(Restarting(restart, self._job.settings.max_restarts, cause))
         if self._job.meeting is not None and not journal.verbose:
+            at = f", at {self._job.meeting.topology}" if self._job.meeting.topology else ""
             journal.say(
                 f"generation {number}: {pluralize(world_size, 'worker')} on "
                 f"{pluralize(nodes, 'node')}; "
-                f"this is node {here}"
+                f"this is node {here}{at}"
             )
 
 
@@ -462,6 +463,7 @@ def link_to_group(job: AgentConfig, loop: Loop, host: str) -> "LocalLink | Remot
         announce=None,
         stop_s=_stop_s(job),
         answers=True,
+        topology=meeting.topology if meeting else "",
     )
     if meeting is None:
         return LocalLink(loop, job.settings, join)

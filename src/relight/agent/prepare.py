@@ -156,6 +156,7 @@ def _job(
         facts["--restart-policy"] = spec.restart_policy
         facts["--restart-on"] = ",".join(map(str, spec.restart_on)) or "none"
         facts["--fail-on"] = ",".join(map(str, spec.fail_on)) or "none"
+        facts["--rank-order"], facts["--segment"] = str(spec.rank_order), str(spec.segment)
     elif spec.rdzv_conf:
         from relight.rendezvous import conf
 

@@ -79,6 +79,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "exit_barrier_s": _SECONDS,
     "rejoin_grace_s": _SECONDS,
     "lost_after_s": (0.1, MOST_SECONDS),
+    "segment": _SIZE,
     "restart_window_s": _SECONDS,
     "restart_on": (1, 255),
     "fail_on": (1, 255),
@@ -102,7 +103,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
 }
 _NAMES = {"node", "host", "failed_host", "hosts", "name", "user", "address", "addresses", "own",
           "resolved", "seen_as", "role", "master_addr", "incarnation", "stage",
-          "origin", "machine", "udp_address"}  # fmt: skip
+          "origin", "machine", "udp_address", "topology"}  # fmt: skip
 _OF_LINES = {"message", "reason", "text", "cause", "report", "error_file"}
 _EXACT = {"args", "command", "commands", "env", "value", "cwd", "path", "workspace", "directory",
           "log_dir", "script", "stdout", "stderr", "combined", "report_path", "answer",

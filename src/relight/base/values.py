@@ -48,6 +48,16 @@ class Nodes(NamedTuple):
         return str(self.max_nodes) if same else f"{self.min_nodes}:{self.max_nodes}"
 
 
+class RankOrder(NamedTuple):
+    """The order of nodes: by host name or number, or `by_topology`, of which a `file` may tell."""
+
+    by_topology: bool = False
+    file: str = ""
+
+    def __str__(self) -> str:
+        return "topology" if self.by_topology else "host"
+
+
 class KeepWarm(NamedTuple):
     """Lifetime of a warm process after its job: until it has been idle for `stays_s` seconds, and
     no longer than the process `until` (0 for none).
@@ -545,6 +555,22 @@ def parse_count(text: str) -> int:
         raise ValueError("expected a whole number") from None
     if count < 0:
         raise ValueError("the number can't be negative")
+    return count
+
+
+def parse_rank_order(text: str) -> RankOrder:
+    """Parse `host`, `topology` or `topology=FILE`."""
+    word, equals, path = text.partition("=")
+    if text != "host" and (word != "topology" or (equals and not path)):
+        raise ValueError("expected host, topology or topology=FILE")
+    return RankOrder(word == "topology", parse_pattern(path))
+
+
+def parse_segment(text: str) -> int:
+    """Parse the number of nodes of a segment."""
+    count = parse_count(text)
+    if count < 1:
+        raise ValueError("there must be at least 1 node in a segment")
     return count
 
 

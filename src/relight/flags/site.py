@@ -35,7 +35,8 @@ _FILE = "config.toml"
 CONF = "rdzv-conf"
 PER_JOB = frozenset(
     ("nnodes", "rdzv-backend", "rdzv-endpoint", "rdzv-id", "node-rank", "master-addr",
-     "master-port", "local-addr", "standalone", "module", "no-python", "run-path", "name", "help")
+     "master-port", "local-addr", "standalone", "segment", "module", "no-python", "run-path",
+     "name", "help")
 )  # fmt: skip
 """Flags of `relight run` that identify one job or node; a site can't set a default for them."""
 _SECTIONS = ("run", "schedulers", "components", "submit", "locked")

@@ -27,6 +27,7 @@ from relight.base.values import (
     Nodes,
     PageAddress,
     PreemptionSource,
+    RankOrder,
     RestartBudget,
     StreamChoice,
     one_of,
@@ -53,8 +54,10 @@ from relight.base.values import (
     parse_pattern,
     parse_port,
     parse_preload,
+    parse_rank_order,
     parse_ranks,
     parse_restarts,
+    parse_segment,
     parse_signals,
     parse_slow_ranks,
     parse_streams,
@@ -85,6 +88,8 @@ class LaunchSpec(NamedTuple):
     master_addr: str
     master_port: int | None
     local_addr: str
+    rank_order: RankOrder
+    segment: int
     max_restarts: RestartBudget
     restart_policy: str
     restart_on: tuple[int, ...]
@@ -210,6 +215,13 @@ FLAGS: tuple[Flag, ...] = (
     Flag("master-port", parse_port, None, "PORT",
          f"its port (static only) [{DEFAULT_MASTER_PORT}]"),
     Flag("local-addr", parse_host, "", "HOST", "address of this node that other nodes connect to"),
+    Flag("rank-order", parse_rank_order, RankOrder(), "host|topology[=FILE]",
+         "ranks follow host names (host), or the network (topology), as RELIGHT_TOPOLOGY, FILE or "
+         "Slurm say", from_env=False, variable="RELIGHT_RANK_ORDER"),
+    Flag("segment", parse_segment, 1, "N",
+         "train on a multiple of N nodes; with --rank-order=topology, segments of N nodes lie in "
+         "one leaf of the network where possible",
+         from_env=False, variable="RELIGHT_SEGMENT"),
     Flag("max-restarts", parse_restarts, RestartBudget(0), "N[/TIME]",
          "restarts of the job after failures; within a time, such as 3/1h"),
     Flag("restart-policy", one_of("always", "smart"), "always", "NAME",
@@ -351,6 +363,15 @@ def check(spec: LaunchSpec, given: "set[str]") -> list[str]:
             f"--node-rank={spec.node_rank} is not below --nnodes={spec.nnodes.max_nodes}",
             hint="node ranks count from 0",
         )
+    least, most = spec.nnodes
+    if most > 1 and (least % spec.segment or most % spec.segment):
+        raise UsageError(
+            f"--nnodes={spec.nnodes} is not a multiple of --segment={spec.segment}",
+            hint="both bounds of --nnodes must be multiples of it",
+        )
+    if static and spec.rank_order.by_topology and not spec.runs_locally():
+        notes.append("--rank-order=topology has no effect: in the static rendezvous, ranks follow "
+                     "--node-rank")  # fmt: skip
     if static and "/" in spec.rdzv_endpoint.host:
         raise UsageError(
             f"--rdzv-endpoint={spec.rdzv_endpoint}: static rendezvous requires HOST:PORT",

@@ -21,7 +21,8 @@ _STOPPED = {_SIGKILL: 1, _SIGTERM: 2}
 class ReplicaStatus(NamedTuple):
     """One replica. `exitcode` is None while unknown. `error` is its failure in one line.
     `last_line` is the last line of its output, `use` its resource usage, and `pid` its process on
-    this machine, where the scheduler knows them.
+    this machine, where the scheduler knows them. `topology` is the place of its node in the
+    network, if ranks follow it.
     """
 
     role: str
@@ -33,6 +34,7 @@ class ReplicaStatus(NamedTuple):
     last_line: str = ""
     use: RankUse | None = None
     pid: int = 0
+    topology: str = ""
 
     @property
     def id(self) -> int:

@@ -5,8 +5,9 @@ in. So `srun relight run --nnodes=2:4` is elastic and meets where Slurm says.
 
 A job of fixed size meets by the static rendezvous, as the cluster has already numbered the nodes:
 GROUP_RANK is SLURM_NODEID, OMPI_COMM_WORLD_RANK, or the index of the pod, and one port serves
-agents and workers. A range of nodes (`--nnodes=2:4`) meets by c10d at the same place, which only
-node 0 may host. The port is derived from the job's id if no variable has it (`cluster_env`).
+agents and workers. A range of nodes (`--nnodes=2:4`), or nodes in the order of the network
+(`--rank-order=topology`), meet by c10d at the same place, which only node 0 may host. The port is
+derived from the job's id if no variable has it (`cluster_env`).
 """
 
 import socket
@@ -177,7 +178,8 @@ def _backend(spec: LaunchSpec, given: set[str], found: FoundFlags, nodes: Nodes)
         return spec.rdzv_backend
     agents = nodes.max_nodes if found.agents is None else found.agents.value
     fixed = nodes.min_nodes == nodes.max_nodes == agents  # with more, some are spares
-    return "static" if fixed or "node-rank" in given else "c10d"
+    numbered = fixed and not spec.rank_order.by_topology
+    return "static" if numbered or "node-rank" in given else "c10d"
 
 
 def _place(

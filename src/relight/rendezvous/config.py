@@ -42,7 +42,8 @@ class Meeting(NamedTuple):
     find out. `local_addr` is the address for other nodes, or empty. `fixed_port` means that workers
     also find their store at the endpoint's port. `node_rank` is this node's rank in a static
     rendezvous, otherwise the number of its replica or -1. `endpoint_first` puts rank 0 on the node
-    that hosts the endpoint. Times are in seconds.
+    that hosts the endpoint. `topology` is the place of this node in the network, or empty. Times
+    are in seconds.
     """
 
     job: str
@@ -63,6 +64,7 @@ class Meeting(NamedTuple):
     close_s: float
     security: Security
     endpoint_first: bool = False
+    topology: str = ""
 
     @property
     def who(self) -> str:
@@ -126,6 +128,12 @@ def arrange(spec: LaunchSpec, env: Environment) -> tuple[Meeting, GroupSettings,
     secured = security(env, conf)
     if conf.takeover == "alone" and len(hosts) < 2:
         notes.append("takeover=alone has no effect: it is for an endpoint that lists several hosts")
+    by_topology, topology = spec.rank_order.by_topology and not static, ""
+    if by_topology:
+        from relight.rendezvous.topology import find
+
+        topology, unknown = find(env.variables, spec.rank_order.file)
+        notes += unknown
     meeting = Meeting(
         job=spec.rdzv_id,
         where=where,
@@ -145,6 +153,7 @@ def arrange(spec: LaunchSpec, env: Environment) -> tuple[Meeting, GroupSettings,
         close_s=conf.close_timeout,
         security=secured,
         endpoint_first=conf.rank0 == "endpoint",
+        topology=topology,
     )
     settings = GroupSettings(
         min_nodes=spec.nnodes.min_nodes,
@@ -161,6 +170,8 @@ def arrange(spec: LaunchSpec, env: Environment) -> tuple[Meeting, GroupSettings,
         smart=spec.restart_policy == "smart",
         restart_on=spec.restart_on,
         fail_on=spec.fail_on,
+        by_topology=by_topology,
+        segment=spec.segment,
     )
     return meeting, settings, notes
 

@@ -46,6 +46,9 @@ class Kubelet:
 
     Attributes:
         unschedulable: indexes of pods that find no node.
+        zones: the zones of nodes by number; pods get them as a label when they are bound, by the
+            admission plug-in PodTopologyLabels (plugin/pkg/admission/podtopologylabels), which is
+            on from 1.35.
         waiting: for each container, the reason and message of its waiting state.
         lab: hosts in which pods run, by HOSTNAME.SUBDOMAIN or the name of the pod; None: all run on
             this one, with the address 127.0.0.1. As they can't tell there which of several names is
@@ -55,6 +58,7 @@ class Kubelet:
     def __init__(self, state: State, directory: Path) -> None:
         self.state, self.directory = state, directory
         self.unschedulable: set[int] = set()
+        self.zones: dict[int, str] = {}
         self.waiting: dict[str, str] = {}
         self.lab: Lab | None = None
         self.is_closed = False
@@ -82,6 +86,8 @@ class Kubelet:
                     self._postpone(pod)
                     continue
                 pod["spec"]["nodeName"] = f"node{number(pod)}"
+                if zone := self.zones.get(number(pod)):
+                    meta.setdefault("labels", {}).setdefault("topology.kubernetes.io/zone", zone)
             self._start(pod)
 
     def _postpone(self, pod: Object) -> None:

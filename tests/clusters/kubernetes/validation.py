@@ -28,6 +28,7 @@ SUBDOMAIN = re.compile(
 NAME_PART = r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)"
 LABEL_VALUE = re.compile(NAME_PART + "?")
 QUALIFIED = re.compile(r"(?:([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?)/)?" + NAME_PART)
+SUBSCRIPT = re.compile(r"metadata\.(?:labels|annotations)\['(.*)'\]")
 ENV_NAME = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")
 DATA_KEY = re.compile(r"[-._a-zA-Z0-9]{1,253}")
 PORT_NAME = re.compile(r"(?=.*[a-z])(?!.*--)[a-z0-9]([-a-z0-9]{0,13}[a-z0-9])?")
@@ -248,6 +249,10 @@ def _container(each: Object, where: str, volumes: list[str]) -> Iterator[str]:
     for number, variable in enumerate(each.get("env") or ()):
         if not ENV_NAME.fullmatch(variable.get("name", "")):
             yield f'{where}.env[{number}].name: Invalid value: "{variable.get("name", "")}"'
+        source = variable.get("valueFrom") or {}
+        field = (source.get("fieldRef") or {}).get("fieldPath", "")
+        if (match := SUBSCRIPT.fullmatch(field)) and not QUALIFIED.fullmatch(match[1]):
+            yield f'{where}.env[{number}].valueFrom.fieldRef.fieldPath: Invalid value: "{field}"'
         if variable.get("value") and "valueFrom" in variable:
             yield (
                 f"{where}.env[{number}].valueFrom: Invalid value: may not be specified "

@@ -178,6 +178,7 @@ def snapshot(served: ServedJob) -> NodeSnapshot:
         preload=view.preload if served.end is None else None,
         charts=served.numbers.charts(),
         first_step=_first_step(served, view.workers),
+        topology=config.meeting.topology if config.meeting is not None else "",
     )
 
 

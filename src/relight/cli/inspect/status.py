@@ -136,20 +136,23 @@ def main(argv: list[str]) -> int:
             print(f"  {printable(text)}")
     if found.url:
         print(f"  {'logs' if found.url.startswith('file:') else 'URL'}: {found.url}")
+    by_topology = any(each.topology for each in found.replicas)
     rows = [
         (
             handles.shown_replica(handle.scheduler, each.role, each.replica),
             each.state.name,
             "" if each.exitcode is None else str(each.exitcode),
             each.host,
+            *([each.topology] if by_topology else []),
             each.error or printable(each.last_line),
         )
         for each in found.replicas
     ]
     if rows:
         last = "LAST LINE" if any(each.last_line for each in found.replicas) else "ERROR"
+        where = ("HOST", "TOPOLOGY") if by_topology else ("HOST",)
         print()
-        print("\n".join(table(rows, ("REPLICA", "STATE", "EXIT", "HOST", last))))
+        print("\n".join(table(rows, ("REPLICA", "STATE", "EXIT", *where, last))))
     if handle.scheduler in (handles.RUN, "local") and not found.state.is_over:
         from relight.host.gpus import Gpus
 

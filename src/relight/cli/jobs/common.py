@@ -119,6 +119,7 @@ def status_object(handle: Handle, found: AppStatus) -> dict[str, Any]:
                 "role": each.role,
                 "state": each.state.name,
                 "hostname": each.host,
+                "topology": each.topology,
                 "exitcode": each.exitcode,
                 "error": each.error,
                 "last_line": each.last_line,

@@ -16,7 +16,8 @@ class GroupSettings(NamedTuple):
     be silent before it is lost; worker leases derive from this (`core/link/lease`), so all nodes of
     a job must agree on it. `restart_window_s`: the time within which `max_restarts` are allowed; 0
     for the whole job. `smart`, `restart_on`, `fail_on`: see `core/group/restart_budget`; signal n
-    is exit code 128 + n.
+    is exit code 128 + n. `by_topology`: ranks follow the network (`core/group/rank_order`).
+    `segment`: a generation has a multiple of so many nodes, as do `min_nodes` and `max_nodes`.
     """
 
     min_nodes: int
@@ -33,6 +34,8 @@ class GroupSettings(NamedTuple):
     smart: bool = False
     restart_on: tuple[int, ...] = ()
     fail_on: tuple[int, ...] = ()
+    by_topology: bool = False
+    segment: int = 1
 
     @property
     def budget_renews(self) -> bool:
@@ -43,6 +46,10 @@ class GroupSettings(NamedTuple):
     def needed(self) -> int:
         """The minimum number of nodes in a generation."""
         return self.max_nodes if self.ordered else self.min_nodes
+
+    def whole(self, nodes: int) -> int:
+        """Return how many of so many nodes make up whole segments."""
+        return nodes - nodes % self.segment
 
 
 class Hello(NamedTuple):

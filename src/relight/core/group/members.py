@@ -221,7 +221,7 @@ class Members:
         others = [member for member in ready if now < member.admitted_after]
         return settled + others[: max(0, self._settings.needed - len(settled))]
 
-    def first(self, ready: list[Member]) -> list[Member]:
-        """Return the nodes of a first generation, in the natural order of host names."""
-        chosen = ready[: self._settings.max_nodes]
-        return sorted(chosen, key=lambda m: (ranks.natural(m.join.host), m.number))
+    @staticmethod
+    def by_host(members: list[Member]) -> list[Member]:
+        """Return nodes in the natural order of host names."""
+        return sorted(members, key=lambda m: (ranks.natural(m.join.host), m.number))

@@ -32,6 +32,9 @@ Rules:
 - Survivors keep their order, a newcomer takes the place of a lost node, other newcomers come last.
   A first generation is in the natural order of host names. Numbered nodes are in the order of their
   numbers; the group does not wait for missing numbers. A node that `comes_first` hosts rank 0.
+  On request, all are in the order of the network instead (core/group/rank_order).
+- A generation has whole segments only (`--segment`): other nodes are spares, and newcomers wait
+  until they fill one. A survivor is left out rather than waited for.
 - `restart` counts failures of workers. A change of membership is not counted; where both happen
   during a stop, the stop counts as a change of membership. core/group/restart_decision decides the
   consequence of a failure, based on core/group/restart_budget.
@@ -1055,7 +1058,8 @@ class Membership:
         settle_timeout_s = self.settings.settle_timeout_s
         since = self._gathering.enough_since
         if since is None:
-            since = min((member.arrived_at for member in self.members.ready()), default=0.0)
+            arrivals = sorted(member.arrived_at for member in self.members.ready())
+            since = next(iter(arrivals[self.settings.segment - 1 :]), 0.0)
         latest = self.members.latest_regular_arrival(since)
         return min(latest + settle_timeout_s, since + _LAST_CALLS * settle_timeout_s)
 
@@ -1140,13 +1144,20 @@ class Membership:
             self._tell_all(f"{host} left: {reason}")
 
     def _in_rank_order(self, now: float) -> list[Member]:
-        ready, most = self.members.candidates(now), self.settings.max_nodes
+        ready, settings = self.members.candidates(now), self.settings
+        size = settings.whole(min(len(ready), settings.max_nodes))
+        here = {member.node for member in ready}
+        survivors = [node if node in here else None for node in self.roster.order]
+        stay = [self.members[node] for node in survivors if node is not None]
+        newcomers = [member for member in ready if member.node not in self.roster]
+        if settings.by_topology:
+            from relight.core.group.rank_order import by_topology
+
+            return by_topology([*stay, *newcomers], size, settings.segment)
+        newcomers = newcomers[: max(0, size - len(stay))]
         if self.generation == NO_GENERATION:
-            ready = self.members.first(ready)
-        taken = {member.node for member in ready}
-        survivors = [node if node in taken else None for node in self.roster.order]
-        newcomers = [m.node for m in ready if m.node not in self.roster]
-        order = ranks.arrange(survivors, newcomers, most)
+            newcomers = self.members.by_host(newcomers)
+        order = ranks.arrange(survivors, [member.node for member in newcomers], size)
         numbers = {m.node: m.join.node_rank for m in ready if m.join.node_rank >= 0}
         members = [self.members[node] for node in ranks.as_numbered(order, numbers)]
         return sorted(members, key=lambda member: not member.join.comes_first)
@@ -1166,7 +1177,7 @@ class Membership:
             members, spare, text = list(self.members), False, self.explain(now)
         elif self.state is GroupState.RUNNING:
             members = [member for member in self.members if member.node not in self.roster]
-            spare = self.roster.is_ending or len(self.roster) >= self.settings.max_nodes
+            spare = self.roster.is_ending or not self._room(len(members))
             what = "is kept as a spare" if spare else "will join soon"
             text = f"{self.explain(now)}; this node {what}"
         else:
@@ -1178,14 +1189,19 @@ class Membership:
 
     def _has_capacity(self) -> bool:
         """Return whether waiting nodes may be admitted. A job that is about to end admits none."""
-        may = self.members.count_ready() > 0 and not self.roster.is_ending
+        may = self._room(self.members.count_ready()) > 0 and not self.roster.is_ending
         silent = any(node in self.roster for node in self.members.silence)
-        return may and not silent and len(self.roster) < self.settings.max_nodes
+        return may and not silent
+
+    def _room(self, waiting: int) -> int:
+        """Return how many of so many waiting nodes fit into the live generation."""
+        return self.settings.whole(min(waiting, self.settings.max_nodes - len(self.roster)))
 
     def _admission_time(self) -> float:
         """Return when to admit waiting nodes; those within one last call are admitted together."""
         times = sorted(member.admitted_after for member in self.members.ready())
-        together = [at for at in times if at <= times[0] + self.settings.settle_timeout_s]
+        segment_at = times[self.settings.segment - 1]
+        together = [at for at in times if at <= segment_at + self.settings.settle_timeout_s]
         return max(together[-1], self._last_call_until())
 
     def _newcomers(self, now: float) -> list[Member]:
@@ -1195,7 +1211,8 @@ class Membership:
         regular, room = self.members.regular(), self.settings.max_nodes - len(self.roster)
         if len(regular) < room and now < self._admission_time():
             return []
-        return [member for member in self.members.ready() if now >= member.admitted_after][:room]
+        settled = [member for member in self.members.ready() if now >= member.admitted_after]
+        return settled[: self._room(len(settled))]
 
     def _send(self, node: str, message: FromCoordinator) -> None:
         self._effects.append(Send(node, message))

@@ -60,6 +60,8 @@ class Join(NamedTuple):
     `met_coordinator`: this agent has had a message from a coordinator before, so the one that it
     joins may be a successor. `machine`: nodes with equal `machine` and `host` share a machine;
     empty if that is unknown or intended. `comes_first`: its workers have the first ranks.
+    `topology` is the path of network switches above the node, such as `spine1.leaf3`; empty if
+    unknown.
     """
 
     node: str
@@ -81,6 +83,7 @@ class Join(NamedTuple):
     connection: int = 0
     met_coordinator: bool = False
     comes_first: bool = False
+    topology: str = ""
 
 
 class Target(NamedTuple):

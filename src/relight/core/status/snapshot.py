@@ -71,7 +71,8 @@ class NodeSnapshot(NamedTuple):
     `reason` explains the end; `blamed` are the known ranks that caused a failure, on any node.
     `run_directory` has the logs and the event log, if they are kept. `account` is the use of time.
     `first_step` is when a worker of the generation has reported its first step, on this node.
-    `version` is the agent's version of relight. `scheduler` and `scheduler_job` are empty for a job
+    `version` is the agent's version of relight. `topology` is the node's place in the network, with
+    --rank-order=topology. `scheduler` and `scheduler_job` are empty for a job
     without a scheduler. `preload` is None for a job that has ended or imports nothing ahead.
     """
 
@@ -106,6 +107,7 @@ class NodeSnapshot(NamedTuple):
     preload: PreloadStatus | None = None
     charts: tuple[Chart, ...] = ()
     first_step: float | None = None
+    topology: str = ""
 
 
 class Output(NamedTuple):

@@ -14,6 +14,8 @@ _SUFFIX = len("-00000")
 _LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 _VALUE = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 _SUBDOMAIN = rf"{_LABEL}(\.{_LABEL})*"
+_NAME = rf"({_SUBDOMAIN}/)?{_VALUE}"
+_LABEL_FORM = "a label such as topology.kubernetes.io/zone"
 _QUANTITY = r"\d+(\.\d+)?([numkMGTPE]|[KMGTPE]i|[eE]\d+)?"
 _FORMS = {
     "namespace": (_LABEL, "lower case letters, digits and hyphens, at most 63"),
@@ -23,7 +25,7 @@ _FORMS = {
     "image_secret": (_SUBDOMAIN, "the name of a secret"),
     "priority_class": (_SUBDOMAIN, "the name of a priority class"),
     "scheduler": (_SUBDOMAIN, "the name of a scheduler"),
-    "topology": (rf"({_SUBDOMAIN}/)?{_VALUE}", "a label such as topology.kubernetes.io/zone"),
+    "topology": (_NAME, _LABEL_FORM),
     "shm_size": (_QUANTITY, "a size such as 8Gi"),
     "user": (r"\d+", "the number of a user, from 0"),
 }
@@ -103,6 +105,11 @@ def check_options(cfg: Mapping[str, Any]) -> None:
         value = cfg.get(name)
         if value is not None and value != "" and not re.fullmatch(pattern, str(value)):
             raise UsageError(f"-cfg {name}={value}: not valid in Kubernetes", hint=form)
+    for label in cfg.get("rank_order") or ():
+        if not re.fullmatch(_NAME, label):
+            raise UsageError(
+                f"-cfg rank_order={label}: not valid in Kubernetes", hint=f"{_LABEL_FORM};LABEL"
+            )
     for node in cfg.get("exclude") or ():
         if not re.fullmatch(_SUBDOMAIN, node):
             raise UsageError(

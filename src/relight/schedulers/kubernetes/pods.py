@@ -31,6 +31,7 @@ _RANK0_ENV = "RELIGHT_RANK0_HOST"
 _REPLICA_ENV = "RELIGHT_REPLICA_ID"
 _BAD_NODES, _NODE_NAME = "RELIGHT_BAD_NODES", "RELIGHT_NODE_NAME"
 """An agent records its node by the name in the cluster, which is not the pod's host name."""
+_TOPOLOGY, _RANK_ORDER = "RELIGHT_TOPOLOGY", "RELIGHT_RANK_ORDER"
 _START = "/etc/relight"
 """The directory of a file as old as the pod: the kubelet creates it before it pulls the image."""
 _TELL_END = (
@@ -101,7 +102,7 @@ def template(
         "name": "main",
         "image": role.image,
         "command": [own.entrypoint, *own.args],
-        "env": _variables(app, own, role, place),
+        "env": [*_topology(own, cfg), *_variables(app, own, role, place)],
         "resources": _resources(role, cfg),
         "volumeMounts": mounts,
     }
@@ -272,6 +273,22 @@ def _variables(app: AppDef, own: Role, role: Role, place: MeetingPlace) -> list[
         secret = {"secretKeyRef": {"name": f"{place.name}-token", "key": TOKEN}}
         found.append({"name": TOKEN, "valueFrom": secret})
     return found
+
+
+def _topology(own: Role, cfg: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the variables by which ranks follow the labels of pods; one that a pod lacks is empty.
+
+    On its own, a cluster copies to pods only the region and the zone of their nodes (admission
+    plug-in PodTopologyLabels, by default from Kubernetes 1.35).
+    """
+    found: list[dict[str, Any]] = []
+    for number, label in enumerate(cfg.get("rank_order") or ()):
+        field = {"fieldRef": {"fieldPath": f"metadata.labels['{label}']"}}
+        found.append({"name": f"{_TOPOLOGY}_{number}", "valueFrom": field})
+    if found:
+        place = ".".join(f"$({each['name']})" for each in found)
+        found += [{"name": _TOPOLOGY, "value": place}, {"name": _RANK_ORDER, "value": "topology"}]
+    return [each for each in found if each["name"] not in own.env]
 
 
 def _resources(role: Role, cfg: Mapping[str, Any]) -> dict[str, Any]:

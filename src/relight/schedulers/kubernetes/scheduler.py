@@ -79,6 +79,8 @@ class Kubernetes:
         Option("node_selector", dict, None, "labels that nodes must have, KEY:VALUE;KEY:VALUE"),
         Option("tolerations", list, None, "taints to tolerate, KEY=VALUE:EFFECT;KEY:EFFECT"),
         Option("topology", str, None, "a node label: all pods run in one domain of it"),
+        Option("rank_order", list, None,
+               "ranks follow these labels of the pods, from the widest domain"),
         Option("exclude", list, None, "names of nodes on which no pod may run"),
         Option("scheduler", str, None, "the scheduler of the pods (default: the cluster's)"),
         Option("gang", bool, False, "start pods together: scheduler=volcano, or Coscheduling"),

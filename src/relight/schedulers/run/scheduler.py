@@ -206,6 +206,7 @@ def _status(job: WholeJob) -> AppStatus:
         ReplicaStatus(
             node.role, each.rank, _state_of(each, node), node.host, each.exitcode,
             last_line=each.last_line, use=each.use, pid=each.pid if node is own else 0,
+            topology=node.topology,
         )
         for node, each in ranks_of(job)
     )  # fmt: skip
@@ -237,7 +238,8 @@ def _message(job: NodeSnapshot) -> str:
         return f"{words}: waiting for a group for {since} (pid {job.pid})"
     text = f"{words}: {job.state} for {since} (pid {job.pid}), generation {job.generation}"
     if job.nodes > 1:
-        text += f", node {job.node} of {job.nodes}"
+        at = f", at {job.topology}" if job.topology else ""
+        text += f", node {job.node} of {job.nodes}{at}"
     if job.generation:
         text += f": {job.cause}"
     return text

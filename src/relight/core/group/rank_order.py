@@ -1,0 +1,59 @@
+"""Orders the nodes of a generation by their place in the network (`--rank-order=topology`).
+
+The place of a node is the path of switches above it, from the top: `spine1.leaf3`. Nodes of equal
+place share a leaf switch, or whatever the last name stands for.
+
+- Nodes are sorted by place, and there by host, so that neighbours in rank are neighbours in the
+  network. Nodes that stay keep their order. A node that `comes_first` hosts rank 0, and the nodes
+  nearest to it follow.
+- With a segment (`--segment`), all segments that fit into one leaf are formed first. The other
+  nodes form segments with those of the nearest leaves, which have the last ranks. So the ranks of a
+  segment are in one leaf where that is possible.
+- Nodes without a place count as those of one leaf, and come last.
+"""
+
+from collections.abc import Sequence
+
+from relight.core.group.members import Member
+from relight.core.ranks import natural
+
+
+def by_topology(nodes: Sequence[Member], size: int, segment: int) -> list[Member]:
+    """Return the nodes of a generation in rank order.
+
+    Args:
+        nodes: the nodes that may be in it; if there are too many, the last ones are left out.
+        size: how many will be, a multiple of `segment`.
+        segment: how many nodes should be in one leaf.
+    """
+    leaves: dict[str, list[Member]] = {}
+    for member in nodes:
+        leaves.setdefault(member.join.topology, []).append(member)
+    fit = [
+        leaf[start : start + segment]
+        for leaf in leaves.values()
+        for start in range(0, len(leaf) - segment + 1, segment)
+    ]
+    preference = {member.node: number for number, member in enumerate(nodes)}
+    fit.sort(key=lambda members: preference[members[-1].node])
+    whole = [member for members in fit[: size // segment] for member in members]
+    taken = {member.node for member in whole}
+    mixed = [member for member in nodes if member.node not in taken][: size - len(whole)]
+    first = next((m for m in (*whole, *mixed) if m.join.comes_first), None)
+    keys = {member.node: _key(member, first) for member in (*whole, *mixed)}
+    order = [m for part in (whole, mixed) for m in sorted(part, key=lambda m: keys[m.node])]
+    segments = [order[start : start + segment] for start in range(0, size, segment)]
+    segments.sort(key=lambda members: first not in members)
+    return [member for members in segments for member in members]
+
+
+def _key(member: Member, first: Member | None) -> tuple[object, ...]:
+    """Return the sort key of a node: `first`, and its neighbours on each level, come first."""
+    join = member.join
+    path = join.topology.split(".")
+    nearest = [] if first is None else first.join.topology.split(".")
+    levels = [
+        (path[:end] != nearest[:end], not name, natural(name))
+        for end, name in enumerate(path, start=1)
+    ]
+    return levels, member is not first, natural(join.host), join.node_rank, member.number
