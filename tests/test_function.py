@@ -369,7 +369,7 @@ REFUSED = {
     "rdzv_backend='c10d'": ("train takes no rdzv_backend", "flags=['--rdzv-backend=…']"),
     "1, 2, 3": ("too many positional arguments", ""),
     "": ("train: missing a required argument: 'lr'", ""),
-    "1, nnodes='1:2'": ("nnodes='1:2'", "a fixed number of agents"),
+    "1, nnodes='1:2'": ("nnodes='1:2'", "a fixed number of nodes"),
     "1, nnodes=0": ("nnodes=0", "at least 1"),
     "1, nnodes=2.0": ("nnodes=2.0", "a number"),
     "1, max_restarts='x'": ("max_restarts='x'", "a number"),

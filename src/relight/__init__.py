@@ -12,15 +12,23 @@ if TYPE_CHECKING:
     from relight.api.embedding import RunSpec as RunSpec
     from relight.api.embedding import run as run
     from relight.api.function import launch as launch
+    from relight.api.futures import Future as Future
+    from relight.api.futures import attach as attach
+    from relight.api.submission import map as map
+    from relight.api.submission import submit as submit
 
 __version__ = "0.1.0"
 
 
 _FROM_MODULE = {
+    "Future": "api.futures",
+    "attach": "api.futures",
     "launch": "api.function",
+    "map": "api.submission",
     "run": "api.embedding",
     "RunResult": "api.embedding",
     "RunSpec": "api.embedding",
+    "submit": "api.submission",
 }
 
 

@@ -1,6 +1,8 @@
 """The batch script for Slurm and the parsing of its answers, without a Slurm."""
 
+import json
 import os
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -140,7 +142,7 @@ def test_every_option_becomes_an_sbatch_line() -> None:
         "partition": "p1,p2", "time": "2:00:00", "account": "a", "qos": "high", "constraint": "a&b",
         "comment": "c", "mail-user": "u@x.org", "mail-type": "END,FAIL", "nodelist": "n[1-2]",
         "exclude": "n3", "exclusive": True, "requeue": False, "gpus": "gres", "gpu_type": "a100",
-        "mem": False, "image": None, "container": "pyxis",
+        "mem": False, "image": None, "container": "pyxis", "array": None,
         "sbatch": ["--licenses=l:1", "--nice"], "signal": "none",
     }  # fmt: skip
     assert sbatch_lines(ddp(resource=Resource(4, 2, 8)), **options) == [
@@ -169,6 +171,41 @@ def test_every_option_becomes_an_sbatch_line() -> None:
     ]
     names = {option.name for option in make().options} - {"job_dir", "workspace"}
     assert names == set(options)
+
+
+def test_each_job_of_an_array_has_its_own_id_and_directory() -> None:
+    """Slurm's commands would reach the whole array by SLURM_JOB_ID, which it shares with one job;
+    the launcher is there once.
+    """
+    role = ddp(env={"ID": "slurm://relight/${app_id}", "MINE": "'$SLURM_JOB_ID"}, max_retries=1)
+    text = rendered(role, array="0-3,8%2")
+    lines = sbatch_lines(role, array="0-3,8%2")
+    assert lines[2:5] == [
+        "--output=/home/u/jobs/main-x7/slurm/batch_%a.log",
+        "--open-mode=append",
+        "--array=0-3,8%2",
+    ]
+    assert "export RELIGHT_JOB_DIR=/home/u/jobs/main-x7/slurm/$SLURM_ARRAY_TASK_ID\n" in text
+    job = "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"
+    assert f'export ID="slurm://relight/{job}"' in text
+    commands = [
+        line for line in text.splitlines() if re.search("scancel|scontrol (show j|r)", line)
+    ]
+    assert len(commands) == 5 and all(f'"{job}"' in line for line in commands)
+    assert text.count("$SLURM_JOB_ID") == text.count("\\$SLURM_JOB_ID") == 1  # the user's own
+    assert '"$PATH":/opt/relight/bin:"${RELIGHT_JOB_DIR%/*}/launcher"' in text
+    checked = subprocess.run(
+        ["bash", "-n"], input=text, text=True, capture_output=True, check=False
+    )
+    assert (checked.returncode, checked.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("array", ["x", "3-1", "0-9%0", "1,", "0-5:2", "-1"])
+def test_wrong_array_is_refused(array: str) -> None:
+    with pytest.raises(UsageError, match=f"array={array}: expected indices"):
+        rendered(ddp(), array=array)
+    with pytest.raises(UsageError, match="several roles"):
+        rendered(ddp(), Role("x", "img", entrypoint="y"), array="0-1")
 
 
 @pytest.mark.parametrize(
@@ -273,6 +310,51 @@ def test_parses_squeue_output() -> None:
     lost = seven._replace(reason="JobLaunchFailure", exitcode=-9)
     assert lost.explain() == "the node that ran its script, the first, was lost"
     assert states.state_of(jobs["8"]) is AppState.RUNNING
+
+
+def test_parses_jobs_of_an_array() -> None:
+    """They are parts of the array, in the order of their indices."""
+    pending = squeue_line(JobID="5", ArrayJobID="5", ArrayTaskID="10", State="PENDING")
+    running = squeue_line(JobID="6", ArrayJobID="5", ArrayTaskID="2", State="RUNNING")
+    found = [states.from_squeue(f"{pending}\n{running}")]
+    found.append(states.from_sacct("5_10|PENDING|0:0|x|a|b\n5_2|RUNNING|0:0|x|n1|b\n"))
+    for jobs in found:
+        assert list(jobs) == ["5"]
+        assert [(part.array_index, part.state) for part in jobs["5"]] == [
+            (2, "RUNNING"),
+            (10, "PENDING"),
+        ]
+        assert states.state_of(jobs["5"]) is AppState.RUNNING
+    assert states.array_of("5_10") == ("5", 10) and states.array_of("5") == ("5", None)
+
+
+def test_array_that_slurm_forgot_has_the_states_of_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that was cancelled before it started leaves none."""
+    directory = tmp_path / "jobs" / "sweep-x7"
+    for index, ended in enumerate(("0", "3", "")):
+        (directory / "slurm" / str(index)).mkdir(parents=True)
+        if ended:
+            (directory / "slurm" / str(index) / "ended").write_text(ended)
+    record = {"app_id": "5", "directory": f"{directory}/slurm", "roles": {"main": 1}}
+    (directory / "slurm.json").write_text(json.dumps({**record, "array": [0, 1, 2]}))
+    monkeypatch.setenv("RELIGHT_STATE_DIR", str(tmp_path))
+    known: states.Jobs = {}
+    monkeypatch.setattr(states, "query", lambda _: known)
+    found = make().status(["5", "5_1", "5_7"])
+    assert [each.state.name for each in found["5"].replicas] == ["SUCCEEDED", "FAILED", "UNKNOWN"]
+    assert found["5"].state is AppState.UNKNOWN
+    assert found["5_1"].state is AppState.FAILED
+    assert "5_7" not in found
+    with pytest.raises(UsageError, match="5 is a job array"):
+        make().logs("5", LogQuery("main", 0))
+    known |= states.from_sacct("5_0|COMPLETED|0:0|x|n1|sweep-x7\n")
+    found = make().status(["5"])
+    assert (found["5"].state, found["5"].message) == (
+        AppState.FAILED,
+        "1 succeeded, 1 failed, 1 cancelled",
+    )
 
 
 def test_parses_sacct_output() -> None:

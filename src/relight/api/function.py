@@ -18,6 +18,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from numbers import Real
 from types import FrameType
 from typing import Any, TypeVar
@@ -90,8 +91,8 @@ def launch(
     __tracebackhide__ = True  # IPython and pytest then show the caller's own line
     main_module.refuse_while_importing()
     check_call(function, args, kwargs)
-    nodes = _number("nnodes", nnodes, least=1)
-    _number("max_restarts", max_restarts, least=0)
+    nodes = check_number("nnodes", nnodes, least=1)
+    check_number("max_restarts", max_restarts, least=0)
     try:
         parse_nproc(str(nproc_per_node))
     except ValueError as error:
@@ -207,16 +208,28 @@ def _script(name: str, hosts: Sequence[str]) -> main_module.MainModule:
 
 
 def check_call(
-    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    caller: Callable[..., Any] | None = None,
 ) -> None:
     """Check that a function takes these arguments, as far as its signature shows.
 
+    Args:
+        function: the function.
+        args: its arguments.
+        kwargs: its keyword arguments.
+        caller: the function of relight that takes them; `launch` by default.
+
     Raises:
-        UsageError: if it does not, or a name is similar to a parameter of `launch`.
+        UsageError: if it does not, or a name is similar to a parameter of the caller.
     """
+    caller = caller or launch
+    parameters = inspect.signature(caller).parameters.values()
+    own = tuple(p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY)
     if not callable(function):
         raise UsageError(
-            f"{function!r} can't be called: relight.launch takes a function",
+            f"{function!r} can't be called: relight.{caller.__name__} takes a function",
             hint="use `relight run` to start a script",
         )
     name = name_of(function)
@@ -231,8 +244,8 @@ def check_call(
         if word in known:
             continue
         if not takes_any:
-            raise UsageError(f"{name} takes no {word}", hint=_keyword_hint(word))
-        if meant := closest_match(word, _LAUNCH_PARAMETERS, cutoff=_SIMILAR):
+            raise UsageError(f"{name} takes no {word}", hint=_keyword_hint(word, caller, own))
+        if meant := closest_match(word, own, cutoff=_SIMILAR):
             raise UsageError(
                 f"{word} would be passed to {name}",
                 hint=f"did you mean {meant}? If not: functools.partial({name}, {word}=…)",
@@ -243,24 +256,29 @@ def check_call(
         raise UsageError(f"{name}: {error}") from None
 
 
-def _keyword_hint(word: str) -> str:
+def _keyword_hint(word: str, caller: Callable[..., Any], own: Sequence[str]) -> str:
     """Return a hint for a keyword that the function does not take."""
     if word in {flag.field for flag in FLAGS}:
         return f"pass flags of relight run as flags=['--{word.replace('_', '-')}=…']"
-    return did_you_mean(
-        word, _LAUNCH_PARAMETERS, f"relight.launch takes: {', '.join(_LAUNCH_PARAMETERS)}"
-    )
+    return did_you_mean(word, own, f"relight.{caller.__name__} takes: {', '.join(own)}")
 
 
 def name_of(function: Callable[..., Any]) -> str:
     """Return the name of a function, for people."""
+    while isinstance(function, partial):
+        function = function.func
     return str(getattr(function, "__qualname__", function)).rpartition("<locals>.")[2]
 
 
-def _number(name: str, value: int | str, *, least: int) -> int:
+def check_number(name: str, value: int | str, *, least: int) -> int:
+    """Return a whole number.
+
+    Raises:
+        UsageError: if it is something else, or below `least`.
+    """
     if isinstance(value, str) and ":" in value:
         raise UsageError(
-            f"{name}={value!r}: relight.launch starts a fixed number of agents",
+            f"{name}={value!r}: a function runs on a fixed number of nodes",
             hint="use relight run --nnodes=MIN:MAX for elastic jobs",
         )
     number = whole(value.strip()) if isinstance(value, str) else value
@@ -323,9 +341,6 @@ def time_limit(name: str, value: Any) -> float | None:
 
 
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-_LAUNCH_PARAMETERS = tuple(p.name for p in inspect.signature(launch).parameters.values()
-             if p.kind is inspect.Parameter.KEYWORD_ONLY)  # fmt: skip
-"""Keyword parameters of `launch`, which are not passed to the function."""
 
 
 def warm_flags(flags: Sequence[str], variables: Mapping[str, str]) -> list[str]:

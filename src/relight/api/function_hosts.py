@@ -53,18 +53,7 @@ def run(
         RelightError: if a host can't do its part; nothing was started.
     """
     word = secrets.token_hex(8)
-    port = secrets.choice(_PORTS)
-    meeting = ["--rdzv-backend=c10d", f'--rdzv-endpoint="$RELIGHT_RANK0_HOST:{port}"',
-               f"--rdzv-id={macros.app_id}", f"--nnodes={len(hosts)}"]  # fmt: skip
-    command = f'exec "$RELIGHT_PYTHON" -m {__name__} {word} "$@" ' + " ".join(meeting)
-    role = Role(
-        name=_ROLE,
-        image="",
-        entrypoint="sh",
-        args=["-c", command, "sh", *flags],
-        env=dict(variables),
-        num_replicas=len(hosts),
-    )
+    role = role_of(_ROLE, word, flags, len(hosts), variables)
     options = {**cfg, "hosts": list(hosts), "workspace": directory}
     with Runner() as runner:
         handle = find_job(runner.submit(AppDef(_ROLE, [role]), scheduler="ssh", cfg=options))
@@ -86,21 +75,63 @@ def run(
     return [each.exitcode or 0 for each in found.replicas] if found.exitcode else [0]
 
 
+def role_of(
+    name: str, word: str, flags: Sequence[str], hosts: int, variables: Mapping[str, str]
+) -> Role:
+    """Return the role of an ssh job whose workspace is the directory of a call.
+
+    Args:
+        name: its name.
+        word: begins the lines with results.
+        flags: flags of `relight run`.
+        hosts: their number.
+        variables: variables for the workers.
+    """
+    port = secrets.choice(_PORTS)
+    meeting = ["--rdzv-backend=c10d", f'--rdzv-endpoint="$RELIGHT_RANK0_HOST:{port}"',
+               f"--rdzv-id={macros.app_id}", f"--nnodes={hosts}"]  # fmt: skip
+    command = f'exec "$RELIGHT_PYTHON" -m {__name__} {word} "$@" ' + " ".join(meeting)
+    return Role(
+        name=name,
+        image="",
+        entrypoint="sh",
+        args=["-c", command, "sh", *flags],
+        env=dict(variables),
+        num_replicas=hosts,
+    )
+
+
+def word_of(app_id: str) -> str:
+    """Return the word for a job that another process may attach to."""
+    return f"result-of-{app_id}"
+
+
+def keep_results(runner: Runner, handle: str, directory: str, word: str) -> None:
+    """Store the results in the output of a finished job."""
+    for role, replica in runner.replicas(handle):
+        for line in runner.log_lines(handle, role, replica, stream="stdout"):
+            _printed(line, word, os.path.join(directory, str(replica)))
+
+
 def _copy_output(
     runner: Runner, handle: Handle, replica: int, stream: str, word: str, directory: str
 ) -> None:
     """Copy a replica's output to this process's, without the lines that hold results."""
     for line in runner.log_lines(handle, _ROLE, replica, follow=True, stream=stream):
-        printed, ours, kept = line.partition(word)
-        if not ours:
-            printed += "\n"
-        else:
-            name, _, text = kept.strip().partition(" ")
-            append_result(os.path.join(directory, str(replica)), name, text)
-        if printed:
+        if printed := _printed(line, word, os.path.join(directory, str(replica))):
             out = getattr(sys, stream)
             out.write(printed)
             out.flush()
+
+
+def _printed(line: str, word: str, directory: str) -> str:
+    """Return what the function printed of a line; store a result in it."""
+    printed, ours, kept = line.partition(word)
+    if not ours:
+        return printed + "\n"
+    name, _, text = kept.strip().partition(" ")
+    append_result(directory, name, text)
+    return printed
 
 
 def append_result(directory: str, name: str, text: str) -> None:

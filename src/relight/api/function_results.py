@@ -126,9 +126,8 @@ def _any_worker_began(directory: str) -> bool:
 
 def _failure(directory: str, exit_codes: Sequence[int], refusal: LaunchRefusal) -> BaseException:
     """Return the exception for a failed job."""
-    errors = [(-kept[0][0], rank, *kept[1:]) for rank, kept in _saved(directory, call.ERROR)]
-    failed = [each for each in errors if not is_exit_with_0(each[3])]
-    if not failed:
+    error = first_exception(directory)
+    if error is None:
         code = next(code for code in exit_codes if code)
         if code == UsageError.exit_code and refusal.message and not _any_worker_began(directory):
             return UsageError(refusal.message, hint=refusal.hint)
@@ -136,6 +135,18 @@ def _failure(directory: str, exit_codes: Sequence[int], refusal: LaunchRefusal) 
         return WorkersFailedError(
             f"relight run ended with exit code {code}; {why}", hint=refusal.hint
         )
+    return error
+
+
+def first_exception(directory: str) -> Exception | None:
+    """Return the exception of the rank that failed first, with its traceback as the cause."""
+    errors = [
+        ([-number for number in kept[0][0]], rank, *kept[1:])
+        for rank, kept in _saved(directory, call.ERROR)
+    ]
+    failed = [each for each in errors if not is_exit_with_0(each[3])]
+    if not failed:
+        return None
     _, rank, _, kept, text = min(failed, key=lambda each: (each[0], each[2]))
     if isinstance(kept, Exception):
         error = kept

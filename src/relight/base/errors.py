@@ -1,7 +1,7 @@
 """User-visible errors, grouped by who must act on them, and their exit codes.
 
     RelightError
-    ├── WorkersFailedError  1   the user's function, called by relight.launch
+    ├── WorkersFailedError  1   the user's function, called by relight.launch or submit
     ├── UsageError      2   the user: the command line or the environment asks for the impossible
     ├── MachineError    4   the operator: this machine refused a resource that the launcher needs
     └── InternalError  70   us: a state that must not occur; please report it
@@ -49,7 +49,7 @@ class RelightError(Exception):
 
 
 class WorkersFailedError(RelightError):
-    """A worker of `relight.launch` failed and left no exception that could be raised here."""
+    """The worker of a function failed and left no exception that could be raised here."""
 
     exit_code = EXIT_FAILED
 

@@ -78,6 +78,13 @@ def gpus(env: Environment, root: str = "/") -> list[Device]:
     return _visible(env.variables.get("HIP_VISIBLE_DEVICES", cuda), left)
 
 
+def gpu_names(env: Environment) -> list[str]:
+    """Return the GPUs of `gpus` by their names for CUDA_VISIBLE_DEVICES."""
+    number, chosen = len(gpus(env)), env.get("CUDA_VISIBLE_DEVICES")
+    return [name.strip() for name in chosen.split(",")][:number] if chosen else [
+        str(each) for each in range(number)]  # fmt: skip
+
+
 def xpus(env: Environment, root: str = "/") -> list[Device]:
     """Return the Intel GPUs that Level Zero shows to a worker: the one inside the processor only
     if it is alone.

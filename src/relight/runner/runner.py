@@ -121,6 +121,7 @@ class Runner:
         workspace: str | Workspace = "",
         parent_run_id: str = "",
         launcher: str = components.AUTO,
+        app_id: str = "",
     ) -> Prepared:
         """Return the job as it would be submitted, without submitting, creating or changing
         anything.
@@ -134,6 +135,7 @@ class Runner:
                 the workspace of the roles.
             parent_run_id: the id of the parent run, for trackers.
             launcher: one of `components.LAUNCHERS`. torchrun is for built-in components.
+            app_id: the name of its directory, from `records.new_id`; a new one by default.
 
         Raises:
             RelightError: if an argument is invalid.
@@ -165,7 +167,7 @@ class Runner:
             validate(app), name, self.session, parent_run_id, self.env, self.settings
         )
 
-        app_id = new_id(app.name)
+        app_id = app_id or new_id(app.name)
         request = _as_the_roles_want(found.render(app, values, app_id))
         return Prepared(
             scheduler=name,
@@ -178,6 +180,14 @@ class Runner:
             script=script,
             workspace=workspace,
         )
+
+    def cfg_of(self, scheduler: str, cfg: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options of a scheduler as `dryrun` completes them.
+
+        Raises:
+            UsageError: if one is invalid.
+        """
+        return self._cfg(scheduler, self.scheduler(scheduler), cfg, "")[0]
 
     def submit(
         self,

@@ -1,6 +1,8 @@
-"""A worker that calls a function and saves its result: `python -m relight.worker.call DIR`.
+"""A worker that calls a function and saves its result:
+`python -m relight.worker.call DIR [VARIABLE]`.
 
-`relight.launch` writes `call.pickle` into the directory, which may also be named by a variable.
+`relight.launch` writes `call.pickle` into the directory, or for an array of jobs into its
+subdirectory named by the variable's value. The directory may also be named by a variable.
 Each worker writes `RANK.begun` beside it, then `RANK.result` or `RANK.error`. Only files of the
 calling user, in a directory that only this user can enter, are loaded.
 """
@@ -20,7 +22,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
 from relight.base.errors import EXIT_FAILED, EXIT_OK, UsageError, WorkersFailedError
-from relight.worker import cells
+from relight.worker import cells, membership
 from relight.worker.main_module import Unpickler
 
 RESULT, ERROR, BEGUN = "result", "error", "begun"
@@ -31,16 +33,17 @@ _RESULT_FILE = re.compile(rf"[0-9]{{1,9}}\.({RESULT}|{ERROR}|{BEGUN})")
 class Begun(NamedTuple):
     """The attempt that a worker belongs to; a later attempt compares greater.
 
-    `place` distinguishes attempts with the same number of restarts: each has its own store.
+    `restart` is how often the scheduler and the agents have restarted the job. `place`
+    distinguishes attempts with the same number of restarts: each has its own store.
     """
 
-    restart: int
+    restart: tuple[int, int]
     time: float
     place: str
     world_size: int
 
     @property
-    def attempt(self) -> tuple[int, str]:
+    def attempt(self) -> tuple[tuple[int, int], str]:
         """The same for all ranks of an attempt."""
         return self.restart, self.place
 
@@ -66,8 +69,8 @@ def main(directory: str) -> None:
     """Call the function, and save its result or its exception."""
     rank = os.environ["RANK"]
     place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-    restart = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-    begun = Begun(restart, time.time(), place, int(os.environ["WORLD_SIZE"]))
+    own = membership()
+    begun = Begun((own.requeues, own.restarts), time.time(), place, int(os.environ["WORLD_SIZE"]))
     for kind in (RESULT, ERROR):  # files of an earlier attempt
         try:
             os.unlink(os.path.join(directory, f"{rank}.{kind}"))
@@ -197,4 +200,5 @@ def _portable(error: BaseException) -> BaseException | None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else os.environ[CALL_DIRECTORY])
+    place, *variables = sys.argv[1:] or [os.environ[CALL_DIRECTORY]]
+    main(os.path.join(place, *map(os.environ.__getitem__, variables)))

@@ -88,14 +88,14 @@ def of_this_process() -> MainModule | None:
     return MainModule(path, False, sys.argv) if os.path.isfile(path) else None
 
 
-def refuse_while_importing() -> None:
-    """Refuse a call of `relight.launch` in a worker that only imports the script.
+def refuse_while_importing(caller: str = "launch") -> None:
+    """Refuse a call of `relight.launch` or similar in a worker that only imports the script.
 
     Raises:
         UsageError: if this is such a worker.
     """
     if importing:
         raise UsageError(
-            f"{importing} calls relight.launch when a worker imports it",
+            f"{importing} calls relight.{caller} when a worker imports it",
             hint='put the call below `if __name__ == "__main__":`, or pip install cloudpickle',
         )

@@ -128,10 +128,7 @@ def _devices(app: AppDef, environment: env.Environment, notes: list[str]) -> lis
     asked = sum(role.num_replicas * max(0, role.resource.gpu) for role in app.roles)
     if not asked:
         return None
-    found = [str(number) for number in range(len(devices.gpus(environment)))]
-    chosen = environment.get("CUDA_VISIBLE_DEVICES")
-    if chosen:
-        found = [name.strip() for name in chosen.split(",")][: len(found)]
+    found = devices.gpu_names(environment)
     if len(found) < asked:
         notes.append(f"{asked} GPUs requested, but only {len(found)} found; each replica sees all")
         return None

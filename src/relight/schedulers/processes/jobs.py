@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from relight.base.errors import MachineError, UsageError
@@ -131,7 +132,19 @@ class ProcessScheduler(Scheduler):
             state = _read(app_id)
             if state is not None:
                 found[app_id] = _status(state)
+            if state is None or found[app_id].state.is_over:
+                self._reap(app_id)
         return found
+
+    def _reap(self, app_id: str) -> None:
+        """Wait for the executor of a finished job, which exits at once; a program may start many
+        jobs before it closes its runner.
+        """
+        process = self._attached.pop(app_id, None)
+        if process is not None and process.stdin is not None:
+            process.stdin.close()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_CLOSE_S)
 
     def logs(self, app_id: str, query: LogQuery) -> Iterator[str]:
         """Return the output lines of a replica."""

@@ -16,17 +16,17 @@ from relight.base.errors import UsageError
 from relight.job.app import BindMount, Role
 
 FORMS = ("pyxis", "apptainer")
-_JOB_DIR = '"$RELIGHT_JOB_DIR":"$RELIGHT_JOB_DIR"'
 
 
 class Container(NamedTuple):
     """The image of a job and its container runtime, one of `FORMS`. `here` is the working
-    directory.
+    directory, and `job_dir` the directory of the job's files, in the syntax of a shell.
     """
 
     form: str
     image: str
     here: str
+    job_dir: str
 
     def flags(self, role: Role) -> list[str]:
         """Return the flags of srun, as words of a shell."""
@@ -34,7 +34,7 @@ class Container(NamedTuple):
             return []
         return [
             f"--container-image={shlex.quote(self.image)}",
-            f"--container-mounts={_mounts(role, self.here)}",
+            f"--container-mounts={self._mounts(role)}",
             f"--container-workdir={shlex.quote(self.here)}",
         ]
 
@@ -43,22 +43,22 @@ class Container(NamedTuple):
         if self.form != "apptainer":
             return []
         gpus = ["--nv"] if role.resource.gpu > 0 else []
-        bind = ["--bind", _mounts(role, self.here), "--pwd", shlex.quote(self.here)]
+        bind = ["--bind", self._mounts(role), "--pwd", shlex.quote(self.here)]
         return ["apptainer", "exec", *gpus, *bind, shlex.quote(self.image)]
+
+    def _mounts(self, role: Role) -> str:
+        here = mountable(self.here)
+        mounts = [f"{here}:{here}", f'"{self.job_dir}":"{self.job_dir}"']
+        for mount in role.mounts:
+            if isinstance(mount, BindMount):
+                source, target = (mountable(each) for each in (mount.src_path, mount.dst_path))
+                mounts.append(f"{source}:{target}" + (":ro" if mount.read_only else ""))
+        return ",".join(mounts)
 
 
 def unmounted(roles: Sequence[Role]) -> bool:
     """Return whether roles have mounts that a container on Slurm can't have."""
     return any(not isinstance(mount, BindMount) for role in roles for mount in role.mounts)
-
-
-def _mounts(role: Role, here: str) -> str:
-    mounts = [f"{mountable(here)}:{mountable(here)}", _JOB_DIR]
-    for mount in role.mounts:
-        if isinstance(mount, BindMount):
-            source, target = (mountable(each) for each in (mount.src_path, mount.dst_path))
-            mounts.append(f"{source}:{target}" + (":ro" if mount.read_only else ""))
-    return ",".join(mounts)
 
 
 def mountable(path: str) -> str:

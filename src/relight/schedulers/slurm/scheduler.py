@@ -14,8 +14,9 @@ import os
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from relight.base import env
 from relight.base.errors import MachineError, UsageError, signal_name
@@ -41,8 +42,16 @@ _MAX_AGE_S = 5.0
 """How old Slurm's answer may be while logs are followed."""
 _POLL_S = 0.25
 _STOP_LIMIT_S = 60.0
-Folder = tuple[str, dict[str, int]]
-"""The directory of a job, and the maximum number of replicas of each role."""
+
+
+class Folder(NamedTuple):
+    """The directory of a job, the maximum number of replicas of each role, and the indices of an
+    array, whose jobs have subdirectories.
+    """
+
+    directory: str
+    roles: dict[str, int]
+    indices: tuple[int, ...] = ()
 
 
 def make() -> "Slurm":
@@ -97,6 +106,7 @@ class Slurm:
             choices=containers.FORMS,
         ),
         Option("requeue", bool, True, "requeue after node loss, preemption or failure"),
+        Option("array", str, None, "indices of a job array, and how many run at once: 0-99%8"),
         Option("sbatch", list, None, "more options of sbatch: --reservation=r;--licenses=l"),
         Option("job_dir", str, None, "shared base directory of job files"),
         Option("workspace", str, None, "directory to copy for the job, which runs in the copy"),
@@ -159,6 +169,7 @@ class Slurm:
             "command": ["sbatch", "--parsable", path],
             "directory": folder,
             "roles": {role.name: role.num_replicas for role in app.roles},
+            "array": script.indices(app, cfg),
             "name": app_id,
             "workspace": cfg.get("workspace"),
             "has_launcher": any(map(launcher_file.needed, app.roles)),
@@ -195,7 +206,8 @@ class Slurm:
                 workspaces.pack(body["workspace"], os.path.join(folder, _WORKSPACE))
             app_id = self._sbatch(body["command"])
             with open(record, "w") as file:
-                json.dump({"app_id": app_id, "directory": folder, "roles": body["roles"]}, file)
+                json.dump({"app_id": app_id, "directory": folder, "roles": body["roles"],
+                           "array": body["array"]}, file)  # fmt: skip
         except BaseException:
             _remove(folder)
             raise
@@ -209,9 +221,14 @@ class Slurm:
         for app_id in app_ids:
             if app_id in jobs:
                 folder = _folder(app_id, jobs[app_id][0].name)
+            else:
+                folder = folders.get(app_id)
+            if folder is not None and folder.indices:
+                found[app_id] = _array_status(jobs.get(app_id, ()), folder)
+            elif app_id in jobs:
                 found[app_id] = _status(jobs[app_id], folder)
-            elif app_id in folders:
-                found[app_id] = _status_from_files(folders[app_id])
+            elif folder is not None:
+                found[app_id] = _status_from_files(folder)
         return found
 
     def logs(self, app_id: str, query: LogQuery) -> Iterator[str]:
@@ -228,7 +245,11 @@ class Slurm:
                 f"log location of {app_id} is unknown on this machine",
                 hint="it was submitted by another user or from another home directory",
             )
-        directory, roles = folder
+        directory, roles, indices = folder
+        if indices:
+            raise UsageError(
+                f"{app_id} is a job array", hint=f"choose one of its jobs: {app_id}_{indices[0]}"
+            )
         if not 0 <= query.replica < roles.get(query.role, 0):
             known = ", ".join(f"{role}/0 to {n - 1}" for role, n in roles.items())
             raise no_replica(app_id, query, known)
@@ -257,7 +278,8 @@ class Slurm:
                 )
             time.sleep(_POLL_S)
         if folder is not None:
-            _remove(folder[0])
+            is_element = states.array_of(app_id)[1] is not None
+            _remove(folder.directory if is_element else os.path.dirname(folder.directory))
 
     def list(self, _cfg: Mapping[str, Any] = NOTHING, /) -> Sequence[JobSummary]:
         """Return this user's jobs, newest first."""
@@ -281,6 +303,8 @@ class Slurm:
             if "partition" in reason.lower():
                 names = states.run(["sinfo", "--noheader", "--format=%R"]).stdout.split()
                 hint = f"partitions: {', '.join(dict.fromkeys(names))}" if names else ""
+            elif "Invalid job array" in reason:
+                hint = "scontrol show config | grep MaxArraySize shows the highest index"
             elif "configuration is not available" in reason:
                 hint = "sinfo -N -o '%N %c CPUs %m MB %G' shows what nodes have"
             raise UsageError(f"Slurm rejected the job: {reason}", hint=hint)
@@ -391,9 +415,16 @@ def _folders(app_ids: Sequence[str]) -> dict[str, Folder]:
 
 def _load(path: str, app_id: str) -> Folder | None:
     record = records.load(path)
-    if not isinstance(record, dict) or record.get("app_id") != app_id:
+    job, index = states.array_of(app_id)
+    if not isinstance(record, dict) or record.get("app_id") != job:
         return None
-    return (record["directory"], record["roles"]) if {"directory", "roles"} <= set(record) else None
+    if not {"directory", "roles"} <= set(record):
+        return None
+    folder = Folder(record["directory"], record["roles"], tuple(record.get("array", ())))
+    if index is None:
+        return folder
+    known = index in folder.indices
+    return Folder(os.path.join(folder.directory, str(index)), folder.roles) if known else None
 
 
 def _read(*parts: str) -> str:
@@ -435,6 +466,31 @@ def _status(parts: Sequence[Part], folder: Folder | None) -> AppStatus:
         message = "; ".join(filter(None, (message, what + (first.error and f": {first.error}"))))
     url = f"file://{folder[0]}" if folder is not None else ""
     return AppStatus(state, message, tuple(replicas), parts[0].restarts, url)
+
+
+def _array_status(parts: Sequence[Part], folder: Folder) -> AppStatus:
+    """Return the status of an array: each of its jobs is a replica. Slurm forgets those that ended
+    long ago, or were cancelled before they started.
+    """
+    known = {part.array_index: part for part in parts}
+    role = next(iter(folder.roles))
+    replicas = []
+    for index in folder.indices:
+        if index in known:
+            part = known[index]
+            state, host = part.app_state, (*part.hosts, "")[0]
+            code = part.exitcode if state.is_over else None
+        else:
+            ended = _status_from_files(Folder(f"{folder.directory}/{index}", folder.roles))
+            state, host, code = ended.state, "", ended.exitcode
+            if state is AppState.UNKNOWN and parts:
+                state = AppState.CANCELLED
+        replicas.append(ReplicaStatus(role, index, state, host, code))
+    states_now = [replica.state for replica in replicas]
+    counts = Counter(state.name.lower() for state in states_now)
+    message = ", ".join(f"{number} {state}" for state, number in counts.items())
+    url = f"file://{folder.directory}"
+    return AppStatus(states.combined(states_now), message, tuple(replicas), None, url)
 
 
 def _replicas(
@@ -483,7 +539,7 @@ def _error(folder: Folder | None, role: str, replica: int, exitcode: int | None)
 
 def _status_from_files(folder: Folder) -> AppStatus:
     """Return the status of a job that Slurm no longer knows, from its script's result file."""
-    directory, roles = folder
+    directory, roles, _ = folder
     text = _read(directory, "ended").strip()
     cause = _read(directory, "failed").partition("\n")[0]
     state, code = AppState.UNKNOWN, 0

@@ -20,25 +20,38 @@ import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from relight.base.errors import UsageError
 from relight.job import launcher_file, macros
 from relight.job.app import AppDef, Role
+from relight.rendezvous import hostlist
 from relight.schedulers.slurm.containers import FORMS, Container, mountable
 
 DEFAULT_SIGNAL = "USR1@120"
 GPU_FORMS = ("gpus-per-node", "gpus-per-task", "gres")
 _RESERVED_NAMES = (".", "..", "torchelastic", "workspace")
 _APP_ID, _REPLICA = "\0app\0", "\0replica\0"  # no argument of a program has a NUL
-_SHELL = {_APP_ID: "${SLURM_JOB_ID}", _REPLICA: "${SLURM_PROCID}"}
 _MARK = re.compile("\0app\0|\0replica\0")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
+_ARRAY = re.compile(r"(\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*)(?:%[1-9]\d*)?")
 _SIGNAL = re.compile(r"(?:B:)?(?:SIG)?([A-Z][A-Z0-9]*)(?:@(\d+))?")
 LAUNCHER = "launcher"
 """The directory, in that of the job, of the launcher that it brings."""
 _RELIGHT_RUN = re.compile(r"(?:\S*/)?relight run\s")
+
+
+class _Names(NamedTuple):
+    """The job's id, and the directory with the launcher, in the syntax of a shell."""
+
+    job: str
+    top: str
+
+
+_PLAIN = _Names("${SLURM_JOB_ID}", "$RELIGHT_JOB_DIR")
+_OF_ARRAY = _Names("${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}", "${RELIGHT_JOB_DIR%/*}")
+"""SLURM_JOB_ID of one job of an array is the id of the whole array."""
 
 
 def render(
@@ -59,14 +72,18 @@ def render(
     """
     roles = app.roles
     _check(app, directory)
+    is_array = bool(indices(app, cfg))
+    names = _OF_ARRAY if is_array else _PLAIN
     signal, seconds = before_the_limit(app, cfg)
     common = _common(cfg, seconds if signal else 0)
     box = None
     if cfg.get("image"):
         mountable(directory)
-        box = Container(cfg.get("container") or FORMS[0], str(cfg["image"]), here)
+        box = Container(cfg.get("container") or FORMS[0], str(cfg["image"]), here, names.top)
     lines = ["#!/bin/bash", f"# Job {app_id}, written by relight. Submit it with: sbatch FILE", "#"]
-    first = {"chdir": here, "output": f"{directory}/batch.log", "open-mode": "append"}
+    log = "batch_%a.log" if is_array else "batch.log"
+    first = {"chdir": here, "output": f"{directory}/{log}", "open-mode": "append"}
+    first |= {"array": cfg["array"]} if is_array else {}
     first |= {key: cfg[key] for key in ("comment", "mail-user", "mail-type") if cfg.get(key)}
     for number, role in enumerate(roles):
         flags = {
@@ -81,7 +98,8 @@ def render(
     retries = min(role.max_retries for role in roles)
     lines += [
         "",
-        f"export RELIGHT_JOB_DIR={shlex.quote(directory)}",
+        f"export RELIGHT_JOB_DIR={shlex.quote(directory)}{'/$SLURM_ARRAY_TASK_ID' * is_array}",
+        *['mkdir -p "$RELIGHT_JOB_DIR" # of one job of the array'] * is_array,
         "# This script runs on the first node of the first role.",
         "export RELIGHT_RANK0_HOST=$SLURMD_NODENAME TORCHX_RANK0_HOST=$SLURMD_NODENAME",
         f"export RELIGHT_MAX_RETRIES={retries} TORCHX_MAX_RETRIES={retries}",
@@ -89,9 +107,9 @@ def render(
     ]
     lines += _TOKEN if any(map(is_ours, roles)) else []
     lines += [""]
-    names = _function_names(roles)
-    for role, name in zip(roles, names, strict=True):
-        lines += _replica_function(role, name, here, "" if box else programs, signal)
+    functions = _function_names(roles)
+    for role, name in zip(roles, functions, strict=True):
+        lines += _replica_function(role, name, here, "" if box else programs, signal, names)
     lines += ["# Remove files of an earlier attempt."]
     lines += ['(cd "$RELIGHT_JOB_DIR" && rm -f ./*/*/error.json ./*/srun.log failed ended)']
     for role in roles:
@@ -101,7 +119,7 @@ def render(
         lines += ["# An image may drop exported functions: containers read them from files."]
         lines += [
             f'(umask 077 && declare -f {name} >"$RELIGHT_JOB_DIR"/{role.name}/run.sh)'
-            for role, name in zip(roles, names, strict=True)
+            for role, name in zip(roles, functions, strict=True)
         ]
     stop = _STOP.strip() if len(roles) > 1 else ""
     step = _STEP.replace("        {stop}\n", f"        {stop}\n" if stop else "")
@@ -110,18 +128,47 @@ def render(
     parts = [_RETRIES, _FIRST_FAILURE, *([_SURVIVORS] if elastic else []), step]
     if signal:
         parts.append(_LIMIT.replace("{signal}", signal).replace("{half}", str(seconds // 2)))
-    lines += ["", "\n".join(parts).rstrip()]
+    lines += ["", _naming("\n".join(parts).rstrip(), names)]
     lines += ["trap 'interrupted=yes stopped=yes' TERM # cancelled, or the time limit", ""]
     lines += ["steps=()"]
-    for number, (role, name) in enumerate(zip(roles, names, strict=True)):
+    for number, (role, name) in enumerate(zip(roles, functions, strict=True)):
         lines += _start_step(role, name, number if len(roles) > 1 else None, box)
-    return "\n".join([*lines, "", _END])
+    return "\n".join([*lines, "", _naming(_END, names)])
+
+
+def _naming(commands: str, names: _Names) -> str:
+    return commands if names is _PLAIN else commands.replace("$SLURM_JOB_ID", names.job)
+
+
+def indices(app: AppDef, cfg: Mapping[str, Any]) -> list[int]:
+    """Return the indices of a job array; empty for other jobs.
+
+    Raises:
+        UsageError: if the option is wrong, or the app can't be an array.
+    """
+    text = str(cfg.get("array") or "")
+    if not text:
+        return []
+    match = _ARRAY.fullmatch(text)
+    try:
+        found = [int(number) for number in hostlist.expand(f"[{match[1] if match else ''}]")]
+    except ValueError:
+        found = []
+    if not found:
+        raise UsageError(
+            f"array={text}: expected indices, such as 0-9 or 0-99%8 for 8 jobs at once"
+        )
+    if len(app.roles) > 1:
+        raise UsageError("array: a job of several roles can't be an array")
+    return found
 
 
 def is_ours(role: Role) -> bool:
     """Return whether a role's command is `relight run`, directly or in a shell."""
     if os.path.basename(role.entrypoint) == "relight":
         return role.args[:1] == ["run"]
+    if role.args[:3] == ["-m", "relight", "run"]:
+        return True
     return len(role.args) == 2 and role.args[0] == "-c" and bool(_RELIGHT_RUN.match(role.args[1]))
 
 
@@ -352,7 +399,7 @@ def _function_names(roles: Sequence[Role]) -> list[str]:
 
 
 def _replica_function(
-    role: Role, function: str, here: str, programs: str, notice: str
+    role: Role, function: str, here: str, programs: str, notice: str, names: _Names
 ) -> list[str]:
     """Return the shell function that runs one replica."""
     values = {
@@ -371,18 +418,19 @@ def _replica_function(
         lines += [f'    export PET_LOG_DIR="$RELIGHT_JOB_DIR/torchelastic/{role.name}"']
     if is_ours(role) and notice and "RELIGHT_ON_PREEMPT" not in own.env:
         lines += [f"    export RELIGHT_ON_PREEMPT=SIG{notice}"]
-    lines += [f"    export {name}={word(value)}" for name, value in own.env.items()]
+    lines += [f"    export {name}={word(value, names.job)}" for name, value in own.env.items()]
     if is_ours(role):
-        lines += [f"    export PATH={_path(role, programs)}"]
-    lines += [f"    exec {' '.join(map(word, (own.entrypoint, *own.args)))}", "}"]
+        lines += [f"    export PATH={_path(role, programs, names.top)}"]
+    command = " ".join(word(each, names.job) for each in (own.entrypoint, *own.args))
+    lines += [f"    exec {command}", "}"]
     return [*lines, f"export -f {function}", ""]
 
 
-def _path(role: Role, programs: str) -> str:
+def _path(role: Role, programs: str, top: str) -> str:
     """Return the search path of `relight`: the node's PATH, its place on this host, and the
     directory of the job (`job/launcher_file.py`).
     """
-    brought = f'"$RELIGHT_JOB_DIR/{LAUNCHER}"'
+    brought = f'"{top}/{LAUNCHER}"'
     if not programs:  # in a container
         travels = role.env.get(launcher_file.VARIABLE) == launcher_file.TRAVELS
         return f'{brought}:"$PATH"' if travels else f'"$PATH":{brought}'
@@ -411,9 +459,10 @@ def _start_step(role: Role, function: str, group: int | None, box: Container | N
     return [f'step {role.name} "{nodes}" {words} &', "steps+=($!)"]
 
 
-def word(text: str) -> str:
+def word(text: str, job: str = _PLAIN.job) -> str:
     """Return a text as one shell word, with variables for the values that only Slurm knows."""
     if not _MARK.search(text) and "'" not in text:
         return shlex.quote(text)
     quoted = re.sub(r'([\\"$`])', r"\\\1", text)
-    return '"' + _MARK.sub(lambda mark: _SHELL[mark[0]], quoted) + '"'
+    shell = {_APP_ID: job, _REPLICA: "${SLURM_PROCID}"}
+    return '"' + _MARK.sub(lambda mark: shell[mark[0]], quoted) + '"'

@@ -41,7 +41,7 @@ _REASONS = {
 }
 _FIELDS = (("JobID", 20), ("HetJobID", 20), ("HetJobOffset", 14), ("State", 20), ("exit_code", 12),
            ("RestartCnt", 12), ("SubmitTime", 24), ("Name", 256), ("Reason", 80),
-           ("NodeList", 4096))  # fmt: skip
+           ("ArrayJobID", 20), ("ArrayTaskID", 20), ("NodeList", 4096))  # fmt: skip
 _UNAVAILABLE = (
     (
         "Could not establish a configuration source",
@@ -64,8 +64,8 @@ _SACCT = "JobID,State,ExitCode,Submit,NodeList,JobName"
 
 
 class Part(NamedTuple):
-    """A job, or one component of a heterogeneous one. `exitcode` is negative for a signal;
-    `restarts` is None if unknown.
+    """A job, one component of a heterogeneous one, or one job of an array, with its index.
+    `exitcode` is negative for a signal; `restarts` is None if unknown.
     """
 
     app_id: str
@@ -77,6 +77,7 @@ class Part(NamedTuple):
     name: str
     reason: str
     hosts: tuple[str, ...]
+    array_index: int | None = None
 
     @property
     def app_state(self) -> AppState:
@@ -99,17 +100,37 @@ Jobs = dict[str, list[Part]]
 
 
 def query(app_ids: Sequence[str]) -> Jobs:
-    """Return these jobs from Slurm; the parts of each in order.
+    """Return these jobs from Slurm, arrays and jobs of arrays (`12_3`) as well; the parts of each
+    in order.
 
     Raises:
         MachineError: if Slurm does not answer.
     """
-    ids = [app_id for app_id in dict.fromkeys(app_ids) if app_id.isdecimal()]
+    ids = [app_id for app_id in dict.fromkeys(app_ids) if re.fullmatch(r"\d+(_\d+)?", app_id)]
     if not ids:
         return {}
-    found = _squeue([f"--jobs={','.join(ids)}"])
+    whole_jobs = dict.fromkeys(array_of(app_id)[0] for app_id in ids)
+    found = _chosen(ids, _squeue([f"--jobs={','.join(whole_jobs)}"]))
     missing = [app_id for app_id in ids if app_id not in found]
-    return {**found, **_sacct([f"--jobs={','.join(missing)}"])} if missing else found
+    if not missing:
+        return found
+    return {**found, **_chosen(missing, _sacct([f"--jobs={','.join(missing)}"]))}
+
+
+def array_of(app_id: str) -> tuple[str, int | None]:
+    """Split the id of a job of an array: 12 and 3 for `12_3`. Other ids have no index."""
+    job, _, index = app_id.partition("_")
+    return job, whole(index)
+
+
+def _chosen(app_ids: Sequence[str], jobs: Jobs) -> Jobs:
+    found = {}
+    for app_id in app_ids:
+        job, index = array_of(app_id)
+        parts = [part for part in jobs.get(job, ()) if index in (None, part.array_index)]
+        if parts:
+            found[app_id] = parts
+    return found
 
 
 def of_user(user: int) -> Jobs:
@@ -208,7 +229,8 @@ def unavailable(process: "subprocess.CompletedProcess[str]") -> MachineError | N
 
 def _squeue(choice: Sequence[str]) -> Jobs:
     form = ",".join(f"{name}:{width}" for name, width in _FIELDS)
-    process = run(["squeue", "--noheader", "--all", "--states=all", f"--Format={form}", *choice])
+    flags = ["--noheader", "--all", "--states=all", "--array", f"--Format={form}"]
+    process = run(["squeue", *flags, *choice])
     if process.returncode and "Invalid job id" in process.stderr:
         return {}
     if process.returncode:
@@ -238,9 +260,10 @@ def from_squeue(text: str) -> Jobs:
         if not values["JobID"].isdecimal():
             continue
         het = values["HetJobID"] not in ("", "N/A", "0")
+        index = whole(values["ArrayTaskID"])
         status = whole(values["exit_code"]) or 0  # in the format of wait(2)
         part = Part(
-            app_id=values["HetJobID"] if het else values["JobID"],
+            app_id=values["HetJobID" if het else "JobID" if index is None else "ArrayJobID"],
             offset=(whole(values["HetJobOffset"]) or 0) if het else 0,
             state=values["State"],
             exitcode=-(status & 0x7F) if status & 0x7F else status >> 8 & 0xFF,
@@ -249,6 +272,7 @@ def from_squeue(text: str) -> Jobs:
             name=values["Name"],
             reason=values["Reason"],
             hosts=_hosts(values["NodeList"]),
+            array_index=index,
         )
         parts.append(part)
     return _by_job(parts)
@@ -259,7 +283,7 @@ def from_sacct(text: str) -> Jobs:
     parts = []
     for line in text.splitlines():
         job, state, exits, submitted, nodes, name = [*line.split("|", 5), *[""] * 5][:6]
-        match = re.fullmatch(r"(\d+)(?:\+(\d+))?", job)
+        match = re.fullmatch(r"(\d+)(?:\+(\d+)|_(\d+))?", job)
         if match is None or not state:
             continue
         code, _, number = exits.partition(":")
@@ -273,6 +297,7 @@ def from_sacct(text: str) -> Jobs:
             name=name,
             reason="",
             hosts=_hosts(nodes),
+            array_index=whole(match[3] or ""),
         )
         parts.append(part)
     return _by_job(parts)
@@ -330,12 +355,17 @@ def _by_job(parts: Iterable[Part]) -> Jobs:
     found: Jobs = {}
     for part in parts:
         found.setdefault(part.app_id, []).append(part)
-    return {app_id: sorted(each, key=lambda p: p.offset) for app_id, each in found.items()}
+    return {app_id: sorted(each, key=lambda p: (p.offset, p.array_index or 0))
+            for app_id, each in found.items()}  # fmt: skip
 
 
 def state_of(parts: Sequence[Part]) -> AppState:
     """Return the state of a job from those of its components."""
-    states = [part.app_state for part in parts]
+    return combined([part.app_state for part in parts])
+
+
+def combined(states: Sequence[AppState]) -> AppState:
+    """Return the state of a job from those of its parts."""
     going = [s for s in states if not s.is_over]
     for state in (AppState.RUNNING, AppState.UNKNOWN, AppState.PENDING):
         if state in going:

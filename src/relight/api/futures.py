@@ -1,0 +1,255 @@
+"""The futures of `relight.submit` and `relight.map`, and the threads that resolve them.
+
+A job belongs to its scheduler; a future has its handle, and the directory of its results. One
+thread for each scheduler asks for the states of all jobs at once, and starts those that wait.
+"""
+
+import concurrent.futures
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from relight.api import function_hosts
+from relight.api.function_results import LaunchRefusal, collect, first_exception
+from relight.base.errors import MachineError, RelightError, UsageError, WorkersFailedError
+from relight.job import records
+from relight.job.app import AppState
+from relight.job.handles import Handle
+from relight.job.lookup import find_job
+from relight.runner import submitted
+from relight.runner.runner import Runner
+from relight.schedulers.api import AppStatus
+
+ROLE = "main"
+SLURM = "slurm"
+_QUERY_SHARE = 20
+"""Queries may take one part in this many of the time, and news may come as much later."""
+_LEAST_PAUSE_S, _MOST_PAUSE_S, _MOST_PAUSE_OF_SLURM_S = 0.02, 0.5, 10.0
+_LATE_S = 60.0
+"""How long results of a finished Slurm job may be missing: clients of NFS cache directories for
+up to 60 s (nfs(5), acdirmax).
+"""
+
+
+class Started(NamedTuple):
+    """A started job, the directory of its results, and for ssh the word that marks them in its
+    output.
+    """
+
+    handle: str
+    directory: str
+    word: str = ""
+
+
+class Place(NamedTuple):
+    """A place for one job at a time: options of the scheduler, and variables for the workers."""
+
+    cfg: Mapping[str, Any] = {}
+    env: Mapping[str, str] = {}
+
+
+class Future(concurrent.futures.Future[Any]):
+    """The result of a function that runs as a job. `concurrent.futures.wait` and `as_completed`
+    take it.
+
+    If the job fails, `result` raises the exception of the rank that failed first, with its
+    traceback as the cause; else a WorkersFailedError with the reason.
+
+    Args:
+        runner: submits the job.
+        name: the name of the function.
+        job: the job, or a function that starts it at a place.
+        places: free places, shared by all jobs of a `map`.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        name: str,
+        job: Started | Callable[[Place], Started],
+        places: deque[Place] | None = None,
+    ) -> None:
+        super().__init__()
+        self.runner, self._name, self._job = runner, name, job
+        self._places = deque[Place]() if places is None else places
+        self._lock = threading.RLock()
+        self._job_state = AppState.UNSUBMITTED
+        self._over_since: float | None = None
+
+    @property
+    def handle(self) -> str:
+        """The handle of the job, for `relight.attach`, `relight status` and so on; empty while it
+        waits for its turn on this machine.
+        """
+        return self._job.handle if isinstance(self._job, Started) else ""
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Return what the function returned on rank 0."""
+        __tracebackhide__ = True
+        return self.results(timeout)[0]
+
+    def results(self, timeout: float | None = None) -> list[Any]:
+        """Return what the function returned on each rank."""
+        __tracebackhide__ = True
+        found: list[Any] = super().result(timeout)
+        return found
+
+    def running(self) -> bool:
+        """Return whether the job runs."""
+        return not self.done() and self._job_state is AppState.RUNNING
+
+    def cancel(self) -> bool:
+        """Stop the job, even if it runs; return False if it has ended by itself."""
+        with self._lock:
+            if self.done():
+                return self.cancelled()
+            if self.handle and self.runner.cancel_unless_over(self.handle)[0]:
+                return False
+            super().cancel()
+            self.set_running_or_notify_cancel()
+        return True
+
+    def logs(self, node: int = 0) -> str:
+        """Return what one of the job's nodes has printed so far; empty before the job starts."""
+        if not isinstance(self._job, Started):
+            return ""
+        mark = self._job.word or "\0"
+        lines = self.runner.log_lines(self.handle, ROLE, node)
+        parts = [line.partition(mark) for line in lines]
+        return "\n".join(printed for printed, ours, _ in parts if printed or not ours)
+
+    def __repr__(self) -> str:
+        state = "CANCELLED" if self.cancelled() else self._job_state.name
+        return f"<relight.Future {self._name} {self.handle or 'waiting'} {state}>"
+
+    # For the thread that resolves it.
+
+    def start_if_possible(self) -> None:
+        """Start the job if it waits, and there is a place.
+
+        Raises:
+            RelightError: if it can't be started.
+        """
+        with self._lock:
+            if not isinstance(self._job, Started) and self._places and not self.done():
+                place = self._places.popleft()
+                self.add_done_callback(lambda _: self._places.append(place))
+                self._job = self._job(place)
+
+    def update(self, status: AppStatus | None) -> bool:
+        """Take the state of the job, or start it if it waits; return whether it has changed."""
+        before = self._job_state
+        if not self._lock.acquire(blocking=False):
+            return False  # it is being cancelled
+        try:
+            if not isinstance(self._job, Started):
+                self.start_if_possible()
+            elif not self.done():
+                self._take(self._job, status)
+        except Exception as error:
+            if not (isinstance(error, MachineError) and self.handle):  # it may answer again
+                self.set_exception(error)
+        finally:
+            self._lock.release()
+        return self.done() or self._job_state is not before
+
+    def _take(self, job: Started, status: AppStatus | None) -> None:
+        is_slurm, unknown = job.handle.startswith(SLURM), AppState.UNKNOWN
+        if status is None or status.state.is_over or status.state is unknown:
+            status = self.runner.status(job.handle)  # perhaps from its files; records the end
+        self._job_state = status.state
+        if not status.state.is_over and status.state is not unknown:
+            self._over_since = None  # it may have been requeued
+            return
+        self._over_since = self._over_since or time.monotonic()
+        is_late = not is_slurm or time.monotonic() - self._over_since > _LATE_S
+        if job.word:
+            function_hosts.keep_results(self.runner, *job)
+        if status.state is AppState.SUCCEEDED:
+            try:
+                refusal = LaunchRefusal(job.directory)
+                self.set_result(collect(job.directory, self._name, [0], refusal))
+            except RelightError as wrong:
+                if is_late:
+                    self.set_exception(wrong.with_traceback(None))
+        elif status.state is not unknown or is_late:
+            is_failed = status.state is AppState.FAILED
+            error = first_exception(job.directory) if is_failed else None
+            why = f"{job.handle} {status.state.name}: {status.message or 'see its output'}"
+            if error is None:
+                error = WorkersFailedError(why, hint=f"relight logs {job.handle}")
+            else:
+                error.add_note(why)
+            self.set_exception(error)
+
+
+_watched: dict[str, list[Future]] = {}
+_lock = threading.Lock()
+
+
+def watch(scheduler: str, futures: Sequence[Future]) -> None:
+    """Resolve futures in the background."""
+    with _lock:
+        watched = _watched.setdefault(scheduler, [])
+        watched += futures
+        if len(watched) == len(futures):
+            threading.Thread(target=_follow, args=(scheduler, watched), daemon=True).start()
+
+
+def _follow(scheduler: str, watched: list[Future]) -> None:
+    changed = time.monotonic()
+    while True:
+        start = time.monotonic()
+        if _look(scheduler, [*watched]):
+            changed = start
+        with _lock:
+            watched[:] = [each for each in watched if not each.done()]
+            if not watched:
+                return
+        now = time.monotonic()
+        pause = max((now - changed) / _QUERY_SHARE, (now - start) * _QUERY_SHARE, _LEAST_PAUSE_S)
+        time.sleep(min(pause, _MOST_PAUSE_OF_SLURM_S if scheduler == SLURM else _MOST_PAUSE_S))
+
+
+def _look(scheduler: str, futures: Sequence[Future]) -> bool:
+    """Update futures; return whether one has changed."""
+    ids = {future.handle: find_job(future.handle).app_id for future in futures if future.handle}
+    try:
+        found = futures[0].runner.scheduler(scheduler).status([*ids.values()]) if ids else {}
+    except RelightError:
+        return False  # it may answer again
+    changes = [future.update(found.get(ids.get(future.handle, ""))) for future in futures]
+    return any(changes)
+
+
+def attach(handle: str) -> Future:
+    """Return the future of a job that `relight.submit` or `relight.map` started, perhaps in another
+    process.
+
+    Raises:
+        UsageError: if there is no such job.
+    """
+    job = find_job(handle)
+    app_id, _, index = job.app_id.partition("_" if job.scheduler == SLURM else "/")
+    record = submitted.record_of(Handle(job.scheduler, job.session, app_id))
+    directory = ""
+    if record is not None:
+        top = call_directory(record["id"], record["cfg"], record["directory"])
+        directory = os.path.join(top, index)
+    if record is None or not os.path.exists(os.path.join(directory, "call.pickle")):
+        raise UsageError(f"{job} is not a job of relight.submit or map", hint="see relight list")
+    word = function_hosts.word_of(record["id"]) if job.scheduler == "ssh" else ""
+    future = Future(Runner(), record["name"], Started(str(job), directory, word))
+    watch(job.scheduler, [future])
+    return future
+
+
+def call_directory(app_id: str, cfg: Mapping[str, Any], cwd: str) -> str:
+    """Return the directory of a job's call and results, or of one for each job of an array: beside
+    its logs, which the nodes of a cluster share.
+    """
+    base = cfg.get("job_dir") or cfg.get("log_dir")
+    return os.path.join(os.path.join(cwd, base, app_id) if base else records.path(app_id), "call")

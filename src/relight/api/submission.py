@@ -1,0 +1,307 @@
+"""`relight.submit` and `relight.map`: a function as a job of a scheduler, with a future.
+
+    trials = relight.map(train, [0.1, 0.01, 0.001], scheduler="slurm", resources={"gpu": 1})
+    for trial in concurrent.futures.as_completed(trials):
+        print(trial.result())
+
+The job runs `relight run`, whose workers find the pickled call, as with `relight.launch`, in the
+directory of the job.
+"""
+
+import os
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from relight.api import function_hosts
+from relight.api.function import (
+    WORKER,
+    check_call,
+    check_list,
+    check_number,
+    check_texts,
+    name_of,
+    pack,
+    put,
+    variables_of_job,
+)
+from relight.api.futures import ROLE, SLURM, Future, Place, Started, call_directory, watch
+from relight.base.env import Environment
+from relight.base.errors import MachineError, UsageError
+from relight.base.text import did_you_mean, pluralize
+from relight.flags import site
+from relight.flags.arguments import parse, to_spec
+from relight.host import devices
+from relight.host.files import make_directories, remove_tree
+from relight.job import records
+from relight.job.app import AppDef, Resource, Role, unspecified
+from relight.job.resources import named_resources
+from relight.runner.runner import Runner
+from relight.worker import main_module
+
+_SCHEDULERS = ("local", SLURM, "ssh")
+_INDEX = "SLURM_ARRAY_TASK_ID"
+
+
+class _Options(NamedTuple):
+    """The keyword arguments of `submit` that describe the job."""
+
+    scheduler: str = ""
+    nproc_per_node: int | str = 1
+    nnodes: int | str = 1
+    max_restarts: int = 0
+    max_retries: int = 0
+    env: Mapping[str, str] | None = None
+    flags: Sequence[str] = ()
+    resources: Mapping[str, int] | str | None = None
+    cfg: Mapping[str, Any] | None = None
+    hosts: Sequence[str] = ()
+
+
+def submit(
+    function: Callable[..., Any],
+    *args: Any,
+    scheduler: str = "",
+    nproc_per_node: int | str = 1,
+    nnodes: int | str = 1,
+    max_restarts: int = 0,
+    max_retries: int = 0,
+    env: Mapping[str, str] | None = None,
+    flags: Sequence[str] = (),
+    resources: Mapping[str, int] | str | None = None,
+    cfg: Mapping[str, Any] | None = None,
+    hosts: Sequence[str] = (),
+    **kwargs: Any,
+) -> Future:
+    """Start a job that calls `function(*args, **kwargs)` on every worker; return its future.
+
+    A job on Slurm outlives this process, and `relight.attach(future.handle)` finds it again. A job
+    on this machine or over ssh ends with this process, unless `cfg` has `"detach": True`.
+
+    Args:
+        function: the function to call, as for `relight.launch`.
+        args: passed to the function.
+        scheduler: `local`, `slurm`, `ssh` or `auto`; by default that of the settings, or `local`.
+        nproc_per_node: workers per node, or a word as for `--nproc-per-node`.
+        nnodes: nodes of the job, on Slurm.
+        max_restarts: restarts of the workers after failures.
+        max_retries: how often the scheduler may start the job again, such as after its time limit.
+        env: variables for the workers.
+        flags: more flags of `relight run`.
+        resources: what a node needs: `{"cpu": 8, "gpu": 1, "memMB": 32000}`, or a named resource.
+        cfg: the scheduler's options, such as `{"partition": "gpu", "time": "4:00:00"}`.
+        hosts: run over ssh, on these hosts.
+        kwargs: passed to the function; names like those above are refused, as by `relight.launch`.
+
+    Raises:
+        UsageError: if an argument is wrong, or can't be pickled; nothing was started.
+        MachineError: if the scheduler can't start the job.
+    """
+    __tracebackhide__ = True  # IPython and pytest then show the caller's own line
+    options = _Options(scheduler, nproc_per_node, nnodes, max_restarts, max_retries, env, flags,
+                       resources, cfg, hosts)  # fmt: skip
+    return _start("submit", function, [args], kwargs, options)[0]
+
+
+def map(
+    function: Callable[..., Any], *iterables: Any, at_once: int | None = None, **kwargs: Any
+) -> list[Future]:
+    """Start a job for each item of an iterable, or of several, as `map` does; return their futures
+    in order.
+
+    On Slurm it is one job array. On this machine and over ssh, a job starts when another has ended,
+    while this process runs.
+
+    Args:
+        function: called with an item of each iterable, and the keyword arguments.
+        iterables: of equal length.
+        at_once: how many jobs run at once. By default, on this machine as many as have enough CPUs,
+            or GPUs if `resources` has some; each then sees only its own GPUs. Over ssh, one for
+            each host, or `nnodes` hosts.
+        kwargs: `scheduler`, `resources` and so on, as for `submit`; others are passed to the
+            function.
+
+    Raises:
+        UsageError: if an argument is wrong, or can't be pickled; nothing was started.
+        MachineError: if the scheduler can't start the jobs.
+    """
+    __tracebackhide__ = True
+    columns = [list(each) for each in iterables]
+    if len({len(each) for each in columns}) != 1:
+        lengths = ", ".join(str(len(each)) for each in columns) or "none"
+        raise UsageError(f"relight.map: expected iterables of equal length, got {lengths}")
+    if at_once is not None:
+        check_number("at_once", at_once, least=1)
+    own = {name: kwargs.pop(name) for name in _Options._fields if name in kwargs}
+    items = list(zip(*columns, strict=True))
+    return _start("map", function, items, kwargs, _Options(**own), at_once)
+
+
+def _start(
+    caller: str,
+    function: Callable[..., Any],
+    calls: Sequence[Sequence[Any]],
+    kwargs: Mapping[str, Any],
+    options: _Options,
+    at_once: int | None = None,
+) -> list[Future]:
+    main_module.refuse_while_importing(caller)
+    for args in calls:
+        check_call(function, args, kwargs, submit)
+    jobs = _Jobs(caller, name_of(function), options)
+    places = deque(jobs.places(at_once))
+    packed = [pack(function, args, kwargs, options.hosts) for args in calls]
+    if not packed:
+        return []
+    if jobs.kind == SLURM:
+        found = jobs.on_slurm(packed, at_once)
+    else:
+        starts = [partial(jobs.start, each) for each in packed]
+        found = [Future(jobs.runner, jobs.name, start, places) for start in starts]
+    try:
+        for future in found:
+            future.start_if_possible()
+    except BaseException:
+        for future in found:
+            future.cancel()
+        raise
+    watch(jobs.scheduler, found)
+    return found
+
+
+class _Jobs:
+    """Starts the jobs of one call of `submit` or `map`.
+
+    Raises:
+        UsageError: if an argument is wrong.
+    """
+
+    def __init__(self, caller: str, name: str, options: _Options) -> None:
+        self.name, self._options, self._is_map = name, options, caller == "map"
+        self._nodes = check_number("nnodes", options.nnodes, least=1)
+        check_number("max_retries", options.max_retries, least=0)
+        self._env = {} if options.env is None else options.env
+        check_texts(options.flags, self._env)
+        check_list("hosts", options.hosts)
+        self._cfg = {} if options.cfg is None else options.cfg
+        if not isinstance(self._cfg, Mapping):
+            raise UsageError(f"cfg={self._cfg!r}: expected options by name")
+        self._resource = _resource(options.resources)
+        self.runner = Runner()
+        asked = options.scheduler or ("ssh" if options.hosts else "")
+        self.scheduler = self.runner.scheduler_name(asked)
+        self.kind = self.runner.scheduler(self.scheduler).name
+        self._values = self.runner.cfg_of(self.scheduler, self._cfg)
+        self._check()
+        self._flags = [f"--nproc-per-node={options.nproc_per_node}",
+                       f"--max-restarts={options.max_restarts}",
+                       *["--tee=3"] * (str(options.nproc_per_node) != "1"),
+                       *["--standalone"] * (self._nodes == 1 and self.kind != "ssh"),
+                       *options.flags]  # fmt: skip
+        env = Environment({**variables_of_job(), **self._env})
+        parsed = parse([*self._flags, "-m", WORKER], env, site=site.load(env))
+        if parsed.command != (WORKER,):
+            raise UsageError(f"flags={[*options.flags]!r}: {parsed.command[0]!r} is not a flag")
+        to_spec(parsed)
+
+    def _check(self) -> None:
+        kind, hosts = self.kind, self._options.hosts
+        if kind not in _SCHEDULERS:
+            raise UsageError(
+                f"functions run on {', '.join(_SCHEDULERS)}, not on {self.scheduler}",
+                hint="relight submit runs scripts there",
+            )
+        if kind == "ssh" and not hosts:
+            raise UsageError("scheduler=ssh needs hosts", hint="hosts=['node1', 'user@node2']")
+        if kind != "ssh" and hosts:
+            raise UsageError(f"hosts={[*hosts]!r}: scheduler={self.scheduler} takes no hosts")
+        if kind == "local" and self._nodes > 1:
+            raise UsageError(f"nnodes={self._nodes}: this machine is one node")
+        for name in ("array", "image", "hostfile", "sync", "workspace"):
+            if self._values.get(name):
+                hint = "relight.map makes arrays" if name == "array" else ""
+                raise UsageError(f"functions can't use the option {name}", hint=hint)
+
+    def places(self, at_once: int | None) -> list[Place]:
+        """Return where jobs run at once; none for Slurm, which queues them itself."""
+        if self.kind == SLURM:
+            return []
+        if not self._is_map and self._nodes == 1:
+            return [Place({"hosts": [*self._options.hosts]} if self.kind == "ssh" else {})]
+        if self.kind == "ssh":
+            what, names, size = "host", [*self._options.hosts], self._nodes
+        elif self._resource.gpu > 0:
+            what, names, size = "GPU", devices.gpu_names(self.runner.env), self._resource.gpu
+        else:
+            workers = str(self._options.nproc_per_node)
+            usual = devices.cpus() // int(workers) if workers.isdecimal() else 1
+            return [Place()] * (at_once or max(1, usual))
+        groups = [names[each : each + size] for each in range(0, len(names) - size + 1, size)]
+        if len(groups) < (at_once or 1):
+            jobs, needed = at_once or 1, pluralize((at_once or 1) * size, what)
+            raise UsageError(f"at_once={jobs} needs {needed}, and there are only {len(names)}")
+        if what == "host":
+            found = [Place({"hosts": group}) for group in groups]
+        else:
+            found = [Place({}, {"CUDA_VISIBLE_DEVICES": ",".join(group)}) for group in groups]
+        return found[:at_once]
+
+    def start(self, packed: bytes, place: Place) -> Started:
+        """Start a job for one call."""
+        return self._submitted(place, {"": packed})
+
+    def on_slurm(self, packed: Sequence[bytes], at_once: int | None) -> list[Future]:
+        """Start a job, or for `map` a job array."""
+        array = f"0-{len(packed) - 1}" + (f"%{at_once}" if at_once else "")
+        place = Place({"array": array}) if self._is_map else Place()
+        parts = {str(number) if self._is_map else "": each for number, each in enumerate(packed)}
+        handle, directory, _ = self._submitted(place, parts)
+        jobs = [Started(f"{handle}_{part}" if part else handle, os.path.join(directory, part))
+                for part in parts]  # fmt: skip
+        return [Future(self.runner, self.name, job) for job in jobs]
+
+    def _submitted(self, place: Place, parts: Mapping[str, bytes]) -> Started:
+        """Write the calls into subdirectories of that of a job, and submit the job."""
+        app_id = records.new_id(self.name)
+        directory = call_directory(app_id, self._values, os.getcwd())
+        cfg, env = {**self._cfg, **place.cfg}, {**self._env, **place.env}
+        word = function_hosts.word_of(app_id) if self.kind == "ssh" else ""
+        if word:
+            role = function_hosts.role_of(ROLE, word, self._flags, len(cfg["hosts"]), env)
+            cfg["workspace"] = directory
+        else:
+            args = ["-m", "relight", "run", *self._flags, "-m", WORKER, directory]
+            args += [_INDEX] if "array" in cfg else []
+            role = Role(ROLE, "", entrypoint=sys.executable, args=args, env=env,
+                        num_replicas=self._nodes)  # fmt: skip
+        role.max_retries, role.resource = self._options.max_retries, self._resource
+        app = AppDef(self.name, [role])
+        prepared = self.runner.dryrun(app, scheduler=self.scheduler, cfg=cfg, app_id=app_id)
+        try:
+            for part, packed in parts.items():
+                make_directories(os.path.join(directory, part), 0o700)
+                put(packed, os.path.join(directory, part))
+            handle = self.runner.submit(prepared)
+        except BaseException as error:
+            remove_tree(os.path.dirname(directory))
+            if isinstance(error, OSError):
+                why = f"can't write {error.filename}: {error.strerror}"
+                raise MachineError(why, hint="RELIGHT_STATE_DIR, or cfg={'job_dir': …}") from None
+            raise
+        return Started(handle, directory, word)
+
+
+def _resource(given: Mapping[str, int] | str | None) -> Resource:
+    if isinstance(given, str):
+        return named_resources[given]
+    if not isinstance(given, Mapping | None):
+        raise UsageError(f"resources={given!r}: expected a dict or a named resource")
+    found, names = unspecified(), ("cpu", "gpu", "memMB")
+    for name, value in (given or {}).items():
+        if name not in names:
+            hint = did_you_mean(str(name), names, f"resources has {', '.join(names)}")
+            raise UsageError(f"resources: unknown {name!r}", hint=hint)
+        setattr(found, name, check_number(f"resources: {name}", value, least=0))
+    return found
