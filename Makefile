@@ -73,7 +73,7 @@ types: $(QUICK_READY)
 # What a job of one node meets; tests/portable/exceptions.py names what can't hold there.
 ONE_NODE := tests/test_*.py tests/host tests/cli tests/differential tests/portable tests/schedulers/test_local*.py
 portable: setup  ## Single-node tests on a Linux that imitates macOS
-	RELIGHT_HOST=portable $(BIN)/python -m pytest -n 5 --dist loadfile -rs -m "not long" --ignore=tests/test_layers.py $(ONE_NODE)
+	RELIGHT_TESTS=portable $(BIN)/python -m pytest -n 5 --dist loadfile -rs -m "not long" --ignore=tests/test_layers.py $(ONE_NODE)
 
 bench: $(LONG_READY)  ## Measure against torchrun; writes benchmarks/results/
 	$(BIN)/python -m benchmarks

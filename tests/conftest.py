@@ -26,9 +26,20 @@ settings.register_profile(
 settings.load_profile("tests")
 
 # `make portable`: what other systems run, on a Linux that plays macOS (tests/portable).
-PORTABLE = os.environ.get("RELIGHT_HOST") == "portable"
-_FAKE = str(Path(__file__).parent / "portable" / "fake_system.py")
-RELIGHT = (sys.executable, _FAKE, "darwin") if PORTABLE else (sys.executable, "-m", "relight")
+PORTABLE = os.environ.get("RELIGHT_TESTS") == "portable"
+_FAKE = (sys.executable, str(Path(__file__).parent / "portable" / "fake_system.py"), "darwin")
+RELIGHT = _FAKE if PORTABLE else (sys.executable, "-m", "relight")
+if PORTABLE:  # in this process, relight is that of macOS, and Python that of Linux
+    from portable import fake_system
+
+    import relight.host
+    from relight.host import portable as portable_system
+
+    relight.host.system = portable_system  # type: ignore[assignment]
+    fake_system.start_nested("darwin")
+    from relight.api import function
+
+    function.warm_flags = lambda *_: []
 FIRST_WARM = (
     sys.executable, "-c",
     "from relight.warm import preloading; preloading._waits = lambda *_: True\n"
@@ -179,6 +190,12 @@ def _no_mistakes(_mistakes: Path, request: pytest.FixtureRequest) -> Iterator[No
             pytest.fail(f"relight has made mistakes:\n{text}", pytrace=False)
 
 
+def _as_tested(command: tuple[str, ...]) -> tuple[str, ...]:
+    """Return a command whose Python runs relight as the other tests do."""
+    is_python = PORTABLE and command[0] == sys.executable and command[1:3] != _FAKE[1:]
+    return (*_FAKE, "python", *command[1:]) if is_python else command
+
+
 Launch = Callable[..., "subprocess.CompletedProcess[str]"]
 Start = Callable[..., "subprocess.Popen[bytes]"]
 
@@ -189,8 +206,6 @@ def clean_environment(**variables: str) -> dict[str, str]:
     hidden += ("CI", "BUILD_NUMBER")  # pytest shortens no message where one of them is set
     environment = {k: v for k, v in os.environ.items() if not k.startswith(hidden)}
     environment["RELIGHT_MISTAKES"] = os.environ.get("RELIGHT_MISTAKES", "")
-    if PORTABLE:
-        environment["RELIGHT_HOST"] = "portable"
     return {**environment, **variables}
 
 
@@ -207,7 +222,7 @@ def launch(tmp_path: Path) -> Launch:
         **variables: str,
     ) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
-            [*command, *map(str, arguments)],
+            [*_as_tested((*command, *map(str, arguments)))],
             capture_output=True,
             text=True,
             errors="surrogateescape",
@@ -248,7 +263,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
             "stdin": subprocess.DEVNULL,
         }
         process = subprocess.Popen(
-            [*command, *map(str, arguments)],
+            [*_as_tested((*command, *map(str, arguments)))],
             cwd=cwd or tmp_path,
             env=clean_environment(**(variables or {})),
             start_new_session=True,

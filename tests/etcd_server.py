@@ -162,7 +162,6 @@ class EtcdCluster:
     Args:
         directory: where logs go.
         size: how many members.
-        v2: start them with --enable-v2.
         certificates: speak TLS with them.
         client_certificates: refuse clients without a certificate.
         flags: more flags for every member.
@@ -173,7 +172,6 @@ class EtcdCluster:
         directory: Path,
         size: int = 3,
         *,
-        v2: bool = False,
         certificates: Certificates | None = None,
         client_certificates: bool = False,
         flags: Sequence[str] = (),
@@ -182,8 +180,6 @@ class EtcdCluster:
         self._size = size
         self._certificates = certificates
         self._flags = list(flags)
-        if v2:
-            self._flags.append("--enable-v2")
         self._context = None
         if certificates is not None:
             self._context = ssl.create_default_context(cafile=str(certificates.ca))
@@ -268,16 +264,15 @@ class EtcdCluster:
 
         return wait_for(found, "a leader")[0]
 
-    def ctl(self, *arguments: str, api: int = 3, index: int = 0) -> str:
+    def ctl(self, *arguments: str, index: int = 0) -> str:
         """Run etcdctl on a member; return its output."""
         flags = [f"--endpoints={self.members[index].url}"]
         if self._certificates is not None:
             ca, _, _, cert, key = map(str, self._certificates)
-            names = ("cacert", "cert", "key") if api == 3 else ("ca-file", "cert-file", "key-file")
-            flags += [f"--{n}={f}" for n, f in zip(names, (ca, cert, key), strict=True)]
+            flags += [f"--cacert={ca}", f"--cert={cert}", f"--key={key}"]
         result = subprocess.run(
             ["etcdctl", *flags, *arguments],
-            env={**os.environ, "ETCDCTL_API": str(api)},
+            env={**os.environ, "ETCDCTL_API": "3"},
             capture_output=True,
             text=True,
             timeout=LIMIT_S,
@@ -325,7 +320,7 @@ class EtcdServer(EtcdCluster):
     def __init__(self, directory: Path, **options: Any) -> None:
         super().__init__(directory, 1, **options)
 
-    def require_users_v3(self) -> None:
+    def require_users(self) -> None:
         """Have users root:rootpw, and user:userpw with all rights below /jobs/."""
         self.ctl("user", "add", "root:rootpw")
         self.ctl("role", "add", "root")
@@ -335,15 +330,3 @@ class EtcdServer(EtcdCluster):
         self.ctl("user", "add", "user:userpw")
         self.ctl("user", "grant-role", "user", "jobs")
         self.ctl("auth", "enable")
-
-    def require_users_v2(self, path: str) -> None:
-        """Have users root:rootpw, and user:userpw with all rights below a path."""
-        self.ctl("user", "add", "root:rootpw", api=2)
-        self.ctl("role", "add", "jobs", api=2)
-        self.ctl("role", "grant", "jobs", "--path", f"{path}/*", "--readwrite", api=2)
-        self.ctl("user", "add", "user:userpw", api=2)
-        self.ctl("user", "grant", "user", "--roles", "jobs", api=2)
-        self.ctl("auth", "enable", api=2)
-        self.ctl(
-            "-u", "root:rootpw", "role", "revoke", "guest", "--path", "/*", "--readwrite", api=2
-        )

@@ -61,7 +61,7 @@ ALL = (
             "tests/test_orphans.py",
             "tests/test_signals.py",
         ),
-        (("RELIGHT_HOST", "portable"),),
+        (("RELIGHT_TESTS", "portable"),),
     ),
 )
 QUICK = (Suite("quick", ("-n", "2", *BY_FILE, "-m", "pure", *pure.PATHS)),)

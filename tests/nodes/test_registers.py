@@ -29,11 +29,11 @@ def here() -> Iterator[OneMachine]:
 
 @pytest.fixture(scope="module")
 def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
-    with EtcdServer(tmp_path_factory.mktemp("etcd"), v2=True) as server:
+    with EtcdServer(tmp_path_factory.mktemp("etcd")) as server:
         yield server
 
 
-ETCD, ETCD_V2 = (pytest.param(name, marks=pytest.mark.needs_etcd) for name in ("etcd", "etcd-v2"))
+ETCD = pytest.param("etcd", marks=pytest.mark.needs_etcd)
 
 
 @pytest.fixture(params=[ETCD, "file"])  # rendezvous/test_contract.py has all
@@ -49,7 +49,7 @@ def register_flags(backend: str, where: str, job: str) -> tuple[str, ...]:
     return (f"--rdzv-backend={backend}", f"--rdzv-endpoint={where}", f"--rdzv-id={job}")
 
 
-@pytest.mark.parametrize("flags", [ETCD, ETCD_V2, "file"], indirect=True)
+@pytest.mark.parametrize("flags", [ETCD, "file"], indirect=True)
 def test_nodes_meet_by_a_register(flags: tuple[str, ...], here: OneMachine, tmp_path: Path) -> None:
     """Three nodes find each other, train and end; the same id can be used again immediately."""
     job = Job(here, tmp_path, *flags, "--nnodes=3", "--nproc-per-node=2")

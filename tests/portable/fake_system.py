@@ -1,8 +1,9 @@
 """Runs relight as on macOS or Windows, as far as Linux can play it:
-`python fake_system.py darwin run train.py`, `python fake_system.py win32 submit …`.
+`python fake_system.py darwin run train.py`, `python fake_system.py win32 submit …`. A program that
+calls relight runs so with `python fake_system.py darwin python script.py`, or `-m`, or `-c`.
 
-Parts of Python that don't exist there are removed. Only this process and its forks are changed;
-workers are programs of their own. Paths stay those of Linux.
+Parts of Python that don't exist there are removed. This process and its forks are changed, and the
+programs of relight that these start; workers are programs of their own. Paths stay those of Linux.
 """
 
 import builtins
@@ -11,12 +12,14 @@ import fcntl
 import importlib
 import os
 import resource
+import runpy
 import select
 import signal
 import socket
+import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 
@@ -86,6 +89,8 @@ _WINDOWS = System(
     loaded=("asyncio", "multiprocessing", "shutil", "subprocess", "tempfile"),
 )  # fmt: skip
 SYSTEMS = {"darwin": _MACOS, "win32": _WINDOWS}
+_RELIGHT = ("relight", "relight.schedulers.processes.executor")
+"""Modules that relight starts in an interpreter of their own, and that are no workers."""
 
 
 def become(name: str) -> None:
@@ -106,6 +111,48 @@ def become(name: str) -> None:
         ):  # fmt: skip
             setattr(owner, function, _without(system.files, getattr(owner, function)))
     sys.platform = name
+    start_nested(name)
+
+
+def start_nested(name: str) -> None:
+    """Have the programs of relight that this process starts run as on that system."""
+    begin, execve = subprocess.Popen.__init__, getattr(os, "execve", None)
+
+    def popen(self: Any, args: Any, *more: Any, **options: Any) -> None:
+        begin(self, _nested(name, args), *more, **options)
+
+    def execute(path: Any, args: Any, variables: Any) -> None:
+        assert execve is not None
+        execve(path, _nested(name, args), variables)
+
+    subprocess.Popen.__init__ = popen  # type: ignore[method-assign]
+    if execve is not None:
+        os.execve = execute  # type: ignore[assignment]
+
+
+def _nested(name: str, command: Any) -> Any:
+    if isinstance(command, str) or list(command[:1]) != [sys.executable]:
+        return command
+    words = [word for word in command[1:] if word != "-P"]
+    is_ours = words[:1] == ["-m"] and words[1] in _RELIGHT
+    if is_ours or (words[:1] == ["-c"] and "from relight" in words[1]):
+        return [sys.executable, os.path.abspath(__file__), name, "python", *words]
+    return command
+
+
+def run_python(words: Sequence[str]) -> None:
+    """Run what an interpreter with these arguments runs."""
+    option, *rest = words
+    if option == "-m":
+        sys.argv[:] = rest
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    elif option == "-c":
+        sys.argv[:] = ["-c", *rest[1:]]
+        exec(rest[0], vars(sys.modules["__main__"]))
+    else:
+        sys.argv[:] = words
+        sys.path.insert(0, os.path.dirname(option))
+        runpy.run_path(option, run_name="__main__")
 
 
 def _without(files: tuple[str, ...], function: Callable[..., Any]) -> Callable[..., Any]:
@@ -121,6 +168,9 @@ def _without(files: tuple[str, ...], function: Callable[..., Any]) -> Callable[.
 if __name__ == "__main__":
     become(sys.argv.pop(1))
     sys.path.pop(0)  # this file's directory, which `python -m relight` does not have
-    from relight.cli.main import entry
+    if sys.argv[1:2] == ["python"]:
+        run_python(sys.argv[2:])
+    else:
+        from relight.cli.main import entry
 
-    entry()
+        entry()

@@ -124,6 +124,7 @@ def test_single_node_job_runs_on_macos(
         ),
         (("run", "--numa-binding=node", "--no-python", "echo", "started"), "--numa-binding"),
         (("coordinator",), "relight coordinator"),
+        (("warm",), "relight warm"),
     ],
 )
 def test_linux_only_features_are_rejected_by_name(
@@ -299,8 +300,8 @@ def test_escaped_daemon_does_not_delay_end(
 ) -> None:
     """A process that can't be found is left behind, with its end of a pipe."""
     daemon = f"setsid sh -c 'sleep {marker} &' & sleep 0.3; echo done"
-    variables = {"RELIGHT_HOST": "portable", "RELIGHT_STATE_DIR": str(tmp_path)}
-    result = launch(*words, "sh", "-c", daemon, timeout=LIMIT_S, **variables)
+    variables = {"RELIGHT_STATE_DIR": str(tmp_path)}
+    result = launch(*words, "sh", "-c", daemon, timeout=LIMIT_S, command=MACOS, **variables)
     for pid in marked(marker):
         os.kill(pid, signal.SIGKILL)
     assert result.returncode == 0, result.stderr
@@ -321,8 +322,7 @@ def test_launch_ends_with_its_caller(start: Start, tmp_path: Path, marker: str) 
     """This holds even if the caller is killed."""
     script = tmp_path / "launches.py"
     script.write_text(LAUNCHES)
-    variables = {"RELIGHT_HOST": "portable"}
-    caller = start(script, marker, command=(sys.executable,), variables=variables)
+    caller = start(script, marker, command=(*MACOS, "python"))
     wait_until_up(marker, 2)
     caller.kill()
     caller.wait()

@@ -13,13 +13,14 @@ from rendezvous.claims import OPEN, Place
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
-    """One etcd with both APIs."""
-    with EtcdServer(tmp_path_factory.mktemp("etcd"), v2=True) as server:
+    """One etcd."""
+    with EtcdServer(tmp_path_factory.mktemp("etcd")) as server:
         yield server
 
 
 BACKENDS = [
-    pytest.param(name, marks=[] if name == "file" else pytest.mark.needs_etcd) for name in OPEN
+    pytest.param("etcd", marks=pytest.mark.needs_etcd),
+    "file",
 ]
 
 

@@ -18,17 +18,11 @@ pytestmark = pytest.mark.needs_etcd
 
 New = Callable[..., LeaderLock]
 LONG_S = 60.0
-BACKENDS = ("etcd", "etcd-v2")
-
-
-@pytest.fixture(params=BACKENDS)
-def backend(request: pytest.FixtureRequest) -> str:
-    return request.param
 
 
 @pytest.fixture
-def place(backend: str, server: EtcdServer) -> Place:
-    return Place(backend, server.endpoint, f"job {random.randbytes(8).hex()}")
+def place(server: EtcdServer) -> Place:
+    return Place("etcd", server.endpoint, f"job {random.randbytes(8).hex()}")
 
 
 @pytest.fixture
@@ -39,7 +33,7 @@ def proxy(server: EtcdServer) -> Iterator[Proxy]:
 
 @pytest.fixture(scope="module")
 def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
-    with EtcdCluster(tmp_path_factory.mktemp("cluster"), 3, v2=True) as cluster:
+    with EtcdCluster(tmp_path_factory.mktemp("cluster"), 3) as cluster:
         yield cluster
 
 
@@ -223,11 +217,9 @@ def test_never_two_holders_on_a_bad_network(
 
 
 @pytest.mark.slow
-def test_holder_survives_loss_of_any_member(
-    cluster: EtcdCluster, backend: str, registers: New
-) -> None:
+def test_holder_survives_loss_of_any_member(cluster: EtcdCluster, registers: New) -> None:
     """Whichever member is lost and comes back, the holder stays the holder and can tell."""
-    place = Place(backend, cluster.endpoint, f"member {random.random()}")
+    place = Place("etcd", cluster.endpoint, f"member {random.random()}")
     first, second = registers(place), registers(place)
     mine = first.hold("first", LONG_S)
     assert second.hold("second", LONG_S) == mine._replace(ours=False)
@@ -240,11 +232,9 @@ def test_holder_survives_loss_of_any_member(
 
 
 @pytest.mark.slow
-def test_holder_survives_loss_of_the_leader(
-    cluster: EtcdCluster, backend: str, registers: New
-) -> None:
+def test_holder_survives_loss_of_the_leader(cluster: EtcdCluster, registers: New) -> None:
     """The next election works."""
-    place = Place(backend, cluster.endpoint, f"leader {random.random()}")
+    place = Place("etcd", cluster.endpoint, f"leader {random.random()}")
     first, second = registers(place), registers(place)
     mine = first.hold("first", LONG_S)
     leader = cluster.leader()
@@ -257,11 +247,9 @@ def test_holder_survives_loss_of_the_leader(
 
 
 @pytest.mark.slow
-def test_frozen_member_costs_one_timeout(
-    cluster: EtcdCluster, backend: str, registers: New
-) -> None:
+def test_frozen_member_costs_one_timeout(cluster: EtcdCluster, registers: New) -> None:
     """A member that is there and does not answer costs one time-out, then another is asked."""
-    place = Place(backend, cluster.endpoint, f"frozen {random.random()}")
+    place = Place("etcd", cluster.endpoint, f"frozen {random.random()}")
     first = registers(place)
     mine = first.hold("first", LONG_S)
     leader = cluster.leader()
@@ -278,11 +266,9 @@ def test_frozen_member_costs_one_timeout(
 
 
 @pytest.mark.slow
-def test_holder_survives_restart_of_all_members(
-    cluster: EtcdCluster, backend: str, registers: New
-) -> None:
+def test_holder_survives_restart_of_all_members(cluster: EtcdCluster, registers: New) -> None:
     """While etcd is gone every call says so; back within its time the holder is the same."""
-    place = Place(backend, cluster.endpoint, f"all {random.random()}")
+    place = Place("etcd", cluster.endpoint, f"all {random.random()}")
     first, second = registers(place), registers(place)
     mine = first.hold("first", LONG_S)
     for index in range(3):
@@ -302,11 +288,9 @@ def test_holder_survives_restart_of_all_members(
 
 
 @pytest.mark.slow
-def test_member_without_majority_decides_nothing(
-    cluster: EtcdCluster, backend: str, registers: New
-) -> None:
+def test_member_without_majority_decides_nothing(cluster: EtcdCluster, registers: New) -> None:
     """A member without a majority neither gives the register away nor says who holds it."""
-    place = Place(backend, cluster.endpoint, f"minority {random.random()}")
+    place = Place("etcd", cluster.endpoint, f"minority {random.random()}")
     first = registers(place)
     first.hold("first", LONG_S)
     cluster.kill(0)
@@ -326,50 +310,15 @@ def _rotated(cluster: EtcdCluster, first: int) -> str:
 # APIs.
 
 
-def test_both_backends_meet_on_v2_only_cluster(
-    server: EtcdServer, proxy: Proxy, registers: New
-) -> None:
-    """With a cluster below version 3 the backend etcd speaks v2, and meets etcd-v2 there."""
-    proxy.rewrite = lambda reply: reply.replace(b'cluster":"3.4.0"', b'cluster":"2.3.0"')
-    old = registers(Place("etcd", proxy.endpoint, "old"))
-    mine = old.hold("old", LONG_S)
-    assert mine.ours
-    v2 = registers(Place("etcd-v2", server.endpoint, "old"))
-    assert v2.hold("v2", LONG_S) == mine._replace(ours=False)
-    old.release()
-    assert not [request for request in proxy.requests if b"/v3" in request]
+def test_both_backends_meet(server: EtcdServer, registers: New) -> None:
+    """etcd-v2, as under torchrun but for the API, has the same record."""
+    mine = registers(Place("etcd", server.endpoint, "both")).hold("one", LONG_S)
+    other = registers(Place("etcd-v2", server.endpoint, "both"))
+    assert other.hold("other", LONG_S) == mine._replace(ours=False)
 
 
-def test_finds_gateway_path_of_version_3_3(
-    server: EtcdServer, proxy: Proxy, registers: New
-) -> None:
-    """In a cluster of version 3.3 the gateway has another path, and the keys are the same."""
-    proxy.rewrite = lambda reply: reply.replace(b'cluster":"3.4.0"', b'cluster":"3.3.0"')
-    older = registers(Place("etcd", proxy.endpoint, "3.3"))
-    mine = older.hold("older", LONG_S)
-    assert registers(Place("etcd", server.endpoint, "3.3")).hold("new", LONG_S).value == "older"
-    assert older.hold("older", LONG_S) == mine
-    assert any(b"/v3beta/" in request for request in proxy.requests)
-
-
-def test_nothing_is_decided_while_cluster_is_starting(proxy: Proxy, registers: New) -> None:
-    """As long as the members have not agreed on a version, nothing is decided."""
-    proxy.rewrite = lambda reply: reply.replace(
-        b'Content-Length: 45\r\n\r\n{"etcdserver":"3.4.23","etcdcluster":"3.4.0"}',
-        b'Content-Length: 51\r\n\r\n{"etcdserver":"3.4.23","etcdcluster":"not_decided"}',
-    )
-    register = registers(Place("etcd", proxy.endpoint, "starting"))
-    with pytest.raises(OSError, match="is starting"):
-        register.hold("a", LONG_S)
-    proxy.rewrite = lambda reply: reply
-    assert register.hold("a", LONG_S).ours
-    assert all(b"/version" in r or b"/v3/" in r for r in proxy.requests), proxy.requests
-
-
-def test_own_address_towards_etcd_is_known(
-    server: EtcdServer, backend: str, registers: New
-) -> None:
-    register = registers(Place(backend, server.endpoint, "address"))
+def test_own_address_towards_etcd_is_known(server: EtcdServer, registers: New) -> None:
+    register = registers(Place("etcd", server.endpoint, "address"))
     assert register.own_address == ""
     register.hold("", LONG_S)
     assert register.own_address == "127.0.0.1"
@@ -416,17 +365,15 @@ def test_holder_with_revoked_lease_retakes_the_register(server: EtcdServer, regi
     assert second.hold("second", LONG_S) == after._replace(ours=False)
 
 
-def test_foreign_key_is_an_error_and_stays(
-    server: EtcdServer, backend: str, registers: New
-) -> None:
+def test_foreign_key_is_an_error_and_stays(server: EtcdServer, registers: New) -> None:
     """Anything but a record in the key's place is an error that names the key, and stays."""
-    key, api = "/torchelastic/p2p/foreign/coordinator", 3 if backend == "etcd" else 2
-    register = registers(Place(backend, server.endpoint, "foreign"))
+    key = "/torchelastic/p2p/foreign/coordinator"
+    register = registers(Place("etcd", server.endpoint, "foreign"))
     for text in ("hello", "{}", "[1]", '{"token": 1, "value": "x"}'):
-        server.ctl(*(("put",) if api == 3 else ("set",)), key, text, api=api)
+        server.ctl("put", key, text)
         for value in ("", "mine"):
             with pytest.raises(OSError, match=f"the key {key} holds something else"):
                 register.hold(value, LONG_S)
-    assert server.ctl("get", key, api=api).splitlines()[-1] == text
-    server.ctl(*(("del",) if api == 3 else ("rm",)), key, api=api)
+    assert server.ctl("get", key).splitlines()[-1] == text
+    server.ctl("del", key)
     assert register.hold("mine", LONG_S).ours

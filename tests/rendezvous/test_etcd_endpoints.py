@@ -2,7 +2,6 @@
 
 import socket
 import threading
-import urllib.request
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -12,19 +11,13 @@ from etcd_server import EtcdServer
 from relight.base.errors import UsageError
 from relight.rendezvous import etcd
 from relight.rendezvous.leader_lock import NOBODY, LeaderLock
-from rendezvous.claims import OPEN, Place
+from rendezvous.claims import Place
 
 New = Callable[..., LeaderLock]
 LONG_S = 60.0
 
 
-@pytest.fixture(params=["etcd", "etcd-v2"])
-def backend(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
-VERSION = b'{"etcdserver":"3.4.0","etcdcluster":"3.4.0"}'
 REPLIES = {
     "nothing": b"",
     "text": b"220 mail.example.com ESMTP\r\n",
@@ -47,7 +40,7 @@ REPLIES = {
 
 @pytest.fixture
 def impostor() -> Iterator[Callable[[bytes], str]]:
-    """Something that answers every request alike; /version as etcd does if asked to."""
+    """Something that answers every request alike."""
     listener = socket.create_server(("127.0.0.1", 0))
     reply = [b""]
 
@@ -60,11 +53,8 @@ def impostor() -> Iterator[Callable[[bytes], str]]:
             client.settimeout(5)
             with client:
                 try:
-                    request = client.recv(65536)
-                    if b"GET /version" in request and reply[0][:1] == b"v":
-                        client.sendall(HEAD + b"Content-Length: 44\r\n\r\n" + VERSION)
-                        request = client.recv(65536)
-                    client.sendall(reply[0].removeprefix(b"v"))
+                    client.recv(65536)
+                    client.sendall(reply[0])
                 except OSError:
                     pass
 
@@ -81,14 +71,13 @@ def impostor() -> Iterator[Callable[[bytes], str]]:
     listener.close()
 
 
-@pytest.mark.parametrize("with_version", [False, True])
 @pytest.mark.parametrize("name", list(REPLIES))
 def test_garbage_response_names_the_endpoint(
-    impostor: Callable[[bytes], str], name: str, with_version: bool, backend: str, registers: New
+    impostor: Callable[[bytes], str], name: str, registers: New
 ) -> None:
     """Whatever answers in etcd's place, it is an error of one line that names the endpoint."""
-    endpoint = impostor(b"v" * with_version + REPLIES[name])
-    register = registers(Place(backend, endpoint, "job"))
+    endpoint = impostor(REPLIES[name])
+    register = registers(Place("etcd", endpoint, "job"))
     for value in ("", "mine"):
         with pytest.raises(OSError, match=endpoint) as caught:
             register.hold(value, LONG_S)
@@ -96,11 +85,11 @@ def test_garbage_response_names_the_endpoint(
         assert len(str(caught.value)) < 500
 
 
-def test_error_lists_every_endpoint_tried(backend: str, registers: New) -> None:
+def test_error_lists_every_endpoint_tried(registers: New) -> None:
     """Each endpoint that was tried is in the error, with its reason."""
     with socket.create_server(("127.0.0.1", 0)) as full:
         silent = f"127.0.0.1:{full.getsockname()[1]}"
-        register = registers(Place(backend, f"{silent},127.0.0.1:1,name.invalid", "job"))
+        register = registers(Place("etcd", f"{silent},127.0.0.1:1,name.invalid", "job"))
         with pytest.raises(OSError, match="etcd at") as caught:
             register.hold("a", 1.0)
     assert f"etcd at {silent}: no answer within 0.5 s" in str(caught.value)
@@ -122,41 +111,37 @@ def test_error_lists_every_endpoint_tried(backend: str, registers: New) -> None:
         ("[::1", "expected"),
     ],
 )
-def test_invalid_endpoint_is_refused_up_front(backend: str, endpoint: str, says: str) -> None:
+def test_invalid_endpoint_is_refused_up_front(endpoint: str, says: str) -> None:
     with pytest.raises(UsageError, match=says):
-        OPEN[backend](endpoint, "job", {})
+        etcd.open(endpoint, "job", {})
 
 
 @pytest.mark.needs_etcd
-def test_member_urls_are_accepted(server: EtcdServer, registers: New, backend: str) -> None:
+def test_member_urls_are_accepted(server: EtcdServer, registers: New) -> None:
     """Members may be given as the URLs that etcd itself prints."""
-    place = Place(backend, f"http://{server.endpoint}/,http://127.0.0.1:1", "urls")
+    place = Place("etcd", f"http://{server.endpoint}/,http://127.0.0.1:1", "urls")
     assert registers(place).hold("value", 20).ours
 
 
 @pytest.mark.needs_etcd
-def test_endpoint_may_be_a_name_or_ipv6_address(
-    server: EtcdServer, registers: New, backend: str
-) -> None:
+def test_endpoint_may_be_a_name_or_ipv6_address(server: EtcdServer, registers: New) -> None:
     """An endpoint may be a name, or an address in brackets."""
     port = server.ports[0]
-    assert registers(Place(backend, f"localhost:{port}", "names")).hold("", LONG_S) == NOBODY
+    assert registers(Place("etcd", f"localhost:{port}", "names")).hold("", LONG_S) == NOBODY
     with pytest.raises(OSError, match=r"etcd at \[::1\]:1: "):
-        registers(Place(backend, "[::1]:1", "names")).hold("", LONG_S)
-    assert registers(Place(backend, f"[::1]:1,127.0.0.1:{port}", "names")).hold("", 9) == NOBODY
+        registers(Place("etcd", "[::1]:1", "names")).hold("", LONG_S)
+    assert registers(Place("etcd", f"[::1]:1,127.0.0.1:{port}", "names")).hold("", 9) == NOBODY
 
 
 def test_invalid_protocol_is_refused_when_opened() -> None:
     with pytest.raises(UsageError, match="protocol=ftp"):
         etcd.open("host", "job", {"protocol": "ftp"})
-    with pytest.raises(UsageError, match="protocol=ftp"):
-        etcd.open_v2("host", "job", {"protocol": "ftp"})
 
 
 @pytest.mark.parametrize(
     "head", [b"HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\n", b"HTTP/1.1 200"]
 )
-def test_dripping_member_is_given_up(backend: str, registers: New, head: bytes) -> None:
+def test_dripping_member_is_given_up(registers: New, head: bytes) -> None:
     """A member that sends a byte now and then is given up as one that is silent."""
     ended = threading.Event()
 
@@ -179,26 +164,10 @@ def test_dripping_member_is_given_up(backend: str, registers: New, head: bytes) 
         thread = threading.Thread(target=drip, args=(listener,))
         thread.start()
         try:
-            place = Place(backend, f"127.0.0.1:{listener.getsockname()[1]}", "drip")
+            place = Place("etcd", f"127.0.0.1:{listener.getsockname()[1]}", "drip")
             with pytest.raises(OSError, match=r"no answer within 0\.5 s"):
                 registers(place).hold("", 1.0)
         finally:
             ended.set()
             listener.shutdown(socket.SHUT_RDWR)
             thread.join()
-
-
-@pytest.mark.needs_etcd
-def test_release_removes_job_directory_from_etcd_v2(server: EtcdServer, registers: New) -> None:
-    """After a release etcd-v2 keeps no directory of the job."""
-
-    def jobs() -> str:
-        url = f"http://127.0.0.1:{server.ports[0]}/v2/keys/torchelastic/p2p?recursive=true"
-        with urllib.request.urlopen(url, timeout=LIMIT_S) as answer:
-            return answer.read().decode()
-
-    register = registers(Place("etcd-v2", server.endpoint, "tidy"))
-    assert register.hold("value", LONG_S).ours
-    assert "/p2p/tidy" in jobs()
-    register.release()
-    assert "/p2p/tidy" not in jobs()

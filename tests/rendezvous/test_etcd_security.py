@@ -42,7 +42,7 @@ def strangers(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 def tls(tmp_path_factory: pytest.TempPathFactory, files: Certificates) -> Iterator[EtcdServer]:
     """An etcd that wants certificates of its clients."""
     directory = tmp_path_factory.mktemp("tls")
-    with EtcdServer(directory, v2=True, certificates=files, client_certificates=True) as server:
+    with EtcdServer(directory, certificates=files, client_certificates=True) as server:
         yield server
 
 
@@ -61,7 +61,7 @@ def test_client_certificate_holds_register_over_tls(
     tls: EtcdServer, files: Certificates, backend: str, registers: New
 ) -> None:
     """With the authority and a certificate of its own a node holds the register over TLS."""
-    place = Place(backend, tls.endpoint, "tls")
+    place = Place(backend, tls.endpoint, f"tls {backend}")
     first, second = (registers(place, **pairs(backend, files)) for _ in range(2))
     mine = first.hold("first", LONG_S)
     assert mine.ours
@@ -75,7 +75,7 @@ def test_client_certificate_holds_register_over_tls(
 def test_server_not_asking_for_certificates_is_verified(
     tmp_path: Path, files: Certificates, backend: str, registers: New
 ) -> None:
-    with EtcdServer(tmp_path / "etcd", v2=True, certificates=files) as server:
+    with EtcdServer(tmp_path / "etcd", certificates=files) as server:
         place = Place(backend, server.endpoint, "tls")
         assert registers(place, **pairs(backend, files, client=False)).hold("a", LONG_S).ours
 
@@ -190,36 +190,29 @@ def test_invalid_certificate_files_are_refused_by_setting(
 
 
 @pytest.fixture(scope="module")
-def users(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, EtcdServer]]:
-    """An etcd with users for each API; their sessions last a second."""
-    directory = tmp_path_factory.mktemp("users")
-    flags = ["--auth-token-ttl=1"]
-    with (
-        EtcdServer(directory / "v3", flags=flags) as v3,
-        EtcdServer(directory / "v2", v2=True) as v2,
-    ):
-        v3.require_users_v3()
-        v2.require_users_v2("/torchelastic")
-        yield {"etcd": v3, "etcd-v2": v2}
+def users(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
+    """An etcd with users; their sessions last a second."""
+    with EtcdServer(tmp_path_factory.mktemp("users"), flags=["--auth-token-ttl=1"]) as server:
+        server.require_users()
+        yield server
 
 
 @pytest.fixture
-def user(tmp_path: Path, backend: str) -> Callable[..., dict[str, str]]:
+def user(tmp_path: Path) -> Callable[..., dict[str, str]]:
     """Settings for a user and a password."""
 
     def settings(name: str, password: str, prefix: str = "/jobs") -> dict[str, str]:
         path = tmp_path / f"password.{name}"
         path.write_text(f"{password}\n")
-        found = {"etcd_user": name, "etcd_password_file": str(path)}
-        return found | ({"etcd_prefix": prefix} if backend == "etcd" else {})
+        return {"etcd_user": name, "etcd_password_file": str(path), "etcd_prefix": prefix}
 
     return settings
 
 
 def test_user_with_password_holds_evicts_and_releases(
-    users: dict[str, EtcdServer], backend: str, registers: New, user: Callable[..., dict[str, str]]
+    users: EtcdServer, registers: New, user: Callable[..., dict[str, str]]
 ) -> None:
-    place = Place(backend, users[backend].endpoint, "user")
+    place = Place("etcd", users.endpoint, "user")
     first, second = (registers(place, **user("user", "userpw")) for _ in range(2))
     mine = first.hold("first", LONG_S)
     assert mine.ours
@@ -231,11 +224,11 @@ def test_user_with_password_holds_evicts_and_releases(
 
 @pytest.mark.slow
 def test_expired_session_is_replaced_unnoticed(
-    users: dict[str, EtcdServer], backend: str, registers: New, user: Callable[..., dict[str, str]]
+    users: EtcdServer, registers: New, user: Callable[..., dict[str, str]]
 ) -> None:
     """A session that is over, or that a restarted server has forgotten, is replaced unseen."""
-    server = users[backend]
-    register = registers(Place(backend, server.endpoint, "session"), **user("user", "userpw"))
+    server = users
+    register = registers(Place("etcd", server.endpoint, "session"), **user("user", "userpw"))
     mine = register.hold("a", LONG_S)
     time.sleep(3)  # etcd forgets sessions some time after they are over
     assert register.hold("a", LONG_S) == mine
@@ -248,10 +241,10 @@ def test_expired_session_is_replaced_unnoticed(
 
 
 def test_wrong_password_is_not_shown_in_error(
-    users: dict[str, EtcdServer], backend: str, registers: New, user: Callable[..., dict[str, str]]
+    users: EtcdServer, registers: New, user: Callable[..., dict[str, str]]
 ) -> None:
     """A wrong password or an unknown user is an immediate error, without the password."""
-    place = Place(backend, users[backend].endpoint, "wrong")
+    place = Place("etcd", users.endpoint, "wrong")
     for name in ("user", "nobody"):
         register = registers(place, **user(name, "guessed"))
         with pytest.raises(UsageError, match=rf"user {name}|\({name}\)") as caught:
@@ -260,66 +253,44 @@ def test_wrong_password_is_not_shown_in_error(
         assert "guessed" not in caught.value.message + caught.value.hint
 
 
-def test_missing_user_error_names_the_settings(
-    users: dict[str, EtcdServer], backend: str, registers: New
-) -> None:
-    register = registers(Place(backend, users[backend].endpoint, "nobody"))
+def test_missing_user_error_names_the_settings(users: EtcdServer, registers: New) -> None:
+    register = registers(Place("etcd", users.endpoint, "nobody"))
     with pytest.raises(UsageError, match="requires a user and a password") as caught:
         register.hold("a", LONG_S)
     assert "etcd_user=NAME,etcd_password_file=FILE" in caught.value.hint
 
 
 def test_missing_permission_names_the_key(
-    users: dict[str, EtcdServer], registers: New, tmp_path: Path
+    users: EtcdServer, registers: New, tmp_path: Path
 ) -> None:
-    """A user without permission for the keys of jobs learns which key, for either API."""
+    """A user without permission for the keys of jobs learns which key."""
     path = tmp_path / "password"
     path.write_text("userpw")
     login = {"etcd_user": "user", "etcd_password_file": path}
-    register = registers(Place("etcd", users["etcd"].endpoint, "j"), **login, etcd_prefix="/other")
+    register = registers(Place("etcd", users.endpoint, "j"), **login, etcd_prefix="/other")
     with pytest.raises(UsageError, match="user user may not read and write /other/j/coordinator"):
-        register.hold("a", LONG_S)
-    v2 = users["etcd-v2"]
-    v2.ctl("-u", "root:rootpw", "user", "add", "guest2:userpw", api=2)
-    register = registers(
-        Place("etcd-v2", v2.endpoint, "j"), etcd_user="guest2", etcd_password_file=path
-    )
-    with pytest.raises(UsageError, match="user guest2: wrong password, or no access"):
         register.hold("a", LONG_S)
 
 
 def test_server_without_users_accepts_everybody(
-    server: EtcdServer, backend: str, registers: New, user: Callable[..., dict[str, str]]
+    server: EtcdServer, registers: New, user: Callable[..., dict[str, str]]
 ) -> None:
     """A server without users takes everybody, also one with a password."""
-    register = registers(Place(backend, server.endpoint, "any"), **user("user", "userpw"))
+    register = registers(Place("etcd", server.endpoint, "any"), **user("user", "userpw"))
     assert register.hold("a", LONG_S).ours
 
 
-def test_missing_or_empty_password_file_is_refused(backend: str, tmp_path: Path) -> None:
+def test_missing_or_empty_password_file_is_refused(tmp_path: Path) -> None:
     """It is found before anything starts."""
     empty = tmp_path / "empty"
     empty.write_text("\n")
     for path, says in ((empty, "the file is empty"), ("/gone", "No such file")):
         given = {"etcd_user": "user", "etcd_password_file": str(path)}
         with pytest.raises(UsageError, match=f"etcd_password_file={path}: {says}"):
-            OPEN[backend]("host", "job", given)
+            OPEN["etcd"]("host", "job", given)
 
 
 # APIs that are switched off.
-
-
-def test_missing_v2_api_error_says_how_to_start_etcd(tmp_path: Path, registers: New) -> None:
-    """Without --enable-v2 the error says to start etcd with it, or to use the other backend."""
-    with EtcdServer(tmp_path / "etcd") as server:
-        register = registers(Place("etcd-v2", server.endpoint, "job"))
-        with pytest.raises(
-            UsageError, match=f"{server.endpoint} does not serve the v2 API"
-        ) as caught:
-            register.hold("a", LONG_S)
-        assert "--enable-v2" in caught.value.hint
-        assert "--rdzv-backend=etcd" in caught.value.hint
-        assert registers(Place("etcd", server.endpoint, "job")).hold("a", LONG_S).ours
 
 
 def test_missing_gateway_error_says_how_to_start_etcd(tmp_path: Path, registers: New) -> None:

@@ -351,7 +351,7 @@ def warm_flags(flags: Sequence[str], variables: Mapping[str, str]) -> list[str]:
     is_said = any(variables.get(name) for name in ("RELIGHT_PRELOAD", "RELIGHT_KEEP_WARM"))
     if is_said or {"preload", "keep-warm"} & set(names):
         return []
-    if sys.platform != "linux" or environment.host() == "portable":
+    if sys.platform != "linux":
         return []
     return [f"--keep-warm=while:{os.getpid()}"]
 

@@ -19,11 +19,6 @@ class Environment(NamedTuple):
         return self.variables.get(name) or default
 
 
-def host() -> str:
-    """Return RELIGHT_HOST: with `portable`, tests use on Linux the code for other systems."""
-    return os.environ.get("RELIGHT_HOST", "")
-
-
 def mistakes() -> str:
     """Return RELIGHT_MISTAKES: a file that collects relight's unexpected exceptions for tests, or
     an empty string.

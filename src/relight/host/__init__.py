@@ -8,15 +8,13 @@ UsageError.
 import sys
 from typing import TYPE_CHECKING
 
-from relight.base import env
 from relight.base.errors import UsageError
 
 __all__ = ["system"]
 
-_portable = sys.platform == "darwin" or env.host() == "portable"
-if TYPE_CHECKING or (sys.platform == "linux" and not _portable):
+if TYPE_CHECKING or sys.platform == "linux":
     from relight.host import linux as system
-elif sys.platform in ("linux", "darwin"):
+elif sys.platform == "darwin":
     from relight.host import portable as system
 else:
 

@@ -109,7 +109,7 @@ def warm_flags(config: pytest.Config) -> list[str]:
     imported; none if the user says something about it in RELIGHT_PRELOAD, or on macOS.
     """
     variables = environment.read().variables
-    if sys.platform != "linux" or environment.host() or variables.get("RELIGHT_PRELOAD"):
+    if sys.platform != "linux" or variables.get("RELIGHT_PRELOAD"):
         return []
     tops = {name.partition(".")[0] for name in list(sys.modules) if not name.startswith("_")}
     names = ["pytest", *(name for name in sorted(tops - {"pytest"}) if _is_installed(name))]

@@ -320,26 +320,6 @@ def parse_members(endpoint: str, protocol: str = "http") -> list[tuple[str, int]
     return members
 
 
-def cluster_version(members: EtcdMembers) -> tuple[int, int]:
-    """Return the minimum version of the members.
-
-    A single member's version must not decide: other nodes may ask another member.
-
-    Raises:
-        OSError: if the version is unknown at the moment.
-    """
-    answer = members.ask("GET", "/version")
-    text = answer.body.get("etcdcluster")
-    if answer.status == 200 and isinstance(text, str):
-        major, _, rest = text.partition(".")
-        minor = rest.partition(".")[0]
-        if major.isdecimal() and minor.isdecimal() and text.isascii() and len(text) < 100:
-            return int(major), int(minor)
-        if text == "not_decided":
-            raise OSError(f"etcd at {answer.member} is starting: no version yet")
-    raise OSError(f"what answers at {answer.member} is not etcd: it has no /version")
-
-
 def message_of(answer: EtcdAnswer) -> str:
     """Return the error in an answer, in etcd's words."""
     error = answer.body.get("error")

@@ -1,4 +1,5 @@
-"""The register in etcd's v3 API, over its JSON gateway.
+"""The register in etcd's v3 API, over its JSON gateway. Clusters from 3.4 on have it, also those
+that serve torchrun the v2 API.
 
 The record is a key with a lease, whose time only the server measures. The create_revision of the
 key is the record's revision. etcd grants no lease below one and a half of its election timeouts
@@ -14,6 +15,8 @@ marks the holder's record. A live holder overwrites it with its next renewal.
 
 import base64
 import json
+import math
+import os
 import time
 from typing import Any, NamedTuple
 
@@ -23,17 +26,37 @@ from relight.rendezvous.etcd_http import (
     EtcdAnswer,
     EtcdMembers,
     Login,
-    cluster_version,
     message_of,
     nonsense,
 )
-from relight.rendezvous.etcd_record import TRIES, EtcdRegister, KeyContent, Stored, login_needed
-from relight.rendezvous.leader_lock import Record
+from relight.rendezvous.leader_lock import NOBODY, Record
 
+_TRIES = 5
 _LEASE_ENDED = 5
 _NO_PERMISSION = 7
 _UNAUTHENTICATED = 16
 _TOKEN_TOO_OLD = ("invalid auth token", "revision of auth store is old")
+
+
+class _Stored(NamedTuple):
+    """The value of a job's key. `token` identifies its writer. `doubted` is set by a process that
+    could not reach the writer at `value`, and waits for its next renewal.
+    """
+
+    token: str
+    value: str
+    doubted: bool = False
+
+
+class _KeyContent(NamedTuple):
+    """The content of the key. `revision` is 0 for a missing key."""
+
+    token: str = ""
+    value: str = ""
+    revision: int = 0
+    modified: int = 0
+    lease: int = 0
+    doubted: bool = False
 
 
 class _Pair(NamedTuple):
@@ -55,17 +78,40 @@ class _LeaseEnded(Exception):  # noqa: N818
     """The lease has ended."""
 
 
-class V3Register(EtcdRegister):
-    """The record of one job; see `EtcdRegister`."""
+class EtcdRegister:
+    """The record of one job.
+
+    Args:
+        members: the cluster.
+        key: the key of the record.
+        login: the user of etcd.
+    """
 
     def __init__(self, members: EtcdMembers, key: str, login: Login) -> None:
-        super().__init__(members, key, login)
+        self.own_address = ""
+        self._members = members
+        self._key = key
+        self._login = login
+        self._token = os.urandom(16).hex()
         self._held = False
         self._lease = 0
         self._lease_s = 0
         self._session = ""
-        self._base = ""
-        self._base_works = False
+
+    def hold(self, value: str, ttl_s: float) -> Record:
+        """Take, renew or read the record; see `LeaderLock`."""
+        self._members.hurry(ttl_s)
+        try:
+            found = self._hold(value, math.ceil(ttl_s)) if value else self._look()
+        finally:
+            self.own_address = self._members.own_address
+        if not found.revision:
+            return NOBODY
+        return Record(found.value, str(found.revision), found.token == self._token)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._members.close()
 
     def evict(self, record: Record, patience_s: float = 0.0) -> bool:
         """Remove the record of a dead holder; see `LeaderLock`."""
@@ -75,7 +121,7 @@ class V3Register(EtcdRegister):
             return not self._remove(_if_created(int(record.revision))).revision
         found = self._look()
         if str(found.revision) == record.revision and not found.doubted:
-            record_of_it = Stored(found.token, found.value, doubted=True)
+            record_of_it = _Stored(found.token, found.value, doubted=True)
             try:
                 found = self._put(_if_modified(found.modified), record_of_it, found.lease)
             except _LeaseEnded:
@@ -96,12 +142,12 @@ class V3Register(EtcdRegister):
         self._revoke(self._lease)  # a request that is still on its way finds no lease
         self._lease = 0
 
-    def _hold(self, value: str, seconds: int) -> KeyContent:
+    def _hold(self, value: str, seconds: int) -> _KeyContent:
         old = self._lease
         # Renew the lease first: a key that is read after that stays as long as the lease.
         renewed = self._renewed(seconds) if self._held else 0
         found = self._look()
-        for _ in range(TRIES):
+        for _ in range(_TRIES):
             if found.revision and found.token != self._token:
                 self._held = False
                 return found
@@ -117,7 +163,7 @@ class V3Register(EtcdRegister):
             except _LeaseEnded:
                 renewed = self._lease = 0
                 found = self._look()
-        raise self._restless()
+        raise OSError(f"etcd: the key {self._key} changes faster than it can be read")
 
     def _renewed(self, seconds: int) -> int:
         """Renew our lease and return it, or 0 without a lease of this duration."""
@@ -143,23 +189,23 @@ class V3Register(EtcdRegister):
         except (_LeaseEnded, OSError):
             pass
 
-    def _look(self) -> KeyContent:
+    def _look(self) -> _KeyContent:
         answer = self._call("/kv/range", self._range())
         return self._found(answer, answer.body)
 
-    def _write(self, revision: int, value: str, lease: int) -> KeyContent:
+    def _write(self, revision: int, value: str, lease: int) -> _KeyContent:
         """Write the key if it has this revision; return its content afterwards."""
-        return self._put(_if_created(revision), Stored(self._token, value), lease)
+        return self._put(_if_created(revision), _Stored(self._token, value), lease)
 
-    def _put(self, condition: dict[str, str], stored: Stored, lease: int) -> KeyContent:
+    def _put(self, condition: dict[str, str], stored: _Stored, lease: int) -> _KeyContent:
         text = json.dumps(fields.plain(stored))
         put = {"key": _encoded(self._key), "value": _encoded(text), "lease": str(lease)}
         return self._transact(condition, {"request_put": put})
 
-    def _remove(self, condition: dict[str, str]) -> KeyContent:
+    def _remove(self, condition: dict[str, str]) -> _KeyContent:
         return self._transact(condition, {"request_delete_range": {"key": _encoded(self._key)}})
 
-    def _transact(self, condition: dict[str, str], change: dict[str, Any]) -> KeyContent:
+    def _transact(self, condition: dict[str, str], change: dict[str, Any]) -> _KeyContent:
         """Make a change if a condition on the key is met; return its content afterwards."""
         compare = {"key": _encoded(self._key), "result": "EQUAL", **condition}
         look = {"request_range": self._range()}
@@ -175,23 +221,26 @@ class V3Register(EtcdRegister):
     def _range(self) -> dict[str, Any]:
         return {"key": _encoded(self._key)}
 
-    def _found(self, answer: EtcdAnswer, result: Any) -> KeyContent:
+    def _found(self, answer: EtcdAnswer, result: Any) -> _KeyContent:
         """Return the record in a range."""
         if not isinstance(result, dict) or not isinstance(answer.body.get("header"), dict):
             raise nonsense(answer)
         if not result.get("kvs"):
-            return KeyContent()
+            return _KeyContent()
         try:
             pair, *_ = fields.record(_Range, result).kvs
-            stored: Stored = fields.record(Stored, fields.decode(base64.b64decode(pair.value)))
+            stored: _Stored = fields.record(_Stored, fields.decode(base64.b64decode(pair.value)))
         except ValueError:  # malformed, or not base64
             pair = _Pair("", "", "")
         revision, modified = _number(pair.create_revision), _number(pair.mod_revision)
         if not revision:
-            raise self._something_else(answer)
-        token, value, doubted = stored
+            raise OSError(
+                f"etcd at {answer.member}: the key {self._key} holds something else than a record"
+            )
         lease = _number(pair.lease)
-        return KeyContent(token, value, revision, modified, lease=lease, doubted=doubted)
+        return _KeyContent(
+            stored.token, stored.value, revision, modified, lease, doubted=stored.doubted
+        )
 
     # Calls.
 
@@ -219,25 +268,17 @@ class V3Register(EtcdRegister):
             raise self._error(answer)
 
     def _post(self, path: str, request: dict[str, Any]) -> EtcdAnswer:
-        if not self._base:
-            self._base = _base_of(cluster_version(self._members))
         headers = {"Content-Type": "application/json"}
         if self._session and path != "/auth/authenticate":
             headers["Authorization"] = self._session
         body = json.dumps(request).encode()
-        answer = self._members.ask("POST", self._base + path, body, headers)
-        if answer.status != 404 or answer.body:
-            self._base_works = True
-            return answer
-        base, self._base = self._base, ""
-        if self._base_works:
-            raise OSError(
-                f"etcd at {answer.member} no longer has {base}: it may have been upgraded"
+        answer = self._members.ask("POST", "/v3" + path, body, headers)
+        if answer.status == 404 and not answer.body:
+            raise UsageError(
+                f"etcd at {answer.member} has no JSON gateway at /v3",
+                hint="use etcd 3.4 or newer, without --enable-grpc-gateway=false",
             )
-        raise UsageError(
-            f"etcd at {answer.member} has no JSON gateway at {base}",
-            hint="start it without --enable-grpc-gateway=false",
-        )
+        return answer
 
     def _error(self, answer: EtcdAnswer) -> Exception:
         """Return the error for a refusal."""
@@ -256,16 +297,12 @@ class V3Register(EtcdRegister):
         if "invalid user ID or password" in text:
             return UsageError(f"{where}: wrong user or password ({self._login.user})")
         if not self._login.user and (code == _UNAUTHENTICATED or "user name is empty" in text):
-            return login_needed(where)
+            return UsageError(
+                f"{where} requires a user and a password",
+                hint="--rdzv-conf=etcd_user=NAME,etcd_password_file=FILE",
+            )
         self._members.move_on()
         return OSError(f"{where}: {text}")
-
-
-def _base_of(version: tuple[int, int]) -> str:
-    """Return the path of the gateway in this version of etcd, which also exists in the next."""
-    if version >= (3, 4):
-        return "/v3"
-    return "/v3beta" if version >= (3, 3) else "/v3alpha"
 
 
 def _if_created(revision: int) -> dict[str, str]:

@@ -35,7 +35,6 @@ from typing import Any
 
 from relight.base.errors import MachineError
 
-SWITCH = Path(__file__).with_name("switch.py")
 PATIENCE = 60
 """Timeout in seconds for a request to the switch, and for the end of a killed process."""
 # Found here, because a program may be started with another PATH.
@@ -85,7 +84,12 @@ class Lab:
     """Hosts and the network between them; everything is gone after the `with` block.
 
     The hostname of a host is its name unless `hostnames` says otherwise.
+
+    Attributes:
+        program: the file of the switch.
     """
+
+    program = Path(__file__).with_name("switch.py")
 
     def __init__(self, hosts: Iterable[str], hostnames: Mapping[str, str] | None = None) -> None:
         aliases = hostnames or {}
@@ -98,9 +102,6 @@ class Lab:
         self.conditions = {name: {"delay": 0.0, "jitter": 0.0, "loss": 0.0} for name in self.hosts}
         self.severed: set[str] = set()
         self.blocks: set[tuple[str, str]] = set()
-        self.groups: list[set[str]] = []
-        self.limits: dict[str, int] = {}
-        self.walls: dict[str, list[int]] = {}
         self.lock = threading.RLock()
 
     def __getitem__(self, name: str) -> Host:
@@ -117,7 +118,7 @@ class Lab:
         self.control.settimeout(PATIENCE)
         with theirs:
             self.switch = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(SWITCH), str(theirs.fileno())],
+                [sys.executable, "-I", "-S", str(self.program), str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -232,34 +233,10 @@ class Lab:
             self.blocks.add((self.hosts[source].name, self.hosts[target].name))
             self.apply()
 
-    def partition(self, *groups: Iterable[str]) -> None:
-        """Hosts of different groups cannot reach each other; a host in no group reaches all."""
-        with self.lock:
-            self.groups = [{self.hosts[name].name for name in group} for group in groups]
-            self.apply()
-
-    def limit(self, host: str, size: int | None) -> None:
-        """Lose packets of more bytes that a host sends without a word; None undoes it."""
-        with self.lock:
-            self.limits.pop(self.hosts[host].name, None)
-            if size is not None:
-                self.limits[host] = size
-            self.ask({"limits": self.limits})
-
-    def wall(self, host: str, ports: Iterable[int] | None) -> None:
-        """Put up a firewall: a host takes connections and datagrams only at these ports, and
-        answers to its own; the rest is lost without a word. None undoes it.
-        """
-        with self.lock:
-            self.walls.pop(self.hosts[host].name, None)
-            if ports is not None:
-                self.walls[host] = list(ports)
-            self.ask({"walls": self.walls})
-
     def heal(self) -> None:
-        """Undo partition(), block() and cut(); the rest stays."""
+        """Undo block() and cut(); the rest stays."""
         with self.lock:
-            self.severed, self.blocks, self.groups = set(), set(), []
+            self.severed, self.blocks = set(), set()
             self.apply()
 
     def crash(self, host: str) -> None:
@@ -269,15 +246,11 @@ class Lab:
 
     def apply(self) -> None:
         """Send the list of blocked pairs to the switch."""
-        group = {name: number for number, names in enumerate(self.groups) for name in names}
         blocked = [
             (a, b)
             for a in self.hosts
             for b in self.hosts
-            if a in self.severed
-            or b in self.severed
-            or (a, b) in self.blocks
-            or (a in group and b in group and group[a] != group[b])
+            if a in self.severed or b in self.severed or (a, b) in self.blocks
         ]
         self.ask({"blocked": blocked})
 

@@ -27,6 +27,7 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
+from typing import Any
 
 sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
@@ -40,7 +41,6 @@ CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWNET = 0x00020000, 0x04000000, 0x40000000
 MS_BIND, MS_REC, MS_SLAVE = 0x1000, 0x4000, 0x80000
 TUNSETIFF, TUNSETPERSIST, IFF_TUN, IFF_NO_PI = 0x400454CA, 0x400454CB, 0x0001, 0x1000
 NAMESPACES = ("net", "uts", "mnt")
-TCP, UDP, SYN, ACK = 6, 17, 0x02, 0x10
 SYSCTL = {
     "net/ipv4/ip_forward": "0",
     "net/ipv6/conf/all/forwarding": "0",
@@ -205,44 +205,6 @@ def signal_all(network: int, number: int) -> None:
         sent |= found
 
 
-class Wall:
-    """A firewall of one host: new connections and datagrams only to some ports, and answers.
-
-    Other packets are dropped silently. ICMP passes.
-    """
-
-    def __init__(self, ports: list[int]) -> None:
-        self.ports = ports
-        self.asked: set[tuple[bytes, bytes]] = set()
-
-    def leaves(self, packet: bytes) -> None:
-        """Remember the destinations of the host's datagrams, because they may answer."""
-        protocol, ends, _ = dissect(packet)
-        if protocol == UDP:
-            self.asked.add(ends)
-
-    def lets_in(self, packet: bytes) -> bool:
-        """Return whether a packet reaches the host."""
-        protocol, (source, target), flags = dissect(packet)
-        if protocol not in (TCP, UDP) or int.from_bytes(target[-2:]) in self.ports:
-            return True
-        if protocol == TCP:
-            return flags & (SYN | ACK) != SYN
-        return (target, source) in self.asked
-
-
-def dissect(packet: bytes) -> tuple[int, tuple[bytes, bytes], int]:
-    """Return the protocol, address and port of the sender and of the target, and TCP's flags."""
-    if packet[0] >> 4 == 4:
-        protocol, start, first, size = packet[9], (packet[0] & 15) * 4, 12, 4
-    else:
-        protocol, start, first, size = packet[6], 40, 8, 16
-    ports = packet[start : start + 4]
-    source = packet[first : first + size] + ports[:2]
-    target = packet[first + size : first + 2 * size] + ports[2:]
-    return protocol, (source, target), packet[start + 13] if protocol == TCP else 0
-
-
 class Switch:
     """Packets from each port to the others, under the conditions that the owner sets."""
 
@@ -257,8 +219,6 @@ class Switch:
         }
         self.conditions: dict[Port, tuple[float, float, float]] = {}
         self.blocked: set[tuple[Port, Port]] = set()
-        self.limits: dict[Port, int] = {}
-        self.walls: dict[Port, Wall] = {}
         self.under_way: list[tuple[float, int, tuple[Port, Port], bytes]] = []
         self.last_due: dict[tuple[Port, Port], float] = {}
         self.count = 0
@@ -273,25 +233,29 @@ class Switch:
         # This file is run by its path: relight may not be importable, so no LineBuffer.
         *lines, self.received = (self.received + data).split(b"\n")
         for line in lines:
-            request = json.loads(line)
-            if "kill" in request:
-                kill_all({self.ports[request["kill"]].network})
-            if "signal" in request:
-                name, number = request["signal"]
-                signal_all(self.ports[name].network, number)
-            if "blocked" in request:
-                self.blocked = {(self.ports[a], self.ports[b]) for a, b in request["blocked"]}
-                self.under_way = [p for p in self.under_way if p[2] not in self.blocked]
-                heapq.heapify(self.under_way)
-            if "limits" in request:
-                self.limits = {self.ports[k]: size for k, size in request["limits"].items()}
-            if "walls" in request:
-                self.walls = {self.ports[k]: Wall(v) for k, v in request["walls"].items()}
-            if "conditions" in request:
-                wanted = request["conditions"].items()
-                self.conditions = {self.ports[k]: tuple(v) for k, v in wanted if any(v)}
+            self.carry_out(json.loads(line))
             self.answer()
         return bool(data)
+
+    def carry_out(self, request: dict[str, Any]) -> None:
+        """Do what the owner wants."""
+        if "kill" in request:
+            kill_all({self.ports[request["kill"]].network})
+        if "signal" in request:
+            name, number = request["signal"]
+            signal_all(self.ports[name].network, number)
+        if "blocked" in request:
+            self.blocked = {(self.ports[a], self.ports[b]) for a, b in request["blocked"]}
+            self.under_way = [p for p in self.under_way if p[2] not in self.blocked]
+            heapq.heapify(self.under_way)
+        if "conditions" in request:
+            wanted = request["conditions"].items()
+            self.conditions = {self.ports[k]: tuple(v) for k, v in wanted if any(v)}
+
+    def passes(self, source: Port, target: Port, packet: bytes) -> bool:
+        """Return whether a packet may pass between two hosts, whatever is in it."""
+        del packet
+        return target is not source and (source, target) not in self.blocked
 
     def accept(self, source: Port, packet: bytes) -> None:
         """Handle a packet from a host; send it to all hosts if the address is unknown (a test may
@@ -299,15 +263,9 @@ class Switch:
         """
         target = self.by_address.get(packet[16:20] if packet[0] >> 4 == 4 else packet[24:40])
         targets = self.ports.values() if target is None else (target,)
-        if len(packet) > self.limits.get(source, MTU):
-            return
-        if source in self.walls:
-            self.walls[source].leaves(packet)
         for target in targets:
             pair = (source, target)
-            if target is source or pair in self.blocked:
-                continue
-            if target in self.walls and not self.walls[target].lets_in(packet):
+            if not self.passes(source, target, packet):
                 continue
             delay, jitter, loss = self.conditions.get(source, (0.0, 0.0, 0.0))
             if loss and random.random() < loss:  # noqa: S311
@@ -366,7 +324,7 @@ class Switch:
                 return
 
 
-def main() -> None:
+def main(kind: type[Switch] = Switch) -> None:
     """Run the switch of the owner at the other end of the socket in `sys.argv[1]`."""
     control = socket.socket(fileno=int(sys.argv[1]))
     control.set_inheritable(False)
@@ -380,7 +338,7 @@ def main() -> None:
     with control.makefile("rb") as lines:
         hosts = json.loads(lines.readline())
     try:
-        switch = Switch(control, hosts)
+        switch = kind(control, hosts)
     except OSError as error:
         control.sendall(json.dumps({"error": str(error)}).encode() + b"\n")
         return

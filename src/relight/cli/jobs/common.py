@@ -1,8 +1,10 @@
 """Shared parts of the commands on jobs: reading flags, printing, and watching a job to its end."""
 
 import json
+import queue
 import sys
 import threading
+import time
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from math import isfinite
@@ -29,6 +31,8 @@ EXIT_TIMEOUT = 124
 _JOIN_S = 10.0
 _MOST_LINES = 10_000
 """How many lines may wait to be printed."""
+_GATHER_S = 0.05
+"""Lines are printed together that come in this time."""
 
 
 class Page(NamedTuple):
@@ -169,18 +173,17 @@ class Follower:
     def __init__(self, runner: Runner, handle: Handle, where: Any, **query: Any) -> None:
         self._runner, self._handle, self._where = runner, handle, where
         self._filters = query
-        self._replicas = runner.replicas(handle)
         self._errors: list[RelightError] = []
-        self._lines: list[str] = []
-        self._changed = threading.Condition()
-        self._reading = len(self._replicas)
-        self._progress = 0
-        """Counts prints and finished readers, to detect whether output still comes."""
-        self._printing = self._output_closed = False
+        self._lines: queue.Queue[str | None] = queue.Queue(_MOST_LINES)
+        """Lines to print, and None for each reader that has finished."""
+        self._steps = 0
+        self._is_writing = False
         raise_limit()  # each reader has files open
-        for replica in self._replicas:
+        replicas = runner.replicas(handle)
+        for replica in replicas:
             threading.Thread(target=self._follow, args=replica, daemon=True).start()
-        threading.Thread(target=self._print, daemon=True).start()
+        self._printer = threading.Thread(target=self._print, args=[len(replicas)], daemon=True)
+        self._printer.start()
 
     def join(self, limit_s: float | None = _JOIN_S) -> None:
         """Wait for the last lines; the limit is for a period without a new line. A slow reader of
@@ -189,73 +192,45 @@ class Follower:
         Raises:
             RelightError: if the lines of a replica could not be read.
         """
-        with self._changed:
-            while not self._is_over():
-                if not self._has_progress(limit_s) and not self._printing:
-                    raise MachineError(
-                        "the job ended, but its output is still being written; "
-                        f"see `relight logs {self._handle}`"
-                    )
+        while self._printer.is_alive():
+            steps = self._steps
+            self._printer.join(limit_s)
+            if self._printer.is_alive() and self._steps == steps and not self._is_writing:
+                raise MachineError(
+                    "the job ended, but its output is still being written; "
+                    f"see `relight logs {self._handle}`"
+                )
         if self._errors:
             raise self._errors[0]
 
-    def _has_progress(self, limit_s: float | None) -> bool:
-        steps = self._progress
-        return self._changed.wait_for(lambda: self._progress != steps, limit_s)
-
-    def _is_over(self) -> bool:
-        return self._output_closed or not (self._reading or self._lines or self._printing)
-
     def _follow(self, role: str, replica: int) -> None:
+        name = shown_replica(self._handle.scheduler, role, replica)
         try:
             for line in self._runner.log_lines(
                 self._handle, role, replica, follow=True, **self._filters
             ):
-                with self._changed:
-                    while len(self._lines) >= _MOST_LINES and not self._output_closed:
-                        self._changed.wait()
-                    if self._output_closed:
-                        break
-                    self._lines.append(f"{self._name(role, replica)} {line}\n")
-                    if len(self._lines) == 1:
-                        self._changed.notify_all()
+                self._lines.put(f"{name} {line}\n")
         except RelightError as error:
             self._errors.append(error)
         except OSError as error:
-            self._errors.append(
-                MachineError(f"can't read the logs of {self._name(role, replica)}: {error}")
-            )
+            self._errors.append(MachineError(f"can't read the logs of {name}: {error}"))
         finally:
-            with self._changed:
-                self._reading -= 1
-                self._progress += 1
-                self._changed.notify_all()
+            self._lines.put(None)
 
-    def _name(self, role: str, replica: int) -> str:
-        return shown_replica(self._handle.scheduler, role, replica)
-
-    def _print(self) -> None:
-        while True:
-            with self._changed:
-                self._printing = False
-                self._progress += 1
-                self._changed.notify_all()
-                while self._reading and not self._lines:
-                    self._changed.wait()
-                lines, self._lines = self._lines, []
-                self._printing = bool(lines)
-                self._changed.notify_all()
-            if not lines:
-                return
+    def _print(self, reading: int) -> None:
+        while reading:
+            lines = [self._lines.get()]
+            time.sleep(_GATHER_S)
+            lines += [self._lines.get_nowait() for _ in range(self._lines.qsize())]
+            reading -= lines.count(None)
+            self._is_writing = True
             try:
-                self._where.write("".join(lines))
+                self._where.write("".join(filter(None, lines)))
                 self._where.flush()
             except (OSError, ValueError):  # the reader of the output is gone
-                with self._changed:
-                    self._output_closed = True
-                    self._progress += 1
-                    self._changed.notify_all()
                 return
+            self._is_writing = False
+            self._steps += 1
 
 
 def report(handle: Handle, found: AppStatus) -> None:
