@@ -1,5 +1,6 @@
 """Silent nodes: a group waits for them, informs its users, and acts immediately on proof only."""
 
+import pytest
 from plays import Table, record, table
 
 from relight.core.failure import ErrorReport, FailureKind
@@ -202,6 +203,47 @@ def test_failure_just_after_silence_costs_no_restart() -> None:
         -> look and stop 0: a b c
         25.1 b c ready
         -> form 1: a b c
+    """)
+
+
+@pytest.mark.parametrize("back_at", [23.1, 25.0])
+def test_own_suspension_does_not_hide_silence_behind_failure(back_at: float) -> None:
+    """The wait for the silent node begins anew; its silence has begun before all the same."""
+    game = running_group().play("""
+        20 b silent1
+    """)
+    fail_blaming_peer(game, "a", "Connection closed by peer")
+    game.play("""
+        20 -
+        -> look and stop 0: a b c
+        20.1 c ready
+    """)
+    game.now = 23.0
+    game.step(Slept())
+    game.play(f"""
+        {back_at} b returns
+        -> look and stop 0: b
+        {back_at} b ready
+        -> form 1: a b c
+    """)
+
+
+def test_own_suspension_does_not_explain_failure_before_it() -> None:
+    """The nodes seem to be silent only because their messages have not been read."""
+    game = running_group()
+    fail_blaming_peer(game, "a", "Connection closed by peer")
+    game.play("""
+        0 -
+        -> look and stop 0: a b c
+    """)
+    game.now = 5.0
+    game.step(Slept())
+    game.play("""
+        5 b silent5.2
+        5.1 c ready
+        5.1 b heard
+        5.1 b ready
+        -> form 1 restart 1: a b c
     """)
 
 

@@ -495,8 +495,7 @@ class Run:
     def _tries(self, process: Process) -> None:
         """A node tries to reach the others: its connection may break before it has answered."""
         if self.world.now < self._trouble_s and self._resets.random() < self._reset_who_tries:
-            (agent,) = (agent for agent in self.watch.agents if agent.process is process)
-            soon = self._resets.uniform(0, 0.5)
+            agent, soon = self.world.agent_of(process), self._resets.uniform(0, 0.5)
             self.world.after(soon, lambda: self._reset(agent, both=True))
 
     def _stop_past_its_lease(self, process: Process, coordinator: Process) -> None:

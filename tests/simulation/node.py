@@ -44,6 +44,7 @@ class Node(Agent):
 
     def __init__(self, job: "AgentConfig", process: Process, stop_s: float) -> None:
         self.process = process
+        process.agent = self
         self.name = process.name
         self.workers: Workers | None = None
         self.reached = False

@@ -383,8 +383,7 @@ class Heartbeats(heartbeats.Heartbeats):
         self._is_open = self._at not in self._boxes
         if self._is_open:
             self._boxes[self._at] = self
-        agents = [each for each in self.world.watch.agents if each.process is self.process]
-        self._is_held = all(agent.workers is None for agent in agents)
+        self._is_held = self._has_no_workers()
         self.process.at_death.append(self._orphan)
 
     @property
@@ -397,10 +396,12 @@ class Heartbeats(heartbeats.Heartbeats):
     def close(self) -> None:
         self._probed.clear()
         self._is_open = False
-        agents = [each for each in self.world.watch.agents if each.process is self.process]
-        if self._is_held and any(agent.workers is not None for agent in agents):
-            return  # their spawner has it, too
-        self._free()
+        if self._has_no_workers() or not self._is_held:
+            self._free()  # else their spawner has it as well
+
+    def _has_no_workers(self) -> bool:
+        agent = self.process.agent
+        return agent is None or agent.workers is None
 
     def _free(self) -> None:
         if self._boxes.get(self._at) is self:

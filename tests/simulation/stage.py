@@ -117,6 +117,7 @@ TOWARDS_MACHINE: dict[str, dict[str, Any]] = {
     "relight.agent.node": {"_READY_S": 1.0},
     "relight.agent.worker_group": {"Logs": node.Logs, "WorkerGroup._has_memory": node.has_memory},
     "relight.processes.shared_pages": {"WorkerMemory": memory.Memory},
+    "relight.processes.breakpoints": {"waiting": dict},
     "relight.processes.supervisor": {"Workers": node.Workers},
     "relight.processes.freezer": {"system": processes.BELOW, "_send": processes.send},
     "relight.output.journal": {"EventLog": node.EventLog},
@@ -171,6 +172,9 @@ def on(world: World) -> Iterator[None]:
         for module in ("relight.agent.agent", "relight.cli.coordinator"):
             stack.enter_context(patch(f"{module}.Loop", lambda: Loop(world)))
         stack.enter_context(patch("relight.cli.coordinator.listen", listen))
+        stack.enter_context(
+            patch("relight.host.env_fingerprint.machine", lambda: world.me().host.name)
+        )
         stack.enter_context(
             patch("relight.cli.coordinator._refuses", partial(sockets.refuses, world))
         )

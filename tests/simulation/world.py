@@ -48,6 +48,7 @@ class Host:
         self.offset = world.random.uniform(100, 10_000)
         self.ports: dict[int, Socket] = {}
         self.processes: list[Process] = []
+        world.by_address[self.address] = self
         self._world = world
         self._least = 0.0
 
@@ -90,6 +91,7 @@ class Process:
         self.stopped = False
         self.exit_code: int | None = None
         self.error: BaseException | None = None
+        self.agent: Node | None = None
         self.register: object = None
         self.ends: dict[End, None] = {}
         self.at_death: list[Callable[[], None]] = []
@@ -290,6 +292,7 @@ class World:
         self.clocks = self.random.choice((0.0, 0.0, 0.001, 0.01))
         """By how much clocks run too fast or too slow, at most."""
         self.hosts: list[Host] = []
+        self.by_address: dict[str, Host] = {}
         self.current: Process | None = None
         self.jitter_s = self.random.choice((0.001, 0.01, 0.05, 0.2))
         self.loss = self.random.choice((0.0, 0.0, 0.0, 0.05))
@@ -335,7 +338,8 @@ class World:
 
     def agent_of(self, process: Process) -> "Node":
         """Return the agent in a process."""
-        return next(agent for agent in reversed(self.watch.agents) if agent.process is process)
+        assert process.agent is not None
+        return process.agent
 
     def log(self, line: str) -> None:
         """Note what happened."""
@@ -358,7 +362,7 @@ class World:
         """Return the machine that has an address, seen from another."""
         if address.startswith("127."):
             return caller
-        return next((host for host in self.hosts if host.address == address), None)
+        return self.by_address.get(address)
 
     def passes(self, source: Host, target: Host) -> bool:
         """Whether packets arrive."""

@@ -28,14 +28,16 @@ _AFTERMATH_S = 2.0
 
 class Silent(NamedTuple):
     """A node that was last heard at `heard_at`. `reason`: why its connection ended, or empty.
-    `since`: the time from which its silence counts, later than `heard_at` if this process has slept
-    since.
+    `since`: the time from which the wait for it counts, later than `heard_at` if this process has
+    slept since. `began_at`: when its silence began; what this process sleeps through later does not
+    change that.
     """
 
     host: str
     heard_at: float
     reason: str
     since: float = float("-inf")
+    began_at: float = float("inf")
 
     @property
     def tell_at(self) -> float:
@@ -92,7 +94,8 @@ class Silence:
         heard_at = silent.heard_at
         since = max(heard_at, min(self._awake_at, heard_at + self._lost_after_s))
         if since != silent.since:
-            self._nodes[node] = silent._replace(since=since)
+            began_at = min(silent.began_at, since)
+            self._nodes[node] = silent._replace(since=since, began_at=began_at)
             heapq.heappush(self._lost_at, (since + self._lost_after_s, node))
 
     def end(self, node: str, now: float) -> None:
@@ -100,10 +103,10 @@ class Silence:
         silent = self._nodes.pop(node, None)
         if silent is None:
             return
-        if now >= silent.tell_at:
-            self._past.append((node, silent.since, now))
+        if now >= silent.began_at + TELL_AFTER_S:
+            self._past.append((node, silent.began_at, now))
             if node not in self._untold:
-                self._returned[silent.host] = now - silent.since
+                self._returned[silent.host] = now - silent.began_at
         self._untold.pop(node, None)
 
     def forget(self, node: str, now: float) -> None:
@@ -140,11 +143,10 @@ class Silence:
         """Return whether the silence of one of these nodes may explain the failure of a worker that
         blames a peer.
         """
-        past = [(node, since, until) for node, since, until in self._past]
-        present = [(node, silent.since, float("inf")) for node, silent in self._nodes.items()]
+        present = ((node, each.began_at, float("inf")) for node, each in self._nodes.items())
         return any(
-            node in suspects and since <= failed_at <= until + _AFTERMATH_S
-            for node, since, until in (*past, *present)
+            node in suspects and began_at <= failed_at <= until + _AFTERMATH_S
+            for node, began_at, until in (*self._past, *present)
         )
 
     def deadline(self) -> float | None:
