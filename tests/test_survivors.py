@@ -452,6 +452,162 @@ def test_overwritten_state_is_not_shared(warm_torch: WarmTorch) -> None:
     assert "call generation.share() before DistributedDataParallel" in result.stderr
 
 
+FSDP = """
+import os, signal, sys, time
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from relight.worker import StateLostError, progress, recoverable
+
+done = 0
+rank = int(os.environ["RANK"])
+
+def checkpoint(model, optimizer):
+    return dict(zip(("model", "optimizer"), get_state_dict(model, optimizer)))
+
+@recoverable
+def train(generation):
+    global done
+    dist.init_process_group("gloo")
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    torch.manual_seed(generation.restart)  # only the shared state gives equal losses
+    model = nn.Sequential(nn.Linear(16, 33), nn.Tanh(), nn.Linear(33, 16))
+    fully_shard(model[0], mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    try:
+        done = generation.share(model, optimizer, step=done if "FORGET" not in os.environ else 0)
+    except StateLostError as error:
+        print(error, file=sys.stderr, flush=True)
+        state = checkpoint(model, optimizer)
+        dcp.load(state, checkpoint_id="saved")
+        set_state_dict(model, optimizer, model_state_dict=state["model"],
+                       optim_state_dict=state["optimizer"])
+        done = 2
+        generation.restored()
+    while done < 5:
+        torch.manual_seed(100 * done + rank)
+        if f"{rank}:{done}" in os.environ["KILLS"].split() and generation.restart == 0:
+            time.sleep(0.2)  # its peers are in the all-gather
+            os.kill(os.getpid(), signal.SIGKILL)
+        loss = model(torch.randn(8, 16)).square().mean()
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        assert norm.device_mesh is mesh  # not an equal one, of an old group
+        optimizer.step()
+        optimizer.zero_grad()
+        done += 1
+        progress(done)
+        print(rank, "step", done, loss.item().hex(), norm.full_tensor().item().hex(), flush=True)
+        if done == 2:
+            dcp.save(checkpoint(model, optimizer), checkpoint_id="saved")
+    dist.barrier()
+    print(rank, "weights", [each.to_local().tolist() for each in model.parameters()], flush=True)
+
+
+train()
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture(scope="module")
+def whole_fsdp() -> dict[str, set[str]]:
+    """The output of an undisturbed run, once it has run."""
+    return {}
+
+
+@pytest.mark.slow
+@pytest.mark.needs_torch
+@pytest.mark.parametrize(
+    ("kills", "said"),
+    [
+        ("2:3", "rank 2 was replaced"),
+        ("0:3 3:3", "ranks 0, 3 were replaced"),
+        ("1:3 3:3", "no survivor has the shard of ranks 1, 3: load a checkpoint"),
+    ],
+)
+def test_shards_continue_from_their_replicas_or_checkpoint(
+    warm_torch: WarmTorch, whole_fsdp: dict[str, set[str]], kills: str, said: str
+) -> None:
+    flags = ("--nproc-per-node=4", "--max-restarts=1")
+    if not whole_fsdp:
+        whole = warm_torch.run(FSDP, *flags, KILLS="")
+        assert whole.returncode == 0, whole.stderr
+        whole_fsdp["lines"] = set(whole.stdout.splitlines())
+    result = warm_torch.run(FSDP, *flags, KILLS=kills)
+    assert result.returncode == 0, result.stderr
+    assert said in result.stderr
+    assert f"; {pluralize(4 - len(kills.split()), 'rank')} stayed" in result.stderr
+    assert ("no survivor has" in result.stderr) == said.startswith("no survivor")
+    assert set(result.stdout.splitlines()) == whole_fsdp["lines"]
+
+
+@pytest.mark.slow
+@pytest.mark.needs_torch
+def test_shards_of_unknown_step_are_not_shared(warm_torch: WarmTorch) -> None:
+    """Those at different steps would be taken for one."""
+    flags = ("--nproc-per-node=4", "--max-restarts=1")
+    result = warm_torch.run(FSDP, *flags, KILLS="2:3", FORGET="1")
+    assert result.returncode == 1
+    assert "keep the step outside of the function" in result.stderr
+
+
+MOVED = """
+import gc, os
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from relight.worker.replicas import Generation
+
+me = int(os.environ["RANK"])
+done, before = 0, None
+for number, rank in enumerate((me, 3 - me, (me + 2) % 4)):
+    dist.init_process_group("gloo", init_method=f"file://{os.getcwd()}/{number}", rank=rank,
+                            world_size=4)
+    generation = Generation(has_survived=number > 0)
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    torch.manual_seed(number)
+    model = nn.Linear(16, 33)
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    done = generation.share(model, optimizer, step=done)
+    for each in range(3):
+        tensors = [*model.parameters(), *(s["exp_avg"] for s in optimizer.state.values())]
+        if number and not each:
+            assert done == 3 * number
+            assert all(map(torch.equal, [t.full_tensor() for t in tensors], before))
+        torch.manual_seed(done)
+        model(torch.randn(4, 16)).square().mean().backward()
+        assert nn.utils.clip_grad_norm_(model.parameters(), 1.0).device_mesh is mesh
+        optimizer.step()
+        optimizer.zero_grad()
+        done += 1
+    tensors = [*model.parameters(), *(s["exp_avg"] for s in optimizer.state.values())]
+    before = [tensor.full_tensor() for tensor in tensors]
+    dist.barrier()
+    generation.broke()
+    del model, optimizer, tensors
+    dist.destroy_process_group()
+    gc.collect()
+print("equal", flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.needs_torch
+def test_shards_of_ranks_that_moved(warm_torch: WarmTorch) -> None:
+    """Each rank has another one in the next generation, whose mesh equals the one before."""
+    result = warm_torch.run(MOVED, "--nproc-per-node=4")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split() == ["equal"] * 4
+
+
 WARM = """
 import csv, os, pathlib, signal, sys, time
 from relight.worker import recoverable

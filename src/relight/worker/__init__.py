@@ -30,6 +30,7 @@ from relight.worker import (
     replicas,
     shared_words_writer,  # not at the first call: a job outlives the files of relight
 )
+from relight.worker.replicas import StateLostError as StateLostError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

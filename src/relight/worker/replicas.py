@@ -1,17 +1,31 @@
-"""Arguments of a recoverable function: the generation that it runs in, and its replicas' state.
+"""Arguments of a recoverable function: the generation that it runs in, and the state that survives.
 
 torch is imported when the state is shared, and only here: the script has imported it by then.
 """
 
+import hashlib
 import os
+import sys
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
+
+from relight.core.workers import surviving_state
+from relight.core.workers.surviving_state import RankState
 
 _unshared: "Generation | None" = None
 """The generation of this process in which it has not shared its state, although ranks are new."""
 
+_kept: "_State | None" = None
+"""The state that this process had when its last group broke, until it is shared."""
 
-_versions: "list[int] | None" = None
-"""How often torch has written to each shared tensor when the last group broke; None for none."""
+_has_begun = False
+"""Whether this process has had the state of the others, or has learned that it is lost."""
+
+
+class StateLostError(RuntimeError):
+    """The surviving ranks do not have the whole state: load a checkpoint in all ranks, and call
+    `Generation.restored`. All ranks raise it.
+    """
 
 
 class Stateful(Protocol):
@@ -42,6 +56,10 @@ class Generation:
         _unshared = self if has_survived else None
         self._objects: tuple[Stateful, ...] = ()
         self._buffers: list[_Buffer] = []
+        self._is_complete = False
+        """Whether this rank has the state of one step: shared, or restored."""
+        self._shared: tuple[int, list[int]] | None = None
+        """The step that was shared, and how often torch had written to each shard until then."""
         self._groups: list[Any] = []
         """Keeps the groups until the function has returned. A DDP wrapper that outlives
         `destroy_process_group` would end them with the GIL, for which gloo's threads may wait
@@ -51,10 +69,15 @@ class Generation:
     def share(self, *objects: Stateful, step: int) -> int:
         """Give all ranks the state of the rank that is furthest, and return its step.
 
-        Call it in all ranks, once the group exists, and before anything may write to the model:
-        DistributedDataParallel copies the weights of rank 0, which may be new. Only surviving
-        ranks count; without any, as in the first generation, nothing is sent. Gradients of a step
-        that was not completed are cleared.
+        Call it in all ranks, once in each generation, when the group exists, and before anything
+        may write to the model: DistributedDataParallel copies the weights of rank 0, which may be
+        new. Only surviving ranks count; without any, as in the first generation, nothing is sent.
+        Gradients of a step that was not completed are cleared.
+
+        What survives is the state of the objects that were given to `share` in the generation
+        before. They may be the same objects, or others: FSDP2 needs a new model for each group.
+        Each rank gets its shard (DTensor) from a survivor that has it, all at the highest step at
+        which each shard has a survivor.
 
         With NCCL it is the state of the survivor that is furthest behind: an aborted kernel may
         send undefined data, with which another rank takes the step before it hears of the failure.
@@ -62,38 +85,51 @@ class Generation:
 
         Args:
             objects: the model, the optimizer and any other stateful objects, in the same order on
-                all ranks. They must be replicas: equal on all ranks that are at the same step.
-            step: how many steps the state of this rank has. Count a step together with the
-                optimizer's, before the next collective.
+                all ranks. What is not sharded must be equal on all ranks that are at the same step.
+            step: how many steps the state that survives in this rank has taken. Count a step
+                together with the optimizer's, before the next collective.
 
         Raises:
-            TypeError: if a tensor is one shard of several ranks: load a checkpoint in all ranks,
-                and call `restored`.
+            StateLostError: in all ranks, if there is no step at which each shard has a survivor.
+            TypeError: in all ranks, if a tensor is a shard of another kind, as of FSDP1.
             RuntimeError: if no rank has survived, and they begin at different steps; or the state
-                of this rank was overwritten since the failure.
+                of a rank was overwritten since the failure; or `step` is not that of the state.
         """
+        global _has_begun, _kept
+        import torch
         import torch.distributed as dist
 
-        self._objects, self._groups = objects, list(dist.distributed_c10d._world.pg_map)
-        told: list[tuple[bool, int]] = [(False, 0)] * dist.get_world_size()
-        dist.all_gather_object(told, (self.has_survived, step))
-        survivors = [(of_rank, -rank) for rank, (stays, of_rank) in enumerate(told) if stays]
-        if not survivors:
-            steps = {of_rank for _, of_rank in told}
-            if len(steps) > 1:
-                raise RuntimeError(f"ranks begin at different steps: {sorted(steps)}")
-            self._keep_buffers()
-            return step
-        writes = _count_writes(objects)  # raises in all ranks if they are shards
-        if self.has_survived and _versions not in (None, writes):
-            raise RuntimeError(
-                "the state has changed since the failure: call generation.share() before "
-                "DistributedDataParallel, which copies the weights of rank 0"
-            )
-        chosen, rank = (min if "nccl" in dist.get_backend_config() else max)(survivors)
-        _broadcast(objects, -rank)
-        self.restored()
-        self._keep_buffers()
+        if self._objects:
+            raise RuntimeError("call generation.share() once, with all objects")
+        self._groups = list(dist.distributed_c10d._world.pg_map)
+        with torch.no_grad():
+            mine, own, new = _offer(objects, step, self.has_survived)
+            offers = [mine] * dist.get_world_size()
+            dist.all_gather_object(offers, mine)
+            for offer in offers:
+                if offer.error is not None:
+                    raise offer.error
+            self._objects = objects
+            ranks = [offer.state for offer in offers]
+            has_nccl = "nccl" in dist.get_backend_config()
+            chosen = surviving_state.latest_step(ranks, only_lowest=has_nccl)
+            if chosen is not None:
+                if len({offer.structure for offer in offers if offer.state.step == chosen}) > 1:
+                    raise TypeError("share() needs the same model and optimizer in all ranks")
+                _exchange(objects, own, new, ranks, chosen)
+            elif any(offer.has_begun for offer in offers):
+                _kept, _has_begun = None, True
+                raise StateLostError(
+                    f"{surviving_state.why_lost(ranks)}: load a checkpoint in all ranks and call "
+                    "generation.restored()"
+                )
+            else:
+                steps = {offer.step for offer in offers}
+                if len(steps) > 1:
+                    raise RuntimeError(f"ranks begin at different steps: {sorted(steps)}")
+                chosen = step
+            self.restored()
+            self._shared = chosen, _State(objects).shard_versions()
         return chosen
 
     def before_step(self) -> None:
@@ -101,20 +137,19 @@ class Generation:
         for buffer in self._buffers:
             buffer.keep()
 
-    def _keep_buffers(self) -> None:
-        modules = [each for each in self._objects if hasattr(each, "buffers")]
-        self._buffers = [_Buffer(tensor) for module in modules for tensor in module.buffers()]
-
     def broke(self) -> None:
         """Record that the group failed; the state must not change until it is shared."""
-        global _versions
+        global _kept, _unshared
         for buffer in self._buffers:  # the broken step has written to them
             buffer.put_back()
-        try:
-            _versions = _count_writes(self._objects) if self._objects else None
-        except TypeError:
-            _versions = None  # they are shards, as `share` will say
-        self.restored()
+        if self._is_complete and self._objects:
+            _kept = _State(self._objects)
+            _kept.meshes.clear()  # they hold the groups
+            if self._shared is not None and self._shared[1] != _kept.shard_versions():
+                _kept.trained_since = self._shared[0]
+        self._objects = ()
+        _unshared = None
+        _forget_meshes()
 
     def check_shared(self) -> None:
         """Raise if ranks are new and have not got the state of the others.
@@ -131,7 +166,11 @@ class Generation:
 
     def restored(self) -> None:
         """Record that all ranks have the same state by other means, as from a checkpoint."""
-        global _unshared
+        global _has_begun, _kept, _unshared
+        self._is_complete, self._shared = True, None
+        modules: list[Any] = [each for each in self._objects if hasattr(each, "named_buffers")]
+        self._buffers = [_Buffer(tensor) for module in modules for tensor in module.buffers()]
+        _kept, _has_begun = None, True
         _unshared = None
 
 
@@ -165,54 +204,219 @@ class _Buffer:
             self._version = self._tensor._version
 
 
+class _Offer(NamedTuple):
+    """What a rank tells the others about its state.
+
+    Args:
+        state: what it has and needs.
+        structure: the same in all ranks, unless they have different models.
+        step: its step, also if it has kept no state.
+        has_begun: whether it has had the state of the others, or has learned that it is lost.
+        error: why it can't share its state.
+    """
+
+    state: RankState
+    structure: str
+    step: int
+    has_begun: bool
+    error: Exception | None
+
+
+def _offer(
+    objects: Sequence[Stateful], step: int, has_survived: bool
+) -> "tuple[_Offer, _State | None, _State]":
+    """Return what to tell the others, the state that this rank has kept, and the objects' own."""
+    error: Exception | None = None
+    try:
+        new = _State(objects)
+    except TypeError as unable:
+        new, error = _State(()), unable
+    # Objects that were not shared before are themselves what has survived; a sharded model is new.
+    own = _kept or (new if has_survived and not new.meshes else None)
+    if own is not None and [tensor._version for tensor in own.tensors] != own.versions:
+        error = RuntimeError(
+            "the state has changed since the failure: call generation.share() before "
+            "DistributedDataParallel, which copies the weights of rank 0"
+        )
+    elif own is not None and own.trained_since is not None and step <= own.trained_since:
+        error = RuntimeError(
+            f"the model was trained after step {own.trained_since}, but share() got step={step}: "
+            "keep the step outside of the function"
+        )
+    state = RankState(step if own else None, own.shard if own else None, new.shard)
+    return _Offer(state, own.structure if own else "", step, _has_begun, error), own, new
+
+
+class _Layout(NamedTuple):
+    """How a tensor is split into shards: the names of its mesh's dimensions, its placements, and
+    the sizes of the dimensions that split it. Replicas may come and go.
+    """
+
+    names: tuple[str, ...] | None
+    placements: tuple[str, ...]
+    sizes: tuple[int, ...]
+
+
 class _Slot(NamedTuple):
-    """Where a tensor is in a state: its number, shape, type of elements and device."""
+    """Where a tensor is in a state: its number, shape, type of elements and device; `layout` and
+    what follows are those of the whole tensor if this is a shard.
+    """
 
     number: int
     shape: tuple[int, ...]
     dtype: Any
     device: str
+    layout: _Layout | None = None
+    whole_shape: tuple[int, ...] = ()
+    stride: tuple[int, ...] = ()
 
 
-def _count_writes(objects: tuple[Stateful, ...]) -> list[int]:
-    tensors: list[Any] = []
-    for each in objects:
-        _take_out(each.state_dict(), tensors)
-    return [tensor._version for tensor in tensors]
+class _State:
+    """The state of objects, as this rank has it: its tensors, or its shards of them."""
+
+    def __init__(self, objects: Sequence[Stateful]) -> None:
+        self.tensors: list[Any] = []
+        self.meshes: dict[_Layout, tuple[Any, Any]] = {}
+        """The mesh and the placements of each layout."""
+        self._coordinates: dict[_Layout, tuple[int, ...]] = {}
+        self.parts = [self._take_out(each.state_dict()) for each in objects]
+        """The state of each object, with slots instead of its tensors."""
+        self.versions = [tensor._version for tensor in self.tensors]
+        """How often torch has written to each tensor."""
+        self.trained_since: int | None = None
+        """A step that this state is later than."""
+
+    @property
+    def shard(self) -> frozenset[Any]:
+        """Which shards these are. It is equal in replicas."""
+        return frozenset(self._coordinates.items())
+
+    @property
+    def structure(self) -> str:
+        """The same in all ranks, unless they have different models."""
+        slots = [
+            (path, slot.whole_shape if slot.layout else slot.shape, slot.dtype, slot.layout)
+            for path, slot in _slots(self.parts)
+        ]
+        return hashlib.sha256(repr(slots).encode()).hexdigest()
+
+    def shard_versions(self) -> list[int]:
+        """Return how often torch has written to each shard."""
+        return [self.versions[slot.number] for _, slot in _slots(self.parts) if slot.layout]
+
+    def _take_out(self, state: Any) -> Any:
+        """Return a state with slots instead of its tensors, which are added to `tensors`."""
+        import torch
+
+        if isinstance(state, torch.Tensor):
+            return self._slot(state)
+        if isinstance(state, dict):
+            return {key: self._take_out(value) for key, value in state.items()}
+        if type(state) in (list, tuple):
+            return type(state)(self._take_out(value) for value in state)
+        return state
+
+    def _slot(self, tensor: Any) -> _Slot:
+        if hasattr(tensor, "local_shards"):
+            raise TypeError(
+                "share() does not send shards of FSDP1 (ShardedTensor): load a checkpoint in all "
+                "ranks and call generation.restored()"
+            )
+        number = len(self.tensors)
+        if not hasattr(tensor, "placements"):
+            self.tensors.append(tensor.detach())
+            return _Slot(number, tuple(tensor.shape), tensor.dtype, tensor.device.type)
+        mesh, placements = tensor.device_mesh, tuple(tensor.placements)
+        if any(each.is_partial() for each in placements):
+            raise TypeError("share() does not send partial sums (DTensor)")
+        split = [n for n, each in enumerate(placements) if not each.is_replicate()]
+        sizes = tuple(mesh.size(n) for n in split)
+        layout = _Layout(mesh.mesh_dim_names, tuple(map(repr, placements)), sizes)
+        if self.meshes.setdefault(layout, (mesh, placements))[0] != mesh:
+            raise TypeError(f"share() can't tell meshes apart that have the same names: {layout}")
+        place = mesh.get_coordinate() or ()
+        self._coordinates[layout] = tuple(place[n] for n in split) if place else ()
+        local = tensor.to_local().detach()
+        self.tensors.append(local)
+        return _Slot(
+            number, tuple(local.shape), local.dtype, local.device.type,
+            layout, tuple(tensor.shape), tensor.stride(),
+        )  # fmt: skip
 
 
-def _broadcast(objects: tuple[Stateful, ...], source: int) -> None:
+def _exchange(
+    objects: Sequence[Stateful],
+    own: _State | None,
+    new: _State,
+    ranks: Sequence[RankState],
+    step: int,
+) -> None:
+    """Load the state of a step, which other ranks send if this one has not kept it.
+
+    Args:
+        objects: what to load it into.
+        own: what this rank has kept.
+        new: the present state of the objects, whose meshes are those of this group.
+        ranks: the state of each rank.
+        step: the step.
+    """
+    import torch.distributed as dist
+
+    rank = dist.get_rank()
+    kept: tuple[list[Any], list[Any]] = (own.parts, own.tensors) if own else ([], [])
+    loaded = kept
+    for sender, receiver in surviving_state.transfers(ranks, step):
+        if receiver == rank:
+            loaded = _receive(sender)
+        elif sender == rank:
+            is_kept = ranks[rank].step == step and ranks[rank].held == ranks[receiver].needed
+            _send(*(kept if is_kept else loaded), receiver)
+    parts, tensors = loaded
+    for each, part in zip(objects, parts, strict=True):
+        each.load_state_dict(_put_back(part, tensors, new.meshes))
+        clear = getattr(each, "zero_grad", None)
+        if clear is not None:
+            clear(set_to_none=True)
+
+
+def _send(parts: list[Any], tensors: list[Any], rank: int) -> None:
+    import torch.distributed as dist
+
+    dist.send_object_list([parts], rank)
+    for tensor in tensors:
+        if tensor.numel():
+            dist.send(tensor.to(_sending_device(tensor.device.type)).contiguous(), rank)
+
+
+def _receive(rank: int) -> tuple[list[Any], list[Any]]:
     import torch
     import torch.distributed as dist
 
-    is_source = dist.get_rank() == source
-    tensors: list[Any] = []
-    described: list[Any] = [None]
-    devices = dist.get_backend_config()  # such as cpu:gloo,cuda:nccl
-    with torch.no_grad():
-        if is_source:
-            described = [[_take_out(each.state_dict(), tensors) for each in objects]]
-            tensors = [tensor.contiguous() for tensor in tensors]
-        dist.broadcast_object_list(described, src=source)
-        slots = _slots(described[0])
-        if not is_source:
-            tensors = [
-                torch.empty(slot.shape, dtype=slot.dtype, device=_device(slot.device))
-                for slot in slots
-            ]
-        for tensor in tensors:
-            # A group of NCCL alone can't send tensors of the CPU, such as Adam's number of steps.
-            is_sent = f"{tensor.device.type}:" in devices
-            sent = tensor if is_sent else tensor.to(_device(devices.partition(":")[0]))
-            dist.broadcast(sent, src=source)
-            if sent is not tensor:
-                tensor.copy_(sent)
-        for each, state in zip(objects, described[0], strict=True):
-            if not is_source:
-                each.load_state_dict(_put_back(state, tensors))
-            clear = getattr(each, "zero_grad", None)
-            if clear is not None:
-                clear(set_to_none=True)
+    received: list[Any] = [None]
+    dist.recv_object_list(received, rank)
+    tensors = []
+    for _, slot in _slots(received[0]):
+        device = _sending_device(slot.device)
+        tensor = torch.empty(slot.shape, dtype=slot.dtype, device=device)
+        if tensor.numel():
+            dist.recv(tensor, rank)
+        tensors.append(tensor.to(_device(slot.device)))
+    return received[0], tensors
+
+
+def _sending_device(kind: str) -> Any:
+    """Return where the group sends tensors of a device from: gloo only sends from the CPU, where
+    NCCL can't.
+
+    Args:
+        kind: the type of their device.
+    """
+    import torch.distributed as dist
+
+    backends = dict(each.split(":") for each in dist.get_backend_config().split(","))
+    if kind not in backends or (backends[kind] == "gloo" and kind != "cpu"):
+        kind = "cpu" if "cpu" in backends else next(iter(backends))
+    return _device(kind)
 
 
 def _device(kind: str) -> Any:
@@ -224,43 +428,50 @@ def _device(kind: str) -> Any:
     return torch.device(kind, torch.get_device_module(kind).current_device())
 
 
-def _take_out(state: Any, tensors: list[Any]) -> Any:
-    """Return a state with slots instead of its tensors, which are added to `tensors`."""
-    import torch
+def _put_back(state: Any, tensors: list[Any], meshes: dict[_Layout, tuple[Any, Any]]) -> Any:
+    if isinstance(state, _Slot):
+        tensor = tensors[state.number]
+        if state.layout is None:
+            return tensor
+        from torch.distributed.tensor import DTensor
 
-    if isinstance(state, torch.Tensor):
-        if hasattr(state, "placements") or hasattr(state, "local_shards"):
-            raise TypeError(
-                "share() sends replicas, not shards (DTensor): load a checkpoint in all ranks and "
-                "call generation.restored()"
-            )
-        tensor = state.detach()
-        tensors.append(tensor)
-        return _Slot(len(tensors) - 1, tuple(tensor.shape), tensor.dtype, tensor.device.type)
+        mesh, placements = meshes[state.layout]
+        return DTensor.from_local(
+            tensor, mesh, placements, run_check=False, shape=state.whole_shape, stride=state.stride
+        )
     if isinstance(state, dict):
-        return {key: _take_out(value, tensors) for key, value in state.items()}
+        return {key: _put_back(value, tensors, meshes) for key, value in state.items()}
     if type(state) in (list, tuple):
-        return type(state)(_take_out(value, tensors) for value in state)
+        return type(state)(_put_back(value, tensors, meshes) for value in state)
     return state
 
 
-def _put_back(state: Any, tensors: list[Any]) -> Any:
+def _slots(state: Any, path: str = "") -> list[tuple[str, _Slot]]:
+    """Return the slots of a state, with their names."""
     if isinstance(state, _Slot):
-        return tensors[state.number]
+        return [(path, state)]
     if isinstance(state, dict):
-        return {key: _put_back(value, tensors) for key, value in state.items()}
-    if type(state) in (list, tuple):
-        return type(state)(_put_back(value, tensors) for value in state)
-    return state
-
-
-def _slots(state: Any) -> list[_Slot]:
-    if isinstance(state, _Slot):
-        return [state]
-    values = state.values() if isinstance(state, dict) else state
-    if not isinstance(state, dict | list | tuple):
+        values = list(state.items())
+    elif type(state) in (list, tuple):
+        values = list(enumerate(state))
+    else:
         return []
-    return [slot for value in values for slot in _slots(value)]
+    return [slot for key, value in values for slot in _slots(value, f"{path}.{key}")]
+
+
+def _forget_meshes() -> None:
+    """Clear torch's memory of sharded operations. A mesh of the next group may equal one of this
+    group, and would get results that belong to the old group and to the old rank (torch 2.13).
+    """
+    tensor = sys.modules.get("torch.distributed.tensor")  # DDP imports it as well
+    if tensor is None:
+        return
+    try:
+        tensor.DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()
+        sys.modules["torch"]._C._clear_DTensor_sharding_propagator_cache()
+    except AttributeError:  # another version of torch
+        if _kept is not None and _kept.shard:
+            raise
 
 
 def _number(name: str, default: int) -> int:
