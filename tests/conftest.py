@@ -192,8 +192,10 @@ def _no_mistakes(_mistakes: Path, request: pytest.FixtureRequest) -> Iterator[No
 
 def _as_tested(command: tuple[str, ...]) -> tuple[str, ...]:
     """Return a command whose Python runs relight as the other tests do."""
-    is_python = PORTABLE and command[0] == sys.executable and command[1:3] != _FAKE[1:]
-    return (*_FAKE, "python", *command[1:]) if is_python else command
+    if not PORTABLE or command[0] != sys.executable or command[1:3] == _FAKE[1:]:
+        return command
+    options = 3 if command[1] == "-X" else 1
+    return (*command[:options], *_FAKE[1:], "python", *command[options:])
 
 
 Launch = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -286,6 +286,7 @@ LOADED_BEFORE = {
     "relight.rendezvous.election_finder": "an endpoint with several hosts",
     "relight.rendezvous.endpoint_finder": "several nodes",
     "relight.rendezvous.register_finder": "a register",
+    "relight.rendezvous.topology": "--rank-order=topology",
     "relight.agent.status.page_process": "--status",
 }
 """Loaded by then, if at all, because of a flag or where the job runs."""

@@ -134,8 +134,8 @@ def _nested(name: str, command: Any) -> Any:
     if isinstance(command, str) or list(command[:1]) != [sys.executable]:
         return command
     words = [word for word in command[1:] if word != "-P"]
-    is_ours = words[:1] == ["-m"] and words[1] in _RELIGHT
-    if is_ours or (words[:1] == ["-c"] and "from relight" in words[1]):
+    is_program = words[:1] == ["-m"] and words[1] in _RELIGHT
+    if is_program or (words[:1] == ["-c"] and "system.end_with_parent" in words[1]):
         return [sys.executable, os.path.abspath(__file__), name, "python", *words]
     return command
 

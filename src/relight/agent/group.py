@@ -36,6 +36,7 @@ LOADED_FOR_NODES = (
     "hashlib",
     "relight.core.group.env_diff",
     "relight.core.group.cluster_query",
+    "relight.core.group.rank_order",
     "relight.core.group.reachability",
 )
 """Additional modules for a group of several nodes."""

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from relight.agent.agent_config import AgentConfig
 from relight.base.env import Environment
 from relight.base.errors import RelightError, signal_name
-from relight.base.text import format_duration, format_size, pluralize
+from relight.base.text import format_duration, format_size, last_line, pluralize
 from relight.base.values import (
     NETWORK,
     NO_LIMIT,
@@ -161,8 +161,7 @@ class _Check:
         return os.pread(self._output, _READ, max(0, size - _READ)).decode(errors="replace")
 
     def _last_line(self) -> str:
-        lines = [line.strip() for line in self._text().splitlines()]
-        last = next((line for line in reversed(lines) if line), "")
+        last = last_line(self._text())
         return last if len(last) <= _SHOWN else f"{last[: _SHOWN - 1]}…"
 
 

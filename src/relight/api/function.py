@@ -438,7 +438,7 @@ def signals_held() -> Iterator[None]:
             handlers[number](number, frame)
 
     found = {number: signal.getsignal(number) for number in signal.valid_signals()}
-    handlers = {number: handler for number, handler in found.items() if callable(handler)}
+    handlers: dict[int, Any] = {n: handler for n, handler in found.items() if callable(handler)}
     for number in handlers:
         signal.signal(number, hold)
     try:

@@ -27,6 +27,12 @@ def split_lines(pieces: Iterable[bytes]) -> Iterator[str]:
         yield buffer.rest.decode(errors="replace")
 
 
+def last_line(text: str) -> str:
+    """Return the last line that is not blank, without white space around it; else an empty text."""
+    lines = text.strip().splitlines()
+    return lines[-1].strip() if lines else ""
+
+
 def format_names(hosts: Sequence[str]) -> str:
     """Return the names of hosts, shortened if there are many."""
     shown = ", ".join(hosts[:8])

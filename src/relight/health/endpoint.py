@@ -4,9 +4,10 @@ Needs no event loop, so an agent can call it before it gives up.
 """
 
 import os
-import selectors
 import socket
+import threading
 import time
+from contextlib import suppress
 from typing import NamedTuple
 
 from relight.base.fields import Malformed, printable
@@ -164,123 +165,75 @@ def answer_of(data: bytes, *, closed: bool) -> str:
 def _connect_to_all(
     addresses: tuple[str, ...], port: int, end: float, answer_s: float
 ) -> tuple[EndpointAnswer, ...]:
-    """Connect to all addresses in parallel, send a hello where accepted, and read the answers."""
-    calls, answers = [], []
-    for address in addresses:
-        try:
-            calls.append(_Attempt(address, port))
-        except OSError as error:  # a machine without IPv6
-            answers.append(EndpointAnswer(address, f"{NO_ROUTE}: {error.strerror}"))
-    nonce = os.urandom(NONCE_BYTES).hex()
-    hello = {"type": "hello", "sender": DOCTOR, "nonce": nonce, "token": False}
-    data = wire.GREETING + wire.encode(hello)
-    with selectors.DefaultSelector() as selector:
-        for call in calls:
-            if not call.what:
-                selector.register(call.sock, selectors.EVENT_WRITE, call)
-        listen_until = 0.0
-        while any(not call.done for call in calls):
-            calling = any(not (call.done or call.open) for call in calls)
-            limit = end - answer_s if calling else listen_until
-            left = min(limit, end) - time.monotonic()
-            if left <= 0:
-                if not calling:
-                    break
-                for call in calls:
-                    if not (call.done or call.open):
-                        selector.unregister(call.sock)
-                        call.what = SILENT
-                listen_until = listen_until or end
-                continue
-            for key, _ in selector.select(left):
-                call = key.data
-                if call.open:
-                    call.listen()
-                else:
-                    call.connect(data)
-                    listen_until = max(listen_until, time.monotonic() + answer_s)
-                if call.done:
-                    selector.unregister(call.sock)
-                elif call.open:
-                    selector.modify(call.sock, selectors.EVENT_READ, call)
-    return (*(call.finish(port) for call in calls), *answers)
+    """Connect to all addresses at the same time, and return what answers."""
+    found: dict[str, EndpointAnswer] = {}
+
+    def attempt(address: str) -> None:
+        found[address] = _attempt(address, port, end, answer_s)
+
+    threads = [threading.Thread(target=attempt, args=[each], daemon=True) for each in addresses]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()  # each call of it has a limit
+    return tuple(found[address] for address in addresses)
 
 
-class _Attempt:
-    """An attempt to reach one address."""
-
-    def __init__(self, address: str, port: int) -> None:
-        self.address = address
-        self.what = ""
-        self.open = self.closed = False
-        self.heard = b""
-        family, target = sock_address(address, port)
-        self.sock = socket.socket(family, socket.SOCK_STREAM)
-        self.sock.setblocking(False)
-        self.trace = socket.socket(family, socket.SOCK_DGRAM)
-        self.trace.setblocking(False)
+def _attempt(address: str, port: int, end: float, answer_s: float) -> EndpointAnswer:
+    """Connect to one address, send a hello where that is accepted, and read the answer."""
+    family, target = sock_address(address, port)
+    try:
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        trace = socket.socket(family, socket.SOCK_DGRAM)
+    except OSError as error:  # a machine without IPv6
+        return EndpointAnswer(address, f"{NO_ROUTE}: {error.strerror}")
+    with sock, trace:
+        trace.setblocking(False)
+        with suppress(OSError):
+            trace.connect(sock_address(address, _TRACE_PORT)[1])
+            trace.send(b"relight doctor")
+        is_alive = True
         try:
-            self.trace.connect(sock_address(address, _TRACE_PORT)[1])
-            self.trace.send(b"relight doctor")
-        except OSError:
-            pass
-        try:
-            self.sock.connect(target)
-        except BlockingIOError:
-            pass
+            sock.settimeout(_left_s(end - answer_s))
+            sock.connect(target)
+        except ConnectionRefusedError:
+            what = REFUSED
+        except TimeoutError:
+            what, is_alive = SILENT, False
         except OSError as error:
-            self._fail(error.errno or 0)
-
-    @property
-    def done(self) -> bool:
-        return bool(self.what) or self.closed
-
-    def connect(self, data: bytes) -> None:
-        """Note how the connection attempt ended, and send a hello."""
-        error = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if error:
-            self._fail(error)
-            return
-        self.open = True
-        try:
-            self.sock.send(data)
-        except OSError:
-            self.closed = True
-
-    def listen(self) -> None:
-        """Read the answer."""
-        try:
-            heard = self.sock.recv(4096)
-        except BlockingIOError:
-            return
-        except OSError:
-            heard = b""
-        self.heard += heard
-        answer = answer_of(self.heard, closed=not heard)
-        self.closed = not heard or len(self.heard) >= wire.MAX_HELLO
-        if answer in (COORDINATOR, DOCTOR):
-            self.what = answer
-
-    def finish(self, port: int) -> EndpointAnswer:
-        """Return the result, and close the socket."""
-        alive = self.open or self.what == REFUSED
-        try:
-            self.trace.recv(1)
-        except OSError as error:
-            alive = alive or isinstance(error, ConnectionRefusedError)
-        self.trace.close()
-        self.sock.close()
-        ours = is_ours(self.address)
-        what = self.what or answer_of(self.heard, closed=self.closed)
-        return EndpointAnswer(self.address, what, alive, ours, listener_of(port) if ours else "")
-
-    def _fail(self, number: int) -> None:
-        if isinstance(OSError(number, ""), ConnectionRefusedError):
-            self.what = REFUSED
-        elif isinstance(OSError(number, ""), TimeoutError):
-            self.what = SILENT
+            what, is_alive = f"{NO_ROUTE}: {error.strerror}", False
         else:
-            self.what = f"{NO_ROUTE}: {os.strerror(number)}"
+            what = _answer(sock, min(end, time.monotonic() + answer_s))
+        try:
+            trace.recv(1)
+        except OSError as error:
+            is_alive = is_alive or isinstance(error, ConnectionRefusedError)
+    ours = is_ours(address)
+    return EndpointAnswer(address, what, is_alive, ours, listener_of(port) if ours else "")
+
+
+def _answer(sock: socket.socket, end: float) -> str:
+    """Send a hello; return what answers until then."""
+    hello = {"type": "hello", "sender": DOCTOR, "nonce": os.urandom(NONCE_BYTES).hex(),
+             "token": False}  # fmt: skip
+    heard, is_closed, what = b"", False, ""
+    try:
+        sock.sendall(wire.GREETING + wire.encode(hello))
+        while what not in (COORDINATOR, DOCTOR) and not is_closed and time.monotonic() < end:
+            sock.settimeout(_left_s(end))
+            more = sock.recv(4096)
+            heard += more
+            is_closed = not more or len(heard) >= wire.MAX_HELLO
+            what = answer_of(heard, closed=not more)
+    except TimeoutError:
+        pass
+    except OSError:
+        is_closed = True
+    return what if what in (COORDINATOR, DOCTOR) else answer_of(heard, closed=is_closed)
+
+
+def _left_s(end: float) -> float:
+    return max(0.001, end - time.monotonic())
 
 
 def _relight_answers(answer: EndpointAnswer, where: str) -> Finding:

@@ -152,34 +152,16 @@ def parse_bool(text: str) -> bool:
     raise ValueError("expected 1, true, t, yes, y or 0, false, f, no, n")
 
 
-def parse_takeover(text: str) -> str:
-    """Parse which nodes may take over when the coordinator's host is gone."""
-    if text not in ("majority", "alone"):
-        raise ValueError("expected majority or alone")
-    return text
+def one_of(*words: str) -> Callable[[str], str]:
+    """Return a parser of these words, in any case."""
 
+    def parse(text: str) -> str:
+        word = text.strip().lower()
+        if word not in words:
+            raise ValueError(f"expected {' or '.join(words)}")
+        return word
 
-def parse_rank0(text: str) -> str:
-    """Parse the node of rank 0; by default, nodes are in the order of their host names."""
-    if text != "endpoint":
-        raise ValueError("expected endpoint")
-    return text
-
-
-def parse_protocol(text: str) -> str:
-    """Parse the protocol for etcd."""
-    word = text.lower()
-    if word not in ("http", "https"):
-        raise ValueError("expected http or https")
-    return word
-
-
-def parse_store_type(text: str) -> str:
-    """Parse torchrun's two kinds of c10d store."""
-    word = text.strip().lower()
-    if word not in ("tcp", "file"):
-        raise ValueError("expected tcp or file")
-    return word
+    return parse
 
 
 _ETCD = ("etcd", "etcd-v2")
@@ -195,22 +177,24 @@ KEYS: tuple[Key, ...] = (
     Key("heartbeat_timeout", parse_seconds, (), "no heartbeat waits for an answer"),
     Key("exit_barrier_timeout", parse_wait),
     Key("checkpoint_timeout", parse_seconds),
-    Key("takeover", parse_takeover),
+    Key("takeover", one_of("majority", "alone")),
     Key("token_file", str, is_file=True),
     Key("tls_cert", str, is_file=True),
     Key("tls_key", str, is_file=True),
     Key("tls_ca", str, is_file=True),
     Key("is_host", parse_bool, ("c10d", *_REGISTERS), "with static, node rank 0 hosts it"),
-    Key("rank0", parse_rank0, ("c10d",), "only with c10d is the endpoint the host of a node"),
+    Key(
+        "rank0", one_of("endpoint"), ("c10d",), "only with c10d is the endpoint the host of a node"
+    ),
     Key("lease_ttl", parse_seconds, _REGISTERS, "the endpoint itself is the coordinator"),
-    Key("store_type", parse_store_type, ("c10d",), "only the c10d rendezvous has it"),
+    Key("store_type", one_of("tcp", "file"), ("c10d",), "only the c10d rendezvous has it"),
     Key("read_timeout", parse_seconds, ("c10d", "etcd-v2"), "only c10d and etcd-v2 have it"),
     Key("rank", parse_rank, ("static",), "only the static rendezvous has node ranks"),
     Key("timeout", parse_seconds, ("static", "etcd"), "join_timeout counts"),
     Key("etcd_prefix", str, ("etcd",), "only etcd has it"),
     Key("etcd_user", str, _ETCD, "only etcd has users"),
     Key("etcd_password_file", str, _ETCD, "only etcd has users", is_file=True),
-    Key("protocol", parse_protocol, _ETCD, _ONLY_ETCD),
+    Key("protocol", one_of("http", "https"), _ETCD, _ONLY_ETCD),
     Key("cert", str, ("etcd",), _ONLY_ETCD, is_file=True),
     Key("key", str, ("etcd",), _ONLY_ETCD, is_file=True),
     Key("cacert", str, ("etcd",), _ONLY_ETCD, is_file=True),

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from relight.agent.status.view import ServedJob, View
 from relight.agent.worker_group import WorkerGroup
 from relight.base import fields, redaction
+from relight.base.text import last_line
 from relight.base.values import STDERR, STDOUT
 from relight.core.group.messages import GenerationFormed
 from relight.core.status.snapshot import (
@@ -254,8 +255,8 @@ def _uses(workers: WorkerGroup, reported: Mapping[int, tuple[str, ...]]) -> dict
 def _last_line(workers: WorkerGroup, local_rank: int) -> str:
     """Return the last line on a worker's stdout, or else on its stderr."""
     for stream in (STDOUT, STDERR):
-        lines = workers.logs.tail(local_rank, stream, _LAST).decode(errors="replace").splitlines()
-        found = next((line for line in reversed(lines) if line.strip()), "")
-        if found:
+        if found := last_line(
+            workers.logs.tail(local_rank, stream, _LAST).decode(errors="replace")
+        ):
             return found[-_MOST_LINE:]
     return ""

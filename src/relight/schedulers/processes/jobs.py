@@ -16,6 +16,7 @@ from contextlib import suppress
 from typing import Any
 
 from relight.base.errors import MachineError, UsageError
+from relight.base.text import last_line
 from relight.host.files import make_directories, remove_tree
 from relight.job import records
 from relight.job.app import NOTHING, AppDef, AppState
@@ -115,8 +116,8 @@ class ProcessScheduler(Scheduler):
             self._start_executor(order, record)
         except BaseException as error:
             for made in ("torchelastic", WORKSPACE, *body["role_log_dirs"]):
-                _remove(os.path.join(log_dir, made))
-            _remove(record.directory)
+                remove_tree(os.path.join(log_dir, made))
+            remove_tree(record.directory)
             if isinstance(error, OSError):
                 raise UsageError(
                     f"can't write logs to {error.filename}: {error.strerror}",
@@ -182,7 +183,7 @@ class ProcessScheduler(Scheduler):
             return  # the owner of the record removes it
         self.cancel(app_id)
         assert state is not None
-        _remove(state["log_dir"])
+        remove_tree(state["log_dir"])
         if os.path.lexists(state["log_dir"]):
             raise MachineError(f"can't remove {state['log_dir']}", hint="remove it by hand")
         records.remove(app_id)
@@ -290,12 +291,7 @@ def _status(state: Mapping[str, Any]) -> AppStatus:
 def _last_line(path: str) -> str:
     try:
         with open(path, errors="replace") as file:
-            lines = file.read().split("\n")
+            said = file.read()
     except OSError:
-        lines = []
-    last = next((line for line in reversed(lines) if line.strip()), "it printed nothing")
-    return f"the job's process could not start: {last.strip()}"
-
-
-def _remove(directory: str) -> None:
-    remove_tree(directory)
+        said = ""
+    return f"the job's process could not start: {last_line(said) or 'it printed nothing'}"

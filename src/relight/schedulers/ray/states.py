@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from relight.base.text import last_line
 from relight.job.app import AppState
 from relight.schedulers import failure_reason
 from relight.schedulers.api import AppStatus, ReplicaStatus, local_time
@@ -67,10 +68,10 @@ def _replica(written: list[Any], whole: AppState, end: str) -> ReplicaStatus:
 def _end(job: Mapping[str, Any]) -> str:
     """Return the fate of a driver that did not report it."""
     code = job.get("driver_exit_code")
-    lines = [line for line in str(job.get("message") or "").splitlines() if line.strip()]
-    if code is None or code < 0 or not lines:
+    last = last_line(str(job.get("message") or ""))
+    if code is None or code < 0 or not last:
         return _KILLED
-    return failure_reason.in_a_line(f"{_BROKEN}: {lines[-1]}")
+    return failure_reason.in_a_line(f"{_BROKEN}: {last}")
 
 
 def _said(job: Mapping[str, Any]) -> str:

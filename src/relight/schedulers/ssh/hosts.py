@@ -13,6 +13,7 @@ from relight.base.errors import (
     RelightError,
     UsageError,
 )
+from relight.base.text import last_line
 from relight.base.values import whole
 from relight.schedulers.ssh import frames
 from relight.schedulers.ssh.frames import ReplicaEnded
@@ -181,7 +182,7 @@ def explain(host: SshHost, code: int, said: str, decoder: frames.FrameDecoder) -
         said: ssh's stderr.
         decoder: the decoder of ssh's stdout.
     """
-    last = _last_line(said)
+    last = last_line(said)
     if decoder.greeted:
         why = f": {last}" if last else ""
         return MachineError(f"lost the connection to {host}{why}")
@@ -248,11 +249,6 @@ def _after_colon(line: str) -> str:
 def _in_brackets(line: str) -> str:
     inner = line.rpartition("(")[2].partition(")")[0]
     return inner if inner != line else _after_colon(line)
-
-
-def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else ""
 
 
 def problem(host: SshHost, end: ReplicaEnded) -> RelightError | None:

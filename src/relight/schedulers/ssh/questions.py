@@ -7,13 +7,15 @@ user's cache named after the file's content. So it is sent once, and jobs never 
 
 import contextlib
 import hashlib
+import os
 import subprocess
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import IO
 
 from relight.base.errors import MachineError, RelightError
 from relight.base.fields import Malformed
+from relight.base.text import last_line
 from relight.job import launcher_file
 from relight.schedulers.processes.orders import to_text
 from relight.schedulers.ssh import frames, hosts
@@ -26,18 +28,10 @@ _LIMIT_S = 60.0
 
 def ask(questions: Sequence[tuple[SshHost, Sequence[str], Check | Remove]]) -> list[Failure]:
     """Send all hosts their orders, each order once; return those that failed, with the reason."""
-    running: list[tuple[SshHost, subprocess.Popen[bytes]]] = []
-    failures: list[Failure] = []
-    try:
-        for host, command, order in dict.fromkeys(questions):
-            running.append((host, _ordered(command, order)))
-        for host, process in running:
-            error = _answer(host, process)
-            if error is not None:
-                failures.append((host, error))
-    finally:
-        _end(running)
-    return failures
+    started = (
+        (host, _ordered(command, order)) for host, command, order in dict.fromkeys(questions)
+    )
+    return _failures(started, _answer)
 
 
 def refuse(failures: Sequence[Failure]) -> None:
@@ -70,22 +64,35 @@ def send_launcher(targets: Sequence[tuple[SshHost, Sequence[str]]]) -> str:
         f"[ ! -e {file} ] || exec cat >/dev/null; umask 077; mkdir -p {directory} && "
         f"cat >{file}.$$ && chmod 500 {file}.$$ && mv {file}.$$ {file}"
     )
-    running: list[tuple[SshHost, subprocess.Popen[bytes]]] = []
-    failures: list[Failure] = []
-    try:
-        for host, (*ssh, _) in dict.fromkeys((host, tuple(words)) for host, words in targets):
-            with tempfile.TemporaryFile() as source:
-                source.write(content)
-                source.seek(0)
-                running.append((host, _start([*ssh, hosts.in_shell(script)], source)))
-        for host, process in running:
-            error = _kept(host, process)
-            if error is not None:
-                failures.append((host, error))
-    finally:
-        _end(running)
-    refuse(failures)
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, launcher_file.NAME)
+        with open(path, "wb") as source:
+            source.write(content)
+        different = dict.fromkeys((host, tuple(words)) for host, words in targets)
+        refuse(_failures(((h, _sent(path, ssh, script)) for h, (*ssh, _) in different), _kept))
     return directory
+
+
+def _failures(
+    started: Iterable[tuple[SshHost, "subprocess.Popen[bytes]"]],
+    answer: Callable[[SshHost, "subprocess.Popen[bytes]"], RelightError | None],
+) -> list[Failure]:
+    """Start all processes, then wait for their answers; return the hosts that failed."""
+    running: list[tuple[SshHost, subprocess.Popen[bytes]]] = []
+    try:
+        running.extend(started)
+        errors = [(host, answer(host, process)) for host, process in running]
+    finally:
+        for _, process in running:
+            process.kill()
+            process.communicate()
+    return [(host, error) for host, error in errors if error is not None]
+
+
+def _sent(path: str, ssh: Sequence[str], script: str) -> "subprocess.Popen[bytes]":
+    """Run a script on a host, with a file as its input."""
+    with open(path, "rb") as source:
+        return _start([*ssh, hosts.in_shell(script)], source)
 
 
 def _kept(host: SshHost, process: "subprocess.Popen[bytes]") -> RelightError | None:
@@ -95,8 +102,7 @@ def _kept(host: SshHost, process: "subprocess.Popen[bytes]") -> RelightError | N
         return MachineError(f"timed out after {_LIMIT_S:g} s copying the launcher to {host}")
     if process.returncode == 0:
         return None
-    said = [line for line in err.decode(errors="replace").splitlines() if line.strip()]
-    why = said[-1].strip() if said else f"exit code {process.returncode}"
+    why = last_line(err.decode(errors="replace")) or f"exit code {process.returncode}"
     return MachineError(
         f"can't store the launcher on {host}: {why}",
         hint="install relight there, or free space in ~/.cache",
@@ -148,9 +154,3 @@ def _answer(host: SshHost, process: "subprocess.Popen[bytes]") -> RelightError |
         return hosts.problem(host, frames.ReplicaEnded.of(said[frames.END]))
     except Malformed as error:
         return MachineError(f"unexpected response from {host}: {error}")
-
-
-def _end(running: Iterable[tuple[SshHost, "subprocess.Popen[bytes]"]]) -> None:
-    for _, process in running:
-        process.kill()
-        process.communicate()
