@@ -24,13 +24,13 @@ class Benchmark(NamedTuple):
 
 
 BENCHMARKS = (
-    Benchmark("launch", "no-op job of 2 workers, start to end", "s", jobs.launch_s),
-    Benchmark("first-line", "start to the first line of a worker", "s", jobs.first_line_s),
-    Benchmark("memory", "memory of the launcher with 2 workers (PSS)", "MiB", jobs.memory_mib),
+    Benchmark("launch", "no-op job with 2 workers, launch to exit", "s", jobs.launch_s),
+    Benchmark("first-line", "launch to the first line from a worker", "s", jobs.first_line_s),
+    Benchmark("memory", "launcher memory with 2 workers (PSS)", "MiB", jobs.memory_mib),
     Benchmark(
-        "restart", "kill -9 of a worker to its replacement's first line", "s", jobs.restart_s
+        "restart", "worker killed to the first line from its replacement", "s", jobs.restart_s
     ),
-    Benchmark("tee", "lines through --tee, 4 workers", "lines/s", jobs.tee_lines_per_s, more=True),
+    Benchmark("tee", "throughput of --tee, 4 workers", "lines/s", jobs.tee_lines_per_s, more=True),
     Benchmark("idle", f"idle launcher over {jobs.IDLE_S} s", "% of a CPU", jobs.idle_cpu),
 )
 

@@ -339,15 +339,21 @@ class Benchmark(NamedTuple):
 
 
 BENCHMARKS = (
-    Benchmark("start", "start of 2 nodes of 2 to the last worker's line", start_s),
-    Benchmark("alone", "start of 1 node of 1:2 to its worker's line", start_alone_s, slow=True),
+    Benchmark("start", "launch of a 2-node job to its last worker's line", start_s),
     Benchmark(
-        "restart", "2 nodes of 1:4, kill -9 of a worker to new lines on both", restart_s, True
+        "alone", "launch of 1 node, --nnodes=1:2, to its worker's line", start_alone_s, slow=True
     ),
-    Benchmark("loss", "3 nodes of 2:3, one is killed, to new lines on the others", loss_s, True),
-    Benchmark("noticed", "the same, and a worker elsewhere fails of it at once", noticed_s, True),
-    Benchmark("cut", "the same as the last but one, a cable is pulled", cut_s, torchrun=False),
-    Benchmark("arrival", "third node to 2 of 1:3, start to new lines on all", arrival_s, True),
+    Benchmark(
+        "restart", "2 nodes, --nnodes=1:4, worker killed to new lines on both", restart_s, True
+    ),
+    Benchmark("loss", "3 nodes, --nnodes=2:3, one killed to new lines on the others", loss_s, True),
+    Benchmark(
+        "noticed", "the same, if a worker on another node fails as a result", noticed_s, True
+    ),
+    Benchmark("cut", "as two rows above, but the network connection is cut", cut_s, torchrun=False),
+    Benchmark(
+        "arrival", "third node joins 2, --nnodes=1:3, launch to new lines on all", arrival_s, True
+    ),
     Benchmark("arrival-2", "the same with last_call_timeout=2", partial(arrival_s, conf=LAST_CALL)),
 )
 
@@ -414,7 +420,8 @@ def _as_text(found: dict[str, Samples], detections: list[float]) -> list[str]:
     if detections:
         lines += [
             "",
-            f"A cable is pulled {len(detections)} times; the coordinator says who was lost after "
+            f"The network connection of a node is cut {len(detections)} times; the coordinator "
+            "reports the lost node after "
             f"{statistics.median(detections):.2f} s in the median, "
             f"{detections[int(0.99 * len(detections)) - 1]:.2f} s in 99 of 100 cases, "
             f"{detections[-1]:.2f} s at most.",

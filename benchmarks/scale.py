@@ -234,27 +234,28 @@ def _as_text(real: Seconds, rows: list[Row]) -> list[str]:
         "Real agents, all started at the same moment on this machine, until all workers run:",
         "",
         *results.table(
-            "nodes | relight | the same as jobs of one node | torchrun",
+            "nodes | relight | the same number of single-node jobs | torchrun",
             (
                 " | ".join((str(count), *(_seconds(each.get(count)) for each in real.values())))
                 for count in sorted({*real["relight"], *real["torchrun"]})
             ),
         ),
         "",
-        "One coordinator, and agents of a load generator on this machine that all come at once:",
+        "One coordinator, and a load generator on this machine whose agents all connect at once:",
         "",
         *results.table(
-            "nodes | formed after the first came | after the last came | messages of a node, "
-            "sent / got | bytes, sent / got | CPU of the coordinator | for each node",
+            "nodes | formed after the first arrival | after the last arrival | messages per node, "
+            "sent / received | bytes, sent / received | coordinator CPU time | per node",
             map(_forming, rows),
         ),
         "",
-        f"Then {STEADY_S:.0f} s in which nothing happens but beats, and a worker that is killed; "
+        f"Then {STEADY_S:.0f} s with heartbeats only, then the restart after a worker is killed; "
         "some 20 ms of that do not depend on the number of nodes:",
         "",
         *results.table(
-            "nodes | CPU, beats | for each node | 99 of 100 echoes within | restart of all | CPU | "
-            "for each node | messages, sent / got | memory of the coordinator | for each node",
+            "nodes | CPU usage, heartbeats | per node | 99 % of echoes within | "
+            "restart of all workers | CPU time | per node | messages, sent / received | "
+            "coordinator memory | per node",
             map(_later, rows),
         ),
     ]

@@ -133,7 +133,7 @@ def _watch(
 
 def table(results: list[Result]) -> list[str]:
     """Return the rows of the documentation."""
-    heads = "slower by", "what is slow", "runs", "named", "wrong", "named after", "measured"
+    heads = "slower by", "slow part", "runs", "reported", "wrong", "reported after", "measured"
     rows = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for percent in SLOWER:
         for nodes, what in ((1, "one rank of 4"), (2, "both ranks of one of 2 nodes")):

@@ -57,12 +57,12 @@ CASES = {
         ("run", "--dryrun", *_IN_PLACE, "-s", "slurm", *_DDP),
     ),
     "no-op": Case(
-        "a job of one `true` on this machine, start to end",
+        "a job that runs `true` once on this machine, launch to exit",
         ("submit", "-s", "local", *_TRUE),
         ("run", *_IN_PLACE, "-s", "local_cwd", *_TRUE),
     ),
     "status": Case(
-        "status of a job that is not there",
+        "status of a nonexistent job",
         ("status", "local://relight/nothing"),
         ("status", "local_cwd://torchx/nothing"),
         (1, 2),
@@ -117,7 +117,7 @@ def measure(torchx: str, rounds: int, names: list[str], folder: str) -> Samples:
 
 def _as_text(samples: Samples, rounds: int) -> list[str]:
     launchers = list(next(iter(samples.values())))
-    heads = ["", *launchers, *(f"{each}, processor" for each in launchers)]
+    heads = ["", *launchers, *(f"{each}, CPU time" for each in launchers)]
     heads += ["relight is faster by"] if len(launchers) > 1 else []
     rows = []
     for name, by_launcher in samples.items():

@@ -44,6 +44,8 @@ def lose(way: str, megabytes: float) -> Loss:
     """Kill a rank of a job."""
     launcher, mode = WAYS[way]
     flags = [f"--nproc-per-node={RANKS}", "--max-restarts=1"]
+    if launcher != "torchrun":
+        flags.append("--shutdown-timeout=60")  # on a busy machine, a step may take long
     load = os.getloadavg()[0]
     with (
         directory(),

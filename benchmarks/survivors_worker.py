@@ -82,6 +82,11 @@ def train(training: Training, generation: Generation | None = None) -> None:
                     os.kill(os.getpid(), signal.SIGKILL)
             else:
                 time.sleep(0.02)
+    Path(f"over-{rank}").touch()
+    while len(list(Path().glob("over-*"))) < int(
+        world
+    ):  # gloo loses what a rank that exits has sent
+        time.sleep(0.02)
     dist.destroy_process_group()
 
 

@@ -321,7 +321,7 @@ def agent(
     if launcher == "torchrun":
         variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     else:
-        flags = [*flags, "--log-dir=logs", "--shutdown-timeout=5"]
+        flags = ["--log-dir=logs", "--shutdown-timeout=5", *flags]
     with open("stderr", "ab") as stderr:
         process = subprocess.Popen(
             [*LAUNCHERS[launcher], *flags, worker, *arguments],

@@ -136,23 +136,23 @@ def _as_text(numbers: Numbers, firsts: Firsts, rounds: int) -> list[str]:
         cells = " | ".join(_cell(numbers[name].get(number, [])) for name in NAMES)
         ours, loop = (statistics.median(numbers[name][number]) for name in ("relight", "loop"))
         rows.append(f"{number} | {cells} | {ours / loop:.2f}")
-    for title, of in (("medians", statistics.median), ("least", min)):
+    for title, of in (("medians", statistics.median), ("minimum", min)):
         ours, loop = (slope_s(numbers[name], of) for name in ("relight", "loop"))
         slopes = f"{1000 * ours:.2f} | {1000 * loop:.2f} |  | {ours / loop:.2f}"
-        rows.append(f"one worker more between 8 and 256, {title} | {slopes}")
+        rows.append(f"per additional worker between 8 and 256, {title} | {slopes}")
     titles = " | ".join(TITLES[name] for name in NAMES)
     net = _net(firsts)
     return [
         f"Medians of {rounds}, in turns; least and most in brackets. {results.machine()}",
         "",
         *results.table(
-            f"workers that run `true`, start to end, ms | {titles} | relight / loop", rows
+            f"workers that run `true`, launch to exit, ms | {titles} | relight / loop", rows
         ),
         "",
         *results.table(
-            "start of the command to its worker's program | ms",
+            "launch of the command until its worker's program runs | ms",
             (
-                f"a Python process that does nothing but become it | {_cell(net['python'])}",
+                f"a Python process that only calls exec | {_cell(net['python'])}",
                 f"relight | {_cell(net['relight'])}",
                 f"torchrun | {_cell(net['torchrun'])}",
             ),

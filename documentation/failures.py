@@ -100,16 +100,17 @@ _HEAD = """\
 
 <!-- written by python -m documentation.failures -->
 
-When a job fails, the first line that begins with `relight: rank` or `relight: error` says why.
-Search this page for its text, with `…` for a name or a number. The reports below are shortened
-where they differ between machines.
+When a job fails, the first line that begins with `relight: rank` or `relight: error` states the
+reason. Search this page for the text of that line; `…` stands for a name or a number. Parts of the
+reports below that differ between machines are shortened.
 
-A report starts with the cause: what, where, on which node. Then come the traceback, the knock-on
-failures ("what followed"), the exit code, and the reason for not restarting.
+A report starts with the cause: what happened, where in the code, and on which node. The traceback,
+the knock-on failures (“what followed”), the exit code, and the reason for not restarting come next.
 """
 _TAIL = """\
-Any other code is [the root cause's own](exit-codes.md). Each error that begins with
-`relight: error:` is followed by a hint; the site (`make docs`) has a page of all errors.
+Any other exit code is [that of the root cause](exit-codes.md). Each error that begins with
+`relight: error:` is followed by a hint. The documentation site (`make docs`) has a page with all
+error messages.
 """
 
 if __name__ == "__main__":

@@ -111,7 +111,7 @@ def test_slurm_job_of_several_nodes_has_results_of_all_ranks(session: Session) -
 def test_requeued_slurm_job_has_the_result_of_its_last_attempt(
     session: Session,
 ) -> None:
-    """Its workers were restarted before; only the job of the array that failed is requeued."""
+    """Only the job of the array that failed is requeued."""
     found = session("""
         futures = relight.map(requeues, [True, False], scheduler="slurm", max_retries=1,
                               max_restarts=1)

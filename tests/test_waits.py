@@ -15,7 +15,8 @@ BEGINS = (
     "relight.worker.hook",
 )
 """The modules that an agent runs, and the processes below it."""
-NOT_OF_A_JOB = ("relight.api.embedding", "relight.api.function")
+NOT_OF_A_JOB = ("relight.api.embedding", "relight.api.function", "relight.api.futures",
+                "relight.api.submission")  # fmt: skip
 """What waits for an agent, as long as its job takes."""
 RUNS = ("run", "call", "check_call", "check_output")
 """Functions of subprocess that kill a program after its time limit, then wait without one."""

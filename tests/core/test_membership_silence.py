@@ -363,6 +363,20 @@ def test_own_suspension_is_not_held_against_nodes() -> None:
     """)
 
 
+def test_own_suspension_does_not_swallow_resumed_note() -> None:
+    game = running_group().play("""
+        20 b silent0.9
+        20.1 -
+    """)
+    game.now = 23.0
+    game.step(Slept())
+    game.play("""
+        23.1 b heard
+        25 -
+    """)
+    assert notes(game, "a")[-1] == "heartbeats from b resumed after 4.0 s"
+
+
 def test_coordinator_suspension_at_most_doubles_silence_limit() -> None:
     game = running_group().play("""
         20 b silent

@@ -109,6 +109,15 @@ def test_ranks_waiting_for_peers_come_last() -> None:
     assert [group.ranks for group in found] == [(1, 2, 3), (0,)]
 
 
+def test_rank_in_forward_of_ddp_waits_only_while_it_copies_buffers() -> None:
+    """BatchNorm's averages are those of rank 0. Layers run below `forward` as well."""
+    forward = Frame(f"{TORCH}/nn/parallel/distributed.py", 1700, "DistributedDataParallel.forward")
+    copies = Frame(forward.file, 2400, "DistributedDataParallel._default_broadcast_coalesced")
+    layer = Frame(f"{TORCH}/nn/modules/linear.py", 134, "Linear.forward")
+    found = [groups({0: process(inner, forward, MAIN)})[0] for inner in (copies, layer)]
+    assert [group.expects_peers for group in found] == [True, False]
+
+
 def test_equal_groups_sort_by_lowest_rank() -> None:
     other = process(MAIN)
     found = groups({3: process(*READ), 0: other, 1: process(*READ), 2: other})

@@ -23,6 +23,8 @@ MISSING_IS_FINE = {
     "relight.job.components.dist",  # for errors of `relight submit`
     "relight.api.embedding",  # `relight.run`, for those who have installed it
     "relight.api.function",  # `relight.launch`, likewise
+    "relight.api.futures",  # `relight.attach`, likewise
+    "relight.api.submission",  # `relight.submit` and `relight.map`, likewise
 }
 """Modules that others import only where they do something that the file is not for."""
 

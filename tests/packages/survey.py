@@ -180,7 +180,8 @@ def table(names: list[str], alone: dict[str, Run], together: Run, cold: Run) -> 
     in_list = set(together.ranks[0]["preloaded"]) if together.ranks else set()
     reasons = together.reasons()
     seen = by_owner(differences(cold, together) if cold.ranks and together.ranks else [])
-    lines = ["| package | | alone | with torch and all others | why left out; what differs |",
+    lines = ["| package | module | alone | with torch and all others | "
+             "reason for leaving it out; differences |",
              "|---|---|---|---|---|"]  # fmt: skip
     count = {"alone": 0, "together": 0}
     for name in names:
@@ -204,10 +205,13 @@ def table(names: list[str], alone: dict[str, Run], together: Run, cold: Run) -> 
     return [
         f"`make packages`, {datetime.now(UTC).date()}, {os.cpu_count()} processors, Python"
         f" {sys.version.split()[0]}. "
-        f"{count['alone']} of {len(names)} packages are warm alone, {count['together']} in one list"
-        f" with torch {version('torch')}, which is {'' if 'torch' in in_list else 'not '}warm there"
-        f" ({ready.get('modules', 0)} modules, {ready.get('mib', 0):.0f} MiB).", "",
-        *lines, "", "What else differs in the run with all, in torch and in what packages need:",
+        f"{count['alone']} of {len(names)} packages are warm when preloaded alone, and"
+        f" {count['together']} when preloaded together with torch {version('torch')}, which is"
+        f" {'warm as well' if 'torch' in in_list else 'not warm'} "
+        f"({ready.get('modules', 0)} modules, {ready.get('mib', 0):.0f} MiB).", "",
+        *lines, "",
+        "Other differences in the job with all packages, in torch and in dependencies of the "
+        "packages:",
         "", *(rest or ["- nothing"]),
     ]  # fmt: skip
 

@@ -1,7 +1,7 @@
 """Twelve command lines, and what TorchX 0.7.0 makes of them on Kubernetes.
 
 The file beside this one has what `torchx run --dryrun -s kubernetes` printed, with one name for all
-jobs. Each difference is a row of "Beside TorchX" in docs/clusters/kubernetes.md.
+jobs. Each difference is a row of "Differences from TorchX" in docs/clusters/kubernetes.md.
 """
 
 import json

@@ -406,6 +406,7 @@ def test_second_ctrl_c_may_come_at_any_time(
     assert stdin is not None
 
     def close_and_interrupt() -> None:
+        process.stdin = stdin
         stdin.close()
         raise KeyboardInterrupt
 

@@ -140,10 +140,7 @@ def _failure(directory: str, exit_codes: Sequence[int], refusal: LaunchRefusal) 
 
 def first_exception(directory: str) -> Exception | None:
     """Return the exception of the rank that failed first, with its traceback as the cause."""
-    errors = [
-        ([-number for number in kept[0][0]], rank, *kept[1:])
-        for rank, kept in _saved(directory, call.ERROR)
-    ]
+    errors = [(-kept[0][0], rank, *kept[1:]) for rank, kept in _saved(directory, call.ERROR)]
     failed = [each for each in errors if not is_exit_with_0(each[3])]
     if not failed:
         return None

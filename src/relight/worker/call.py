@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
 from relight.base.errors import EXIT_FAILED, EXIT_OK, UsageError, WorkersFailedError
-from relight.worker import cells, membership
+from relight.worker import cells
 from relight.worker.main_module import Unpickler
 
 RESULT, ERROR, BEGUN = "result", "error", "begun"
@@ -33,17 +33,16 @@ _RESULT_FILE = re.compile(rf"[0-9]{{1,9}}\.({RESULT}|{ERROR}|{BEGUN})")
 class Begun(NamedTuple):
     """The attempt that a worker belongs to; a later attempt compares greater.
 
-    `restart` is how often the scheduler and the agents have restarted the job. `place`
-    distinguishes attempts with the same number of restarts: each has its own store.
+    `place` distinguishes attempts with the same number of restarts: each has its own store.
     """
 
-    restart: tuple[int, int]
+    restart: int
     time: float
     place: str
     world_size: int
 
     @property
-    def attempt(self) -> tuple[tuple[int, int], str]:
+    def attempt(self) -> tuple[int, str]:
         """The same for all ranks of an attempt."""
         return self.restart, self.place
 
@@ -69,8 +68,8 @@ def main(directory: str) -> None:
     """Call the function, and save its result or its exception."""
     rank = os.environ["RANK"]
     place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-    own = membership()
-    begun = Begun((own.requeues, own.restarts), time.time(), place, int(os.environ["WORLD_SIZE"]))
+    restart = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    begun = Begun(restart, time.time(), place, int(os.environ["WORLD_SIZE"]))
     for kind in (RESULT, ERROR):  # files of an earlier attempt
         try:
             os.unlink(os.path.join(directory, f"{rank}.{kind}"))

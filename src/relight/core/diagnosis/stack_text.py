@@ -29,6 +29,9 @@ _LIBRARY = re.compile(
 _TORCH = re.compile(r"/torch/")
 _OF_PEERS = re.compile(r"/torch/(?:distributed|autograd|cuda)/")
 """Where a worker waits for others; DistributedDataParallel does so below `backward`."""
+_PARALLEL = re.compile(r"/torch/nn/parallel/distributed\.py$")
+_SYNCS = re.compile(r"_sync_|broadcast_coalesced")
+"""Functions of DistributedDataParallel in which `forward` copies the buffers of rank 0."""
 _COLLECTIVE = re.compile(
     r"/torch/(?:distributed/(?:distributed_c10d|_functional_collectives|nn/functional)\.py|cuda/)"
 )
@@ -376,7 +379,9 @@ def _expects_peers(stack: ProcessStack | str) -> bool:
     for frame in thread.frames if thread else ():
         if not _LIBRARY.search(frame.file):
             return False
-        if _OF_PEERS.search(frame.file):
+        if _OF_PEERS.search(frame.file) or (
+            _PARALLEL.search(frame.file) and _SYNCS.search(frame.function)
+        ):
             return True
     return False
 

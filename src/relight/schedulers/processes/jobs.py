@@ -209,13 +209,13 @@ class ProcessScheduler(Scheduler):
         processes = self._attached.values()
         try:
             for process in processes:
-                assert process.stdin is not None
-                process.stdin.close()
+                _stop(process)
             for process in processes:
                 process.wait(_CLOSE_S)
         except KeyboardInterrupt:
             for process in processes:
-                process.terminate()
+                _stop(process)  # perhaps not reached before
+                process.terminate()  # the second request: the executor kills what is left
             for process in processes:
                 process.wait(_CLOSE_S)
         self._attached.clear()
@@ -263,6 +263,12 @@ class ProcessScheduler(Scheduler):
 
     def _unknown(self, app_id: str) -> UsageError:
         return UsageError(f"no job {app_id} on this machine", hint=f"relight list -s {self.name}")
+
+
+def _stop(executor: "subprocess.Popen[bytes]") -> None:
+    """Let a job end as if its submitter had ended."""
+    assert executor.stdin is not None
+    executor.stdin.close()
 
 
 def _read(app_id: str) -> dict[str, Any] | None:
