@@ -1,33 +1,34 @@
-"""Runs one node of a job: get ready, run a generation, react. Read this first.
+"""Runs one node of a job in three repeating steps: get ready, run a generation, react. Read this
+first.
 
-    get ready   check this node if the user asks for it; bind a store for the workers; tell the
-                group that this node is ready, and how the workers of the last generation ended
+    get ready   run the health check, if configured; bind a store for the workers; tell the
+                group that this node is ready, and how the previous generation ended
                                                         (health_check, net/store_port, node)
-    run         the group has formed a generation: run its workers until all have exited
+    run         once the group has formed a generation, run its workers until all have exited
                                                                        (worker_group)
-    react       all workers succeeded: wait for the other nodes. A worker failed, or the group
-                changed: get ready again. The job has ended: report   (shutdown)
+    react       if all workers succeeded, wait for the other nodes; if a worker failed or the
+                group changed, get ready again; if the job has ended, report that   (shutdown)
 
-When a worker fails, WorkerGroup immediately stops the other workers of this node, and the agent
-reports the failure. The group (core/group/membership) decides whether another generation follows,
-and its members. In a job of one node, the group is also in this process. The agent itself decides
-to leave in four cases: on a signal, on the preemption of this node, on a failed health check, and
-when a worker is in an uninterruptible call for longer than
+When a worker fails, WorkerGroup immediately stops the other workers on this node, and the agent
+reports the failure. The group (core/group/membership) decides whether there is another generation
+and which nodes are in it. In a single-node job, the group runs in this process too. The agent
+itself decides to leave in four cases: it receives a signal, its node is preempted, a health check
+fails, or a worker is stuck in an uninterruptible call for longer than
 TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT, if that is set.
 
-While the agent waits, its loop runs: `Node` handles the messages of the group, `Interruption` the
-signals and the notice of a preemption. `Node.state` is one of
+While the agent waits, its event loop runs: `Node` handles messages from the group, and
+`Interruption` handles signals and preemption notices. `Node.state` is one of the following:
 
     NodeReady           this node waits for a generation; this is its latest report
     GenerationFormed    this node is in this generation, whose workers have not started here
-    WorkerGroup         the workers of that generation; they run, or have succeeded
+    WorkerGroup         the workers of that generation, which are running or have succeeded
     None                before the first report, and while the agent closes its link
 
-In each of them the job may end (`Node.end`), or a signal may ask this agent to leave
+In any of these states the job may end (`Node.end`), or a signal may tell this agent to leave
 (`Interruption.signals`).
 
-Workers may run only until the end of their lease (`Node.lease_until`), which answers of the
-coordinator renew. After that they are frozen until it is renewed or they are stopped.
+Workers may run only until their lease expires (`Node.lease_until`). Replies from the coordinator
+renew it. After it expires, the workers are frozen until it is renewed or they are stopped.
 """
 
 import socket
@@ -61,9 +62,9 @@ if TYPE_CHECKING:
     from relight.warm.preloading import Preload
 
 _IDLE_S = 1.0
-"""How long a node waits idle for a generation before it starts imports (--preload)."""
+"""How long a node waits for a generation before it uses the idle time for imports (--preload)."""
 _SHOWN_AFTER_S = 1.0
-"""Delay until `relight status` and other commands see the job, to keep the start fast."""
+"""Delay before `relight status` and other commands can see the job, which keeps startup fast."""
 _LOADED_LATER = (
     *LOADED_LATER,
     "fcntl",
@@ -91,8 +92,9 @@ _LOADED_LATER = (
     "relight.agent.recovery",
     "relight.agent.status.answers",
 )
-"""What any job may need while it runs, and at its end. A job outlives the files that it was started
-from: an upgrade removes or replaces them, and a file server fails.
+"""Modules that any job may need while it runs and when it ends. They are imported early because the
+job can outlive the files that it was started from: an upgrade may remove or replace them, or a file
+server may fail.
 """
 _LOADED_FOR_NODES = (
     "relight.agent.coordinator",
@@ -103,8 +105,8 @@ _LOADED_FOR_NODES = (
     "relight.processes.straggler_reports",
     "relight.core.group.group_replay",
 )
-"""Modules for the first late heartbeat, the next coordinator, a new spawner, and a flag that only
-another node has.
+"""Modules needed for the first late heartbeat, for a new coordinator or spawner, and for a flag
+that only another node was given.
 """
 _END_LIMIT_S = 30.0
 """How long an embedding program waits for the spawner to exit."""
@@ -117,7 +119,7 @@ _LOADED_FOR_RESTARTS = (
 
 
 class Agent:
-    """One node of a job, from the first worker to the last.
+    """Runs one node of a job, from its first worker to its last.
 
     Args:
         job: the configuration.
@@ -140,7 +142,7 @@ class Agent:
         self._inspector: JobInspector | None = None
         self._shown = Alarm(self.loop, self._show_job)
         self._unshown = UnshownOutput(self.loop, consoles, self.interruption.signals)
-        if job.local_world_size > 8:  # raising it costs an import; few workers never need it
+        if job.local_world_size > 8:  # raising it costs an import, and few workers never need it
             raise_limit()
         self._spawner = SpawnerProcess()
         self._services = AgentContext(
@@ -160,8 +162,8 @@ class Agent:
         """Run the job; return its exit code.
 
         Args:
-            keeps_process: whether this process outlives the job (`relight.run`). If true, close all
-                descriptors, and wait for the spawner to exit.
+            keeps_process: whether this process outlives the job (`relight.run`). If so, close all
+                descriptors and wait for the spawner to exit.
 
         Raises:
             RelightError: if the job can't be started here.
@@ -193,7 +195,7 @@ class Agent:
             if self._network is not None:
                 self._network.close()
             if self.node.workers is not None:
-                self.node.workers.logs.release()  # nothing is lost, whatever has happened
+                self.node.workers.logs.release()  # so that no output is lost, whatever happened
             self._unshown.show()
             self._services.scratch.remove()
             if keeps_process:
@@ -202,7 +204,7 @@ class Agent:
             self.loop.close()  # last: from here on, signals have their default effect
 
     def _run(self) -> tuple[int, str]:
-        """Run generations until this agent leaves; return its exit code, and why."""
+        """Run generations until this agent leaves; return its exit code and the reason."""
         outcome, node, signals = GenerationResult(), self.node, self.interruption.signals
         while True:
             unfit = self._check_health(outcome)
@@ -223,18 +225,18 @@ class Agent:
                     return self._leaving().as_preempted(workers, outcome, self._is_over)
             if node.end is not None and not signals:
                 self.link.leave()
-                self._unshown.show()  # before the report
+                self._unshown.show()  # show it before the report
             if signals:
                 return self._leaving().by_signal(signals[0])
             if node.end is not None:
                 failed = node.end.exit_code != 0
                 return self._leaving().after_failure(node.end) if failed else (0, node.end.reason)
 
-    # A generation.
+    # Running a generation.
 
     def _check_health(self, outcome: GenerationResult) -> "HealthCheckFailure | None":
         """Return why this node must not run workers, or None."""
-        # Without a restart no worker will start here, so its health does not matter.
+        # If there is no restart, no more workers start here, so this node's health doesn't matter.
         no_restart = bool(outcome.failures) and not self.job.settings.max_restarts
         if self.job.command.spec.health_check is None or no_restart or self._is_over():
             return None
@@ -244,7 +246,7 @@ class Agent:
         return unfit if unfit.why else None
 
     def _remember(self, why: str) -> None:
-        """Remember this node as bad, if there is a reason and --bad-nodes."""
+        """Record this node as bad if there is a reason to and --bad-nodes is set."""
         place = self.job.command.spec.bad_nodes
         if not (why and place):
             return
@@ -253,11 +255,11 @@ class Agent:
         bad_node.remember(self.loop, self.journal, place, why, self.job.command.env)
 
     def _get_ready(self, outcome: GenerationResult) -> None:
-        """Bind a store for the next generation; report that no workers run here, and how the last
-        ones ended.
+        """Bind a store for the next generation; report that no workers are running here, and how
+        the previous ones ended.
 
-        The store is bound before its port is announced. One that a generation has used is not used
-        again.
+        The store is bound before its port is announced. A store is never reused for another
+        generation.
         """
         job = self.job
         if self._store is None:
@@ -272,7 +274,7 @@ class Agent:
 
     def _wait_for_generation(self) -> GenerationFormed | None:
         """Return the next generation that includes this node, or None if the job is over."""
-        self.loop.run_once(0)  # a signal that has already arrived must prevent the start of workers
+        self.loop.run_once(0)  # a signal that has already arrived must keep workers from starting
         preload = self._services.preload
         idle = None if preload is None else self.loop.call_after(_IDLE_S, preload.while_idle)
         formed = None
@@ -289,18 +291,18 @@ class Agent:
         return formed
 
     def _has_room_for(self, formed: GenerationFormed) -> bool:
-        """Return whether workers of a generation can start now. End survivors that are not in it,
-        during which the generation may be stopped.
+        """Return whether the workers of a generation can start now. Survivors that aren't part of
+        it are ended first; the generation may be stopped in the meantime.
         """
         workers = self.node.workers
         stay = workers is not None and workers.has_survivors and formed.survivors_stay
         return stay or not self._end_survivors()
 
     def _run_generation(self, formed: GenerationFormed) -> tuple[WorkerGroup, GenerationResult]:
-        """Run the workers until they and all processes that they started have exited."""
+        """Run the workers until they and all their descendants have exited."""
         workers = self.node.workers
         if workers is not None:
-            workers.show_tracebacks()  # of the generation before
+            workers.show_tracebacks()  # of the previous generation
         self.node.report_generation(formed)
         if workers is not None and workers.has_survivors:
             workers.resume(formed)
@@ -318,14 +320,14 @@ class Agent:
         return workers, GenerationResult() if signals else workers.outcome()
 
     def _wait_for_others(self, workers: WorkerGroup) -> None:
-        """Wait for the workers of other nodes, after all workers here succeeded."""
+        """Wait for the workers on other nodes after all workers here have succeeded."""
         self.node.wait_for_others(workers)
         self.journal.set_status(lambda: "waiting for the workers of the other nodes to succeed")
         self.loop.run_until(lambda: self._is_over() or workers.stopped_by is not None)
         self.journal.clear_status()
 
     def _end_survivors(self) -> bool:
-        """Stop workers that no generation takes; return whether there were any."""
+        """Stop surviving workers that are in no generation; return whether there were any."""
         workers = self.node.workers
         if workers is None or not workers.end_survivors():
             return False
@@ -336,23 +338,23 @@ class Agent:
         return self.node.end is not None or bool(self.interruption.signals)
 
     def _release(self) -> None:
-        """Close what otherwise ends with this process."""
+        """Close resources that would otherwise be released when this process exits."""
         workers = self.node.workers
         if workers is not None and workers.supervisor is not None:
             workers.supervisor.workers.finish()
-        if self._store is not None:  # for a generation that is not formed
+        if self._store is not None:  # bound for a generation that was never formed
             self._store.close()
         self._spawner.wait(self.loop, _END_LIMIT_S)
         self._services.consoles.close()
 
     def _leaving(self) -> "Leaving":
-        """Stop everything that may still run, and return the way in which this agent leaves."""
+        """Stop everything that may still be running; return the object that handles leaving."""
         from relight.agent.shutdown import Leaving
 
         self._end_survivors()
         return Leaving(self.job, self._services, self.link, self.node)
 
-    # What others see of the job.
+    # Making the job visible.
 
     def _load_later(self) -> None:
         first = _LOADED_FOR_NODES if self.job.meeting is not None else ()
@@ -382,27 +384,27 @@ class Agent:
         self.node.on_question = self._inspector.received
 
     def _show_end(self, exit_code: int, reason: str) -> None:
-        self._shown.set(None)  # what is shown now would not be closed
+        self._shown.set(None)  # anything shown from now on would not be closed
         handler = self.job.command.spec.event_log_handler
         is_kept = exit_code or self.node.restart or handler not in EVENT_HANDLERS
         if self._inspector is None and is_kept:
-            self._show_job()  # it has ended within its first second
+            self._show_job()  # the job ended within its first second
         if self._inspector is not None:
             self._inspector.close(exit_code, reason)
 
 
 def _load(loop: Loop, modules: Iterator[str]) -> None:
-    """Import modules while workers run, which makes a restart a third faster and independent of
+    """Import modules while workers are running, so that a restart is a third faster and needs no
     files.
 
-    Answer heartbeats between two imports because a file server may be slow at the moment.
+    Heartbeats are answered between imports because a file server may be slow.
     """
     module = next(modules, None)
     if module is None:
         return
     try:
         __import__(module)
-    except Exception:  # disk already gone; harmless unless the job fails
+    except Exception:  # the disk is already gone, which is harmless unless the job fails
         return
     loop.call_after(0, lambda: _load(loop, modules))
 

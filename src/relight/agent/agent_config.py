@@ -1,4 +1,6 @@
-"""One node's part of a job: made by `prepare` from the command line, run by `agent`."""
+"""The configuration of one node's agent: `prepare` creates it from the command line, `agent` runs
+it.
+"""
 
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -11,15 +13,15 @@ if TYPE_CHECKING:
 
 
 class AgentConfig(NamedTuple):
-    """The workers' command and number, and how the nodes meet. Times in seconds.
+    """The workers' command, the number of workers, and how the nodes meet. Times are in seconds.
 
     `store_host` and `store_port` are the address of the workers' store; port 0 means the first free
-    one of `store_ports`, or any port if that is empty. In a job of one node, `meeting` is None and
-    `settings` are those of its group; otherwise this node joins with them.
-    `facts` should be equal on all nodes (`host/env_fingerprint`). Workers have `grace_s` between
-    the request to stop and SIGKILL. A worker in an uninterruptible call for `stuck_after_s` has
-    failed; 0 means no limit. `cpus` has one affinity mask per worker, or is empty. `run_directory`
-    is for logs; `scratch` is the parent of a directory that is removed at the end; either may be
+    port in `store_ports`, or any port if that is empty. In a single-node job, `meeting` is None and
+    `settings` apply to its own group; otherwise this node joins the group with them. `facts` should
+    be the same on all nodes (`host/env_fingerprint`). Workers get `grace_s` between the stop signal
+    and SIGKILL. A worker that spends `stuck_after_s` in an uninterruptible call counts as failed; 0
+    means no limit. `cpus` has one affinity mask per worker, or is empty. `run_directory` holds the
+    logs; `scratch` is the parent of a directory that is removed when the job ends; either may be
     empty. `worker_program` is for --preload.
     """
 

@@ -1,4 +1,4 @@
-"""Remembers this node as bad (`--bad-nodes`). Loaded only when its hardware has failed."""
+"""Records this node as bad (`--bad-nodes`). Loaded only after a hardware failure."""
 
 from relight.base.env import Environment
 from relight.base.values import BadNodesDirectory
@@ -15,7 +15,9 @@ _LIMIT_S = 3.0
 def remember(
     loop: Loop, journal: Journal, place: BadNodesDirectory, why: str, env: Environment
 ) -> None:
-    """Record this node for later jobs, and report that or the error, while the loop runs."""
+    """Record this node as bad for later jobs, and report success or the error; the loop keeps
+    running.
+    """
     results: list[BadNode | Exception] = []
     background.call(loop, lambda: bad_nodes.remember(place, why, env), results.append)
     loop.run_until(lambda: bool(results), _LIMIT_S)

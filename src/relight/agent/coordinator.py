@@ -1,15 +1,17 @@
-"""Serves groups to the agents of other nodes: connections and heartbeats.
+"""Serves groups to the agents on other nodes, with their connections and heartbeats.
 
-The agent that holds the endpoint runs a `Coordinator`. It listens there, for all jobs that use the
-endpoint, passes the messages of nodes to their groups, and reports nodes that fall silent.
+The agent that holds the endpoint runs a `Coordinator`. It listens on that endpoint for all jobs
+that use it, passes messages from nodes to their groups, and reports nodes that stop responding.
 
-A node sends heartbeats over its connection. If packets are lost, TCP delays all that follows, so
-heartbeats also come as datagrams to the same port; the first copy counts. A datagram has an
-authentication code that only the two ends of the connection can compute.
+A node sends heartbeats over its connection. When packets are lost, TCP delays everything after
+them, so each heartbeat is also sent as a datagram to the same port; whichever copy arrives first
+counts. A datagram carries an authentication code that only the two ends of the connection can
+compute.
 
-A closed connection proves nothing about its node: the node dials again, and its group waits for it
-(core/group/silence). Meanwhile the coordinator probes the node's heartbeat port: once the machine
-reports that no process has it, no process of the agent is left, and so no worker (net/heartbeats).
+A closed connection proves nothing about its node: the node reconnects, and its group waits for it
+(core/group/silence). In the meantime the coordinator probes the node's heartbeat port. Once the
+machine reports that no process holds that port, neither the agent nor any of its workers is left
+(net/heartbeats).
 """
 
 import socket
@@ -56,13 +58,13 @@ from relight.rendezvous.discovery import Finder
 _HEARD = FromAgent | Heartbeat
 _MOST_JOBS_NAMED = 16
 _SAY_EVERY_S = 10.0
-"""Least time between two messages about refused connections."""
+"""Minimum time between two messages about refused connections."""
 _NOTE_AFTER_S = 5.0
-"""How long several jobs wait for nodes before their nodes learn of each other."""
+"""How long several jobs wait for nodes before their nodes are told about the other jobs."""
 _CHECK_S = 0.25
-"""How often to check for silent nodes."""
+"""How often to check for nodes that have stopped responding."""
 _SILENT_AFTER_S = 1.3
-"""Heartbeats of a node are at most 0.5 s apart (rendezvous/conf)."""
+"""A node's heartbeats are at most 0.5 s apart (rendezvous/conf)."""
 _STALL_S = 0.5
 """A longer delay means that this process was suspended, not that other nodes were silent."""
 _NOBODY_LEFT = "its machine reports that no process of its agent is left"
@@ -73,11 +75,11 @@ class Coordinator:
 
     Args:
         loop: the agent's loop.
-        sock: bound to the endpoint and listening.
+        sock: the listening socket, bound to the endpoint.
         security: the credentials that agents must prove.
-        finder: says whether this process coordinates now, and elects the coordinator if the
-            endpoint has several hosts.
-        divert: called with clients of torch's TCPStore that connect to the endpoint's port.
+        finder: reports whether this process is currently the coordinator, and elects the
+            coordinator if the endpoint has several hosts.
+        divert: called with each client of torch's TCPStore that connects to the endpoint's port.
         say: prints a line to the user about a refused connection.
         is_held: whether processes that outlive this one will inherit the datagram socket.
     """
@@ -95,17 +97,17 @@ class Coordinator:
     ) -> None:
         self.groups: dict[str, Group] = {}
         self.own_node = ""
-        """The node of this process, or empty."""
+        """The name of the node in this process, or empty."""
         self.seen_address = ""
         """The address at which other nodes reach this machine; empty until one has connected."""
         self.settings: dict[str, GroupSettings] = {}
-        """By job, the settings of the agent in this process: nodes with different ones are refused,
-        even if they connect first.
+        """The settings of the agent in this process, by job. Nodes with different settings are
+        refused, even if they connect first.
         """
         self.on_group: Callable[[str, Group], None] = lambda *_: None
         """Called with a job and its group, before the group's first step."""
         self.on_job: Callable[[str, str], None] = lambda *_: None
-        """Called when the first node of a job arrives, and when its last node has gone."""
+        """Called when the first node of a job arrives, and when its last node has left."""
         raise_limit()
         self._loop = loop
         self._finder = finder
@@ -113,7 +115,7 @@ class Coordinator:
         self._quiet_until = 0.0
         self._peers = _Peers()
         self._absent: dict[tuple[Group, str], _Peer] = {}
-        """Nodes whose connection has ended, and for which their groups wait."""
+        """Nodes that have lost their connection and whose groups are waiting for them."""
         self._heartbeats = Heartbeats(loop, sock.getsockname()[:2], sock.family, self._on_datagram)
         self._heartbeats.on_unreachable = self._on_unreachable
         self._is_held = is_held and self.datagrams_fd >= 0
@@ -125,16 +127,16 @@ class Coordinator:
 
     @property
     def datagrams_fd(self) -> int:
-        """The descriptor of the datagram socket, or -1."""
+        """The datagram socket's descriptor, or -1."""
         return self._heartbeats.fileno()
 
     @property
     def others(self) -> int:
-        """Number of connected agents of other nodes."""
+        """Number of connected agents on other nodes."""
         return len(self._peers)
 
     def group(self, job: str, settings: GroupSettings) -> Group:
-        """Return the group of a job; create it for the job's first node."""
+        """Return a job's group; create it when the job's first node arrives."""
         if job not in self.groups:
             self.on_job(job, "its first node has connected")
             settings = self.settings.get(job, settings)
@@ -145,33 +147,36 @@ class Coordinator:
         return self.groups[job]
 
     def coordinates(self) -> bool:
-        """Return whether this process is the coordinator now. It is asked before each decision."""
+        """Return whether this process is currently the coordinator; checked before each
+        decision.
+        """
         self._notice_sleep()
         return self._finder.coordinates(self._has_lost_nodes)
 
     def tell_all(self, text: str) -> None:
-        """Print a message to the users of all agents."""
+        """Print a message on all agents."""
         for peer in self._peers:
             peer.connection.send(fields.to_json(Note(text)))
             peer.connection.drain()
 
     def say_refused(self, line: str) -> None:
-        """Print which connection was refused; if there are many, only some."""
+        """Print which connection was refused, with a rate limit."""
         now = self._loop.now()
         if now >= self._quiet_until:
             self._quiet_until = now + _SAY_EVERY_S
             self._say(f"refused a connection from {line}")
 
     def step_down(self) -> None:
-        """Disconnect the nodes of all running jobs and forget their groups, but keep listening. A
-        job that has ended needs no further decision; its nodes still receive the result.
+        """Disconnect the nodes of all running jobs and forget their groups, but keep listening.
+        Jobs that have ended need no further decisions, so their nodes stay connected and still
+        receive the result.
         """
         self._disconnect(
             {job: group for job, group in self.groups.items() if group.membership.end is None}
         )
 
     def close(self) -> None:
-        """Stop listening, and close all connections."""
+        """Stop listening and close all connections."""
         self._timer.cancel()
         self._listener.close()
         self._heartbeats.close()
@@ -180,7 +185,7 @@ class Coordinator:
     # Called by the listener.
 
     def opened(self, connection: Connection, hello: Message) -> None:
-        """Accept the connection of a new agent, of any job."""
+        """Accept the connection from a new agent, whatever its job."""
         sender, job, settings, _ = fields.record(Hello, hello)
         if sender == "elector":
             self._finder.take_connection(connection, settings)
@@ -205,7 +210,7 @@ class Coordinator:
         if own and (not self.seen_address or is_loopback(self.seen_address)):
             self.seen_address = own
         self._peers.add(_Peer(connection, group))
-        # No token is needed to get here.
+        # Peers can get this far without a token.
         if len(self._peers.unjoined) > self._listener.most_strangers // 2:
             oldest = next(iter(self._peers.unjoined)).connection
             self._peers.remove(oldest)
@@ -213,7 +218,7 @@ class Coordinator:
             self.say_refused(f"{oldest.peer}: dropped: too many connections have not joined a job")
 
     def received(self, connection: Connection, message: Message) -> None:
-        """Handle a message of an agent."""
+        """Handle a message from an agent."""
         peer, heard = self._peers.by_connection[connection], fields.message(_HEARD, message)
         if isinstance(heard, Heartbeat):
             if self.coordinates():
@@ -228,7 +233,7 @@ class Coordinator:
             absent = self._absent.get((peer.group, heard.node))
             latest = older or absent
             if latest is not None and heard.connection < latest.number:
-                self._remove(peer)  # delayed by a network cut
+                self._remove(peer)  # the message was delayed by a network outage
                 connection.close()
                 return
             peer.number = heard.connection
@@ -246,7 +251,7 @@ class Coordinator:
             peer.group.step(Received(peer.node, heard))
 
     def closed(self, connection: Connection, reason: str) -> None:
-        """Handle the end of an agent's connection."""
+        """Handle the loss of an agent's connection."""
         self._notice_sleep()
         peer = self._peers.by_connection.get(connection)
         if peer is None:
@@ -257,11 +262,11 @@ class Coordinator:
         if peer.node in peer.group.membership.members:
             self._absent[peer.group, peer.node] = peer
             self._fall_silent(peer, reason)
-        else:  # it has left
+        else:  # the node has left
             self._probe(peer, on=False)
 
     def deliver(self, agent: Recipient, message: FromCoordinator) -> None:
-        """Pass a message to the agent in this process, in the next turn of the loop."""
+        """Pass a message to the agent in this process, in the next iteration of the loop."""
         self._loop.call_after(0, partial(agent, self._with_address(message)))
 
     def _send(self, peer: "_Peer", message: FromCoordinator) -> None:
@@ -271,7 +276,7 @@ class Coordinator:
         peer.connection.send(fields.to_json(self._with_address(message)))
 
     def _with_address(self, message: FromCoordinator) -> FromCoordinator:
-        """Fill in the address of this host, as other nodes have reached it.
+        """Fill in the address at which other nodes have reached this host.
 
         A node that has reached this process over loopback is on this host.
         """
@@ -285,7 +290,9 @@ class Coordinator:
         return message._replace(generation=generation._replace(master_addr=address))
 
     def _reached_at(self, address: str) -> str:
-        """Return where other nodes reach the node that has said this address of itself."""
+        """Return the address at which other nodes can reach the node that reported this one as its
+        own.
+        """
         if address not in LOCAL_HOSTS and not is_loopback(address):
             return address
         return self.seen_address or address or "127.0.0.1"
@@ -297,8 +304,8 @@ class Coordinator:
         self.say_refused(f"{connection.peer}: {reason}")
 
     def _on_refused(self, line: str) -> None:
-        """Print which peer was refused, unless it said nothing, as port probes and the standby of
-        `relight coordinator` do.
+        """Print which peer was refused, unless it sent nothing: port probes and the standby of
+        `relight coordinator` connect without sending data.
         """
         if not line.endswith(SAID_NOTHING):
             self.say_refused(line)
@@ -319,7 +326,9 @@ class Coordinator:
         self._listener.hello = self._hello()
 
     def _drop(self, group: Group, node: str) -> None:
-        """Disconnect a node that the group drops: without echoes, its workers' lease ends."""
+        """Disconnect a node that the group has dropped. It no longer gets echoes, so its workers'
+        lease expires.
+        """
         group.recipients.pop(node, None)
         absent = self._absent.pop((group, node), None)
         peer = self._peers.by_node.get((group, node))
@@ -338,7 +347,9 @@ class Coordinator:
         return any(each.lost() for each in memberships if each.end is None)
 
     def _forget_empty_groups(self) -> None:
-        """Forget jobs without nodes: if nodes come back, the job starts again from generation 0."""
+        """Forget jobs that have no nodes left. If nodes come back, the job starts over at
+        generation 0.
+        """
         empty = [
             job for job, group in self.groups.items()
             if not group.recipients and not len(group.membership.members)
@@ -351,11 +362,11 @@ class Coordinator:
                 self._listener.hello = self._hello()
 
     def _hello(self) -> Message:
-        """Return the hello. It names the jobs served here, so that an agent whose token is refused
-        learns whether the coordinator of its own job has refused it.
+        """Return the hello message. It lists the jobs served here, so that an agent whose token is
+        refused can tell whether its own job's coordinator refused it.
         """
         hello: Message = {"sender": "coordinator", "relays": True, "held": self._is_held}
-        if len(self.groups) > _MOST_JOBS_NAMED:  # each agent would have to read them all
+        if len(self.groups) > _MOST_JOBS_NAMED:  # every agent would have to read all of them
             return hello
         longer: Message = {**hello, "jobs": list(self.groups)}
         return longer if len(wire.body_of(longer)) <= wire.MAX_HELLO // 2 else hello
@@ -376,8 +387,9 @@ class Coordinator:
             self._heartbeats.send(data, sender)
 
     def _notice_sleep(self) -> None:
-        """Check for silent nodes now if that is overdue: nodes not heard meanwhile may be healthy,
-        and the first events after a sleep are the reactions of the others to it.
+        """Handle a suspension of this process: if the check for silent nodes is overdue, run it
+        now. Nodes that seem silent may be healthy, and the first events after a suspension are how
+        the other nodes reacted to it.
         """
         if self._slept():
             self._check_silence()
@@ -396,7 +408,7 @@ class Coordinator:
             for group in list(self.groups.values()):
                 group.step(Slept())
         for peer in [*self._peers]:
-            is_here = peer.node and peer.connection in self._peers.by_connection  # still
+            is_here = peer.node and peer.connection in self._peers.by_connection  # still connected
             silent_s = now - peer.connection.heard_at
             if is_here and not peer.is_silent and silent_s > _SILENT_AFTER_S:
                 self._fall_silent(peer, "")
@@ -406,7 +418,7 @@ class Coordinator:
             self._probe(peer)
         peer.is_silent = True
         peer.group.step(NodeSilent(peer.node, peer.connection.heard_at, reason))
-        self.coordinates()  # without that node it may have to step down immediately
+        self.coordinates()  # without that node, this process may have to step down immediately
 
     def _hear(self, peer: "_Peer") -> None:
         if peer.is_silent:
@@ -415,7 +427,7 @@ class Coordinator:
             peer.group.step(NodeHeard(peer.node))
 
     def _probe(self, peer: "_Peer", *, on: bool = True) -> None:
-        """Ask the machine of a silent node whether processes of its agent remain."""
+        """Ask the machine of a silent node whether any processes of its agent are left."""
         if peer.address:
             self._heartbeats.probe(peer.address, on=on)
 
@@ -427,8 +439,8 @@ class Coordinator:
                 return
 
     def _note_waiting_jobs(self, now: float) -> None:
-        """Inform the nodes of waiting jobs of each other, once. They may be one job whose nodes
-        were given different ids.
+        """Tell the nodes of waiting jobs about each other, once. They may belong to one job whose
+        nodes were given different ids.
         """
         lacking: dict[str, Group] = {}
         for job, group in self.groups.items():
@@ -450,32 +462,32 @@ class Coordinator:
 
 
 class _Peer:
-    """An agent of another node."""
+    """An agent on another node."""
 
     def __init__(self, connection: Connection, group: Group) -> None:
         self.connection = connection
         self.group = group
         self.number = 0
-        """The number of its connection."""
+        """The number of the peer's connection."""
         self.is_silent = False
         self.claimed = "", 0
-        """Where it says that its heartbeats come from, as datagrams."""
+        """The address from which it claims to send its heartbeat datagrams."""
         self.address: Address = ()
-        """The same, once that is known to be true."""
+        """That address, once it is verified."""
         self.key = b""
-        """Prefix of its datagrams; empty until one has arrived."""
+        """The prefix of its datagrams; empty until one has arrived."""
         self.node = ""
         self._latest_heartbeat = -1
 
     def is_new(self, number: int) -> bool:
-        """Return whether a heartbeat is new, and not one that an eavesdropper has repeated."""
+        """Return whether a heartbeat is new rather than one replayed by an eavesdropper."""
         is_new = number > self._latest_heartbeat
         self._latest_heartbeat = max(self._latest_heartbeat, number)
         return is_new
 
 
 class _Peers:
-    """The connected agents of other nodes. A node has one connection.
+    """The connected agents on other nodes. A node has one connection.
 
     Attributes:
         unjoined: peers that have not joined their group yet, oldest first.
@@ -487,9 +499,9 @@ class _Peers:
         self.by_connection: dict[Connection, _Peer] = {}
         self.by_node: dict[tuple[Group, str], _Peer] = {}
         self._by_key: dict[bytes, _Peer] = {}
-        """By what their datagrams begin with."""
+        """Agents by the prefix of their datagrams."""
         self._without_key: dict[_Peer, None] = {}
-        """Those that are not in `_by_key` yet: a network that loses nothing brings no datagrams."""
+        """Agents that aren't in `_by_key` yet because none of their datagrams has arrived."""
 
     def __len__(self) -> int:
         return len(self.by_connection)
@@ -503,13 +515,13 @@ class _Peers:
         self.unjoined[peer] = self._without_key[peer] = None
 
     def join(self, peer: _Peer, node: str) -> None:
-        """Record that an agent joined its group as a node."""
+        """Record that an agent has joined its group as a node."""
         peer.node = node
         self.unjoined.pop(peer, None)
         self.by_node[peer.group, node] = peer
 
     def remove(self, connection: Connection) -> None:
-        """Remove the agent of a connection."""
+        """Remove the agent that uses a connection."""
         peer = self.by_connection.pop(connection)
         self.unjoined.pop(peer, None)
         if self.by_node.get((peer.group, peer.node)) is peer:
@@ -518,7 +530,7 @@ class _Peers:
         self._by_key.pop(peer.key, None)
 
     def of_datagram(self, data: bytes) -> _Peer | None:
-        """Return the agent whose datagrams begin as this one does."""
+        """Return the agent that sent a datagram, identified by its prefix."""
         for peer in list(self._without_key):
             peer.key = Heartbeats.key_of(peer.connection.session_key)
             self._by_key[peer.key] = peer

@@ -1,6 +1,6 @@
 """Checks that the workers' script, program or module exists, before anything starts.
 
-It refuses only what certainly can't work; the rest is left to the workers.
+It rejects only what can't possibly work; the workers report everything else.
 """
 
 import os
@@ -26,7 +26,9 @@ _OF_THE_LAUNCHER = {
     "rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf", "preload",
     "keep-warm",
 }  # fmt: skip
-"""Flags that scripts seldom have; `--log-dir` and `--master-port` are missing, as many do."""
+"""Launcher flags that scripts rarely define. `--log-dir` and `--master-port` are left out because
+many scripts do.
+"""
 
 _LONGEST = 1 << 20
 
@@ -36,10 +38,10 @@ if TYPE_CHECKING:
 
 
 def check(spec: LaunchSpec, env: Environment, python: str) -> None:
-    """Look for the script, the program or the module.
+    """Check that the script, program or module exists.
 
     Raises:
-        UsageError: if the workers certainly could not run it.
+        UsageError: if the workers can't possibly run it.
     """
     if spec.module:
         if python == sys.executable and "$" not in spec.script:
@@ -73,11 +75,11 @@ def check(spec: LaunchSpec, env: Environment, python: str) -> None:
 
 
 def check_streams(spec: LaunchSpec, local_world_size: int) -> list[str]:
-    """Refuse a script from a pipe that a worker would find empty, and so succeed without running
-    it, or could not open; return a note for each argument that is such a pipe.
+    """Refuse a script that is a pipe if a worker could not open it, or would find it empty and
+    succeed without running anything; return a note for each argument that is such a pipe.
 
     Raises:
-        UsageError: if no worker, or only one, could read the script.
+        UsageError: if at most one worker could read the script.
     """
     words = (*spec.script_args, *(word.partition("=")[2] for word in spec.script_args))
     notes = [
@@ -108,7 +110,7 @@ def check_streams(spec: LaunchSpec, local_world_size: int) -> list[str]:
 
 
 def _is_of_shell(path: str) -> bool:
-    """Return whether a path is an open descriptor of this process that workers do not get."""
+    """Return whether a path is an open descriptor of this process that workers don't inherit."""
     found = re.fullmatch(r"/(?:dev|proc/self)/fd/(\d{1,9})", path)
     return found is not None and int(found[1]) > 2 and os.path.exists(path)
 
@@ -121,9 +123,9 @@ def _is_pipe(path: str) -> bool:
 
 
 def late_flags(spec: LaunchSpec, given: "set[str]") -> list[str]:
-    """Return a note if flags of the launcher stand after the script, which then gets them."""
+    """Return a note if launcher flags come after the script and are therefore passed to it."""
     arguments = spec.script_args
-    if "--" in arguments:  # the rest is certainly for the script
+    if "--" in arguments:  # everything after it is meant for the script
         arguments = arguments[: arguments.index("--")]
     words = [word for word in arguments if word.startswith("--")]
     names = [word[2:].partition("=")[0].replace("_", "-") for word in words]
@@ -141,8 +143,8 @@ def late_flags(spec: LaunchSpec, given: "set[str]") -> list[str]:
 
 
 def local_rank_notes(spec: LaunchSpec, local_world_size: int, *, is_passed: bool) -> list[str]:
-    """Return a note if a script that takes its local rank as an argument seems to get none, or one
-    that it does not know, or the same for all workers.
+    """Return a note if a script that takes its local rank as an argument appears not to get it, to
+    get an argument that it doesn't know, or to get the same value in all workers.
 
     Args:
         spec: the launch options.
@@ -165,7 +167,7 @@ def local_rank_notes(spec: LaunchSpec, local_world_size: int, *, is_passed: bool
     except OSError:
         return []  # the workers will report it
     if b"--local" not in text:
-        return []  # also if another file of the program has it: reading them all takes too long
+        return []  # even if another file of the program defines it: reading them all takes too long
     if any(word.startswith(("--local_rank", "--local-rank")) for word in spec.script_args):
         return []
     from relight.warm.script_scan import local_rank_flags
@@ -192,7 +194,7 @@ def find_program(name: str, env: Environment) -> str | None:
 
 
 def _is_for_shells(path: str) -> bool:
-    """Return whether a file is not Python source, whatever its name."""
+    """Return whether a file is something other than Python source, whatever its name."""
     if not os.path.isfile(path):
         return False
     with open(path, "rb") as file:
@@ -205,10 +207,10 @@ def _is_for_shells(path: str) -> bool:
 
 
 def check_preload(names: "Sequence[str]", python: str) -> None:
-    """Look for the modules of `--preload`, without importing any.
+    """Check that the `--preload` modules exist, without importing any.
 
     Raises:
-        UsageError: if a module certainly does not exist.
+        UsageError: if a module can't possibly exist.
     """
     if names in ((), (AUTO,), (BACKGROUND,)) or python != sys.executable or _hides_places():
         return
@@ -221,8 +223,8 @@ def check_preload(names: "Sequence[str]", python: str) -> None:
 
 
 def _check_module(name: str) -> None:
-    """Look for a module in this Python, as far as possible without running code. The workers use
-    the same Python, which searches the same places and the current directory.
+    """Look for a module in this Python, without running code if possible. The workers use the same
+    Python, which searches the same places plus the current directory.
     """
     if _hides_places():
         return
@@ -235,7 +237,7 @@ def _check_module(name: str) -> None:
 
 
 def _hides_places() -> bool:
-    """Return whether this Python skips places where the workers look for modules."""
+    """Return whether this Python skips places where the workers search for modules."""
     flags = sys.flags
     return bool(flags.isolated or flags.no_site or flags.ignore_environment or flags.no_user_site)
 
@@ -243,14 +245,14 @@ def _hides_places() -> bool:
 def _missing(
     parts: list[str], may_know: "Callable[[ModuleSpec, str], bool]"
 ) -> "tuple[str, str, list[str] | None] | None":
-    """Look for the parts of a module's name from left to right.
+    """Look up the parts of a module's name from left to right.
 
-    Returns the package found, the name up to the first missing part, and where that part was looked
-    for; None if the module may exist.
+    Returns the package that was found, the name up to the first missing part, and where that part
+    was searched for; None if the module may exist.
 
     Args:
-        parts: of the name.
-        may_know: returns whether a package may provide the next part without a file for it.
+        parts: the parts of the name.
+        may_know: returns whether a package may provide the next part without having a file for it.
     """
     package, where = "", None
     for number, part in enumerate(parts):
@@ -290,8 +292,8 @@ def _has_code(package: "ModuleSpec", part: str = "") -> bool:
 
 
 def _may_make(package: "ModuleSpec", part: str) -> bool:
-    """Return whether a package's `__init__.py` may provide a module without a file because it
-    contains the module's name, or a name of the import hooks. Other modules are found without
+    """Return whether a package may provide a module that has no file, because its `__init__.py`
+    contains the module's name or the name of an import hook. Other modules can be found without
     importing the package.
     """
     if not _has_code(package):

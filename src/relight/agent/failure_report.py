@@ -1,7 +1,7 @@
-"""The report of a failed job for machines: `--failure-report=FILE`, one JSON object.
+"""The machine-readable report of a failed job: `--failure-report=FILE`, one JSON object.
 
-The fields are described in docs/failure-report.md. `VERSION` is raised when a field changes its
-meaning or goes; new fields may come without that.
+The fields are described in docs/failure-report.md. `VERSION` is raised when a field is removed or
+changes its meaning; adding fields doesn't raise it.
 """
 
 import json
@@ -24,10 +24,10 @@ VERSION = 1
 
 
 def remove_old(path: str) -> None:
-    """Remove the report of an earlier job, so that an existing file means that this job failed.
+    """Remove an earlier job's report, so that the file exists only if this job failed.
 
     Raises:
-        UsageError: if the file could not be written later.
+        UsageError: if it would not be possible to write the file later.
     """
     directory = os.path.dirname(path)
     why = ""
@@ -51,17 +51,17 @@ def remove_old(path: str) -> None:
 def write(
     path: str, end: JobEnded, ready: NodeReady | None, job: AgentConfig, restarts: int
 ) -> str:
-    """Write the report of a failed job.
+    """Write the report on a failed job.
 
     Args:
-        path: the file, at any time either complete or absent.
-        end: the end of the job.
-        ready: the last message of this node, with the failures of its own workers.
-        job: the configuration of this node.
-        restarts: restarts of the job so far.
+        path: the file; it is always either complete or absent.
+        end: how the job ended.
+        ready: this node's last message, with the failures of its own workers.
+        job: this node's configuration.
+        restarts: how often the job has been restarted.
 
     Returns:
-        The reason for a failed write; an empty string on success.
+        The reason if the write failed; an empty string on success.
     """
     spec = job.command.spec
     own = ready.failures if ready is not None else ()

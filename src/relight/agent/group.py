@@ -1,7 +1,7 @@
-"""One job's membership with a clock: its deadlines, and where its messages go.
+"""One job's membership, driven by a clock: its deadlines, and where its messages go.
 
-A job of one node has it inside its agent (`LocalLink`). With several nodes, the coordinator has one
-for each job, and agents reach it by a `link.RemoteLink`.
+In a single-node job, the group is inside the agent (`LocalLink`). With several nodes, the
+coordinator has a group for each job, and agents reach it through a `link.RemoteLink`.
 """
 
 import os
@@ -31,7 +31,7 @@ LOADED_LATER = (
     "relight.core.group.survivors",
     "relight.core.group.restart_decision",
 )
-"""Modules that a group needs after it has formed; they would slow down the start of an agent."""
+"""Modules that a group needs after it has formed; loading them earlier would slow down startup."""
 LOADED_FOR_NODES = (
     "hashlib",
     "relight.core.group.env_diff",
@@ -39,9 +39,9 @@ LOADED_FOR_NODES = (
     "relight.core.group.rank_order",
     "relight.core.group.reachability",
 )
-"""Additional modules for a group of several nodes."""
+"""Additional modules for a multi-node group."""
 _AGAIN_S = 0.05
-"""How often a process that does not coordinate checks whether it does again."""
+"""How often a process that isn't the coordinator checks whether it has become one again."""
 
 
 class LinkOwner(Protocol):
@@ -49,16 +49,18 @@ class LinkOwner(Protocol):
 
     @property
     def generation(self) -> GenerationId:
-        """The generation whose workers are on this node, or NO_GENERATION."""
+        """The generation of the workers on this node, or NO_GENERATION."""
 
     def announce(self) -> Announce | None:
-        """Return the generation that this node is in, or was in last, for a new coordinator."""
+        """Return this node's current or latest generation, for a new coordinator."""
 
     def messages_after_join(self) -> Sequence[FromAgent]:
-        """Return the messages to send after `Join`: this node is ready, or what happened to it."""
+        """Return the messages to send after `Join`: either that this node is ready, or what
+        happened to it.
+        """
 
     def received(self, message: FromCoordinator) -> None:
-        """Handle a message of the coordinator."""
+        """Handle a message from the coordinator."""
 
     def set_lease(self, until: float) -> None:
         """Let the workers run until this time on the loop's clock; infinity means no limit."""
@@ -67,10 +69,10 @@ class LinkOwner(Protocol):
         """Print a message to the user."""
 
     def record(self, event: StateChanged) -> None:
-        """Write to the event log that the link or its finder is in another state."""
+        """Write a state change of the link or its finder to the event log."""
 
     def on_group(self, job: str, group: "Group") -> None:
-        """Inspect a group that this process decides, before its first step."""
+        """Inspect a group for which this process is the coordinator, before its first step."""
 
 
 class Group:
@@ -79,8 +81,8 @@ class Group:
     Args:
         loop: the agent's loop.
         settings: the user's settings.
-        coordinates: returns whether this process is the coordinator now. Otherwise the group
-            decides nothing.
+        coordinates: returns whether this process is currently the coordinator. If not, the group
+            makes no decisions.
     """
 
     def __init__(
@@ -95,21 +97,22 @@ class Group:
         self.recipients: dict[str, Recipient] = {}
         """The connected nodes, each with the function that delivers a message to it."""
         self.on_drop: Callable[[str], None] = lambda *_: None
-        """Called with a node that is dropped, whose messages must not be answered any more."""
+        """Called with each node that is dropped; its messages must no longer be answered."""
         self.on_step: Callable[[Event, float, list[Effect]], None] | None = None
-        """Called with each step, its time and its effects, before these are carried out."""
+        """Called with each step, its time and its effects, before the effects are carried out."""
         self.on_change: Callable[[StateChanged], None] = lambda _: None
-        """Called when the state of the group has changed, before the effects are carried out."""
+        """Called when the group's state has changed, before the effects are carried out."""
         self._loop = loop
         self._alarm = Alarm(loop, lambda: self.step(Tick()))
         self._put_off: list[Event] = []
-        """Events from the time when this process did not coordinate."""
-        self._questions: Questions | None = None  # until a node asks all of them something
+        """Events that arrived while this process wasn't the coordinator."""
+        self._questions: Questions | None = None  # None until a node sends a question to all nodes
 
     def step(self, event: Event) -> None:
-        """Process an event and carry out its effects. A process that does not coordinate now, as
-        after a suspension, defers the event, so that it misses nothing if it coordinates again.
-        After the end of the job nothing is left to decide: nodes only take the result and leave.
+        """Process an event and carry out its effects. If this process isn't the coordinator right
+        now, for example after a suspension, it defers the event, so that nothing is lost if it
+        becomes the coordinator again. After the end of the job nothing is left to decide; the nodes
+        only receive the result and leave.
         """
         if self.membership.end is None and not self._coordinates():
             if not isinstance(event, Tick):
@@ -143,13 +146,13 @@ class Group:
             self._alarm.set(due)
 
     def close(self) -> None:
-        """Cancel the alarm, and forget the nodes and the deferred events."""
+        """Cancel the alarm and forget the nodes and the deferred events."""
         self._alarm.set(None)
         self._put_off.clear()
         self.recipients.clear()
 
     def _relay(self, node: str, message: AskNodes | Answer) -> None:
-        """Forward a node's question to all nodes, or the answer of one."""
+        """Forward a node's question to all nodes, or one node's answer to it."""
         from relight.core.group.cluster_query import LIMIT_S, Questions
 
         if self._questions is None:
@@ -173,12 +176,12 @@ class Group:
 
 
 class LocalLink:
-    """The link of a job of one node: its group is in this process.
+    """The link of a single-node job, whose group is in this process.
 
     Args:
         loop: the agent's loop.
-        settings: of the group.
-        join: how this node joins it.
+        settings: the group's settings.
+        join: the message with which this node joins the group.
     """
 
     def __init__(self, loop: Loop, settings: GroupSettings, join: Join) -> None:
@@ -197,7 +200,7 @@ class LocalLink:
 
     @property
     def relays(self) -> bool:
-        """Whether there are other nodes that could be asked something."""
+        """Whether there are other nodes that can be queried."""
         return False
 
     def open(self, owner: LinkOwner) -> None:
@@ -216,16 +219,16 @@ class LocalLink:
         self._group.step(Received(self.join.node, message))
 
     def held(self) -> tuple[int, ...]:
-        """Return no descriptor because no other node asks whether this agent has ended."""
+        """Return no descriptors because no other node checks whether this agent has exited."""
         return ()
 
     def share_port(self, store: object) -> int:
-        """Return 0 because other nodes know no endpoint."""
+        """Return 0 because there is no endpoint that other nodes could use."""
         del store
         return 0
 
     def leave(self) -> None:
-        """Do nothing: no other node waits for this one."""
+        """Do nothing because no other node waits for this one."""
 
     def close(self, stop_waiting: Callable[[], bool]) -> None:
         """Close the group."""

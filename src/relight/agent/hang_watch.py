@@ -1,4 +1,4 @@
-"""Watches from outside whether the workers of this node still make progress (--hang-timeout).
+"""Watches from outside whether this node's workers are still making progress (--hang-timeout).
 
 It periodically reads the system's counters for each worker and its descendants; the rules are in
 core/workers/hang_detector.
@@ -12,22 +12,21 @@ from relight.host import system
 from relight.host.loop import Loop, Timer
 
 _LOOKS = 20
-"""Observations within the shortest limit."""
+"""Number of observations within the shortest limit."""
 _LEAST_S, _MOST_S = 0.1, 5.0
 
 
 class QuietWatch:
-    """Observes the workers of one generation on this node.
+    """Observes one generation's workers on this node.
 
     Args:
         loop: the agent's loop.
-        limits: after how long workers that do nothing are quiet.
-        running: returns the pids of the workers that run, by local rank; None while they are
-            frozen.
-        signs: returns how many bytes they have printed, and the highest step they have reported;
-            None while one of them is at a breakpoint.
-        on_change: called when they have been quiet for too long, and when one of them does
-            something again.
+        limits: how long workers must do nothing to count as quiet.
+        running: returns the pids of the running workers, by local rank; None while they are frozen.
+        signs: returns how many bytes the workers have printed and the highest step that they have
+            reported; None while one of them is at a breakpoint.
+        on_change: called when the workers have been quiet for too long, and when one of them
+            becomes active again.
     """
 
     def __init__(
@@ -39,7 +38,7 @@ class QuietWatch:
         on_change: Callable[[], None],
     ) -> None:
         self.quiet: Quiet | None = None
-        """For how long the workers have done nothing, if that is too long."""
+        """How long the workers have done nothing, if longer than the limit."""
         self._every_s = min(max(limits.idle_s / _LOOKS, _LEAST_S), _MOST_S)
         self._loop = loop
         self._running = running
@@ -68,6 +67,6 @@ class QuietWatch:
 
 
 def usage_of_all(pid: int) -> Usage:
-    """Return the usage of a process and its descendants, including the ones that have ended."""
+    """Return the usage of a process and its descendants, including those that have exited."""
     each = [system.usage(one) for one in (pid, *system.tree(pid))]
     return Usage(sum(u[0] for u in each), sum(u[1] for u in each), sum(u[2] for u in each))

@@ -1,9 +1,8 @@
-"""Checks this node before its workers start (--health-check): a command, or checks by name.
+"""Checks this node before its workers start (--health-check), with a command or with named checks.
 
-A check may block, for example on a file system that does not answer, and a command may take long.
-So both run in a process of their own (`processes/helper.py`) while the agent serves its loop. The
-agent does nothing else during a check. The node is not ready, and the group waits for it, or forms
-without it.
+A check may block, for example on an unresponsive file system, and a command may take a long time.
+So both run in a separate process (`processes/helper.py`) while the agent serves its loop and does
+nothing else. During the check the node isn't ready, and the group waits for it or forms without it.
 """
 
 import json
@@ -34,19 +33,20 @@ from relight.processes import helper
 from relight.processes.helper import Helper
 
 _SHOWN = 200
-"""Most characters of a command's output that are shown."""
+"""Maximum number of characters shown from a command's output."""
 _READ = 64 * 1024
 _SMI_S = 20.0
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - its room is looked at
 _MOST_USED_MIB = 1024
-"""An idle GPU uses a few hundred MiB at most, for the driver and a desktop."""
+"""An idle GPU has at most a few hundred MiB in use, for the driver and a desktop."""
 _REPAIR = "repair it, or leave it out; --health-check says what is checked"
 _DRIVER_REMEDY = "look at dmesg; restart the driver or the machine"
 
 
 class HealthCheckFailure(NamedTuple):
-    """Result of a health check: the failure reason (empty if healthy), and the remedy. `is_proof`:
-    the hardware is broken, or the site's own check says that the node is unfit, whatever the job.
+    """Result of a health check: the failure reason (empty if healthy) and the remedy. `is_proof` is
+    true if the node is unfit for any job, because its hardware is broken or the site's own check
+    failed.
     """
 
     why: str
@@ -64,9 +64,9 @@ def run(
 
     Args:
         loop: the agent's loop, served during the check.
-        journal: gets the event `HealthChecked`.
-        job: the configuration of the node.
-        is_over: whether the agent no longer needs the result; then the node counts as fit.
+        journal: receives the `HealthChecked` event.
+        job: the node's configuration.
+        is_over: returns whether the agent no longer needs the result; the node then counts as fit.
     """
     spec = job.command.spec
     check = spec.health_check
@@ -86,7 +86,7 @@ def run(
 
 
 def _is_of_site(check: HealthCheck, env: Environment) -> bool:
-    """Return whether a check is that of the site's configuration."""
+    """Return whether a check comes from the site's configuration."""
     try:
         text = site.load(env).run.get("health-check", "")
         return parse_health_check(text) == check
@@ -97,9 +97,9 @@ def _is_of_site(check: HealthCheck, env: Environment) -> bool:
 def _until_known(
     loop: Loop, check: HealthCheck, job: AgentConfig, is_over: Callable[[], bool], until: float
 ) -> HealthCheckFailure | None:
-    """Return the result of a check; None after the time limit, or once it is no longer needed. A
-    check whose process was lost by relight itself is repeated, as it proves nothing about this
-    node.
+    """Return the result of a check; None after the time limit, or once the result is no longer
+    needed. If relight itself lost the process of a check, the check is repeated, because the loss
+    proves nothing about this node.
     """
     while loop.now() < until and not is_over():
         try:
@@ -121,8 +121,8 @@ def _await(loop: Loop, running: Helper, is_over: Callable[[], bool], until: floa
 
 
 class _Check:
-    """The process of a check: a program, which passes if it exits with 0, with the workers'
-    environment; or a fork of this process for checks by name.
+    """The process that runs a check. It is either a program, which gets the workers' environment
+    and passes by exiting with 0, or a fork of this process, which runs named checks.
 
     Raises:
         OSError: if it can't be started.
@@ -141,7 +141,7 @@ class _Check:
             raise
 
     def result(self) -> HealthCheckFailure:
-        """Return the result of the check, which has ended."""
+        """Return the result of the finished check."""
         code = self.helper.exitcode
         if self.helper.error is not None:
             return HealthCheckFailure(str(self.helper.error.strerror))
@@ -152,7 +152,7 @@ class _Check:
         return HealthCheckFailure(f"{how}: {said}" if said else how)
 
     def close(self) -> None:
-        """Kill the check if it still runs, with its descendants."""
+        """Kill the check and its descendants if it is still running."""
         self.helper.close()
         os.close(self._output)
 
@@ -166,7 +166,7 @@ class _Check:
 
 
 def _tell(find: Callable[[], HealthCheckFailure]) -> None:
-    """Print the result, in the process of the check."""
+    """Print the result; runs in the check's process."""
     try:
         unfit = find()
     except Exception as error:
@@ -191,7 +191,9 @@ def _by_name(check: HealthCheck, job: AgentConfig) -> Callable[[], HealthCheckFa
 
 
 def _disk(check: BuiltinCheck, env: Environment, job: AgentConfig) -> HealthCheckFailure:
-    """Check where workers and relight write: TMPDIR, the logs, and the current directory."""
+    """Check the directories that the workers and relight write to: TMPDIR, the logs, and the
+    current directory.
+    """
     temporary = env.get("TMPDIR") or tempfile.gettempdir()
     places = [temporary, job.run_directory or temporary, os.getcwd()]
     found = (
@@ -246,8 +248,8 @@ def _gpu(check: BuiltinCheck, env: Environment, job: AgentConfig) -> HealthCheck
 
 
 def _by_nvidia_smi(env: Environment) -> HealthCheckFailure:
-    """Return which NVIDIA GPU has memory in use, or has had memory errors that ECC could not
-    correct since the driver was loaded. A GPU that does not count such errors passes.
+    """Check for NVIDIA GPUs that have memory in use, or that have had uncorrectable ECC memory
+    errors since the driver was loaded. A GPU that doesn't count such errors passes.
     """
     command = [
         "nvidia-smi",
@@ -255,12 +257,12 @@ def _by_nvidia_smi(env: Environment) -> HealthCheckFailure:
         "--format=csv,noheader,nounits",
     ]
     chosen = env.get("CUDA_VISIBLE_DEVICES")
-    if chosen:  # nvidia-smi itself does not look at it
+    if chosen:  # nvidia-smi itself ignores that variable
         command.append(f"--id={chosen}")
     try:
         done = helper.run(command, env.variables, _SMI_S)
     except FileNotFoundError:
-        return _FIT  # no NVIDIA tools
+        return _FIT  # NVIDIA's tools aren't installed
     except OSError as error:
         why = f"nvidia-smi does not answer: {error.strerror}"
         return HealthCheckFailure(why, _DRIVER_REMEDY, is_proof=True)
@@ -284,7 +286,7 @@ _CHECKS = {"disk": _disk, "memory": _memory, "shm": _shm, "gpu": _gpu}
 
 
 def explain(unfit: HealthCheckFailure) -> str:
-    """Return the message of an agent whose node is unfit."""
+    """Return the message that an agent prints if its node is unfit."""
     return (
         f"error: the health check of {socket.gethostname()} failed ({unfit.why}): "
         f"this node leaves the job\n  hint: {unfit.remedy}"

@@ -1,8 +1,8 @@
-"""One agent's link to the coordinator of a job of several nodes; carries out what
-`core/link/link_state` decides.
+"""One agent's link to the coordinator of a multi-node job; carries out what `core/link/link_state`
+decides.
 
-    core/link/link_state    the state of the link, until when workers may run, when to try again
-    rendezvous/discovery    where the coordinator is, and whether it is in this process
+    core/link/link_state    the link's state, until when workers may run, when to retry
+    rendezvous/discovery    finds the coordinator, which may be in this process
     this module             connects, sends heartbeats, hosts the coordinator, passes messages on
 """
 
@@ -79,16 +79,18 @@ if TYPE_CHECKING:
 _HEARD = FromCoordinator | Heartbeat | Redirect
 _SYN_AGAIN_S = 0.25
 _NOTE_AFTER_S = 5.0
-"""How long the host of a loopback endpoint waits for other machines before it prints a note."""
+"""How long the host of a loopback endpoint waits for other machines to connect before it prints a
+note.
+"""
 
 
 class RemoteLink(finders.Seeker):
-    """The link of a job of several nodes.
+    """The link of a multi-node job.
 
     Args:
         loop: the agent's loop.
         settings: the user's settings.
-        join: describes this node to the group.
+        join: the message that describes this node to the group.
         meeting: where and how the nodes meet.
     """
 
@@ -116,32 +118,36 @@ class RemoteLink(finders.Seeker):
         self._connection: Connection | None = None
         self._connections = 0
         self._second: Connection | None = None
-        """Is to take the place of a connection that is silent."""
+        """A second connection, opened to replace one on which nothing arrives."""
         self._heartbeats: dict[int, Heartbeats] = {}
-        """By address family. They are opened before the fork of the spawner and its guard, which
-        inherit them.
+        """By address family. They are opened before the spawner and its guard are forked, so that
+        both inherit them.
         """
         self._peer = _Coordinator(())
         """The coordinator at the other end of the connection."""
         self._dialled = "", 0
-        """The address of the connection."""
+        """The address that the connection leads to."""
         self._second_at = "", 0
         self._dial_again = Alarm(loop, self._dial_unanswered)
         self._met_coordinator = False
         self._warned = False
-        """Whether one has sent a message, or the one here has formed a generation."""
+        """Whether a coordinator has sent a message, or the one in this process has formed a
+        generation.
+        """
         self._lost = _Coordinator(())
-        """The one before, until another one has confirmed the generation here."""
+        """The previous coordinator, until a new one has confirmed this node's generation."""
         self._gone: tuple[int, ...] = ()
-        """Its group rank, once its machine says that no process of its agent is left."""
+        """The group rank of its node, once that machine reports that no process of its agent is
+        left.
+        """
         self._seeks = Seek()
         self._alarm = Alarm(loop, partial(self._step, Tick()))
         self._end: JobEnded | None = None
-        """The end of the job for this node."""
+        """How the job ended for this node."""
         self._closed = False
 
     def open(self, owner: LinkOwner) -> None:
-        """Find the coordinator, or become it, and join."""
+        """Find or become the coordinator, and join."""
         self._owner = owner
         for family in (socket.AF_INET, socket.AF_INET6):
             heartbeats = Heartbeats(self._loop, ("", 0), family, self._on_datagram)
@@ -158,20 +164,20 @@ class RemoteLink(finders.Seeker):
         return self._group is not None or (connection is not None and connection.is_open)
 
     def unheard_s(self) -> float:
-        """Return for how long no coordinator has answered, 0 if it is in this process."""
+        """Return for how long no coordinator has answered; 0 if it is in this process."""
         return 0.0 if self._group is not None else self._loop.now() - self.core.echoed_at
 
     @property
     def relays(self) -> bool:
-        """Whether the coordinator takes questions to all nodes (`AskNodes`)."""
+        """Whether the coordinator forwards questions to all nodes (`AskNodes`)."""
         connection = self._connection
         if connection is None or not connection.is_open:
             return self._group is not None
         return (connection.opening.peer_hello or {}).get("relays") is True
 
     def send(self, message: FromAgent) -> None:
-        """Send a message to the coordinator. Without one, drop it: the next coordinator gets
-        `LinkOwner.messages_after_join`.
+        """Send a message to the coordinator. Without a coordinator the message is dropped; the next
+        one receives `LinkOwner.messages_after_join`.
         """
         if self._group is not None:
             self._group.step(Received(self.join.node, message))
@@ -183,8 +189,8 @@ class RemoteLink(finders.Seeker):
             self._connection.send(fields.to_json(message))
 
     def share_port(self, store: "StorePort") -> int:
-        """Let workers reach `store` at the endpoint's port; return the port, or 0 if this host does
-        not own the endpoint.
+        """Let workers reach `store` at the endpoint's port; return that port, or 0 if this host
+        doesn't own the endpoint.
         """
         if not (self._meeting.fixed_port and self._meeting.hosted):
             return 0
@@ -193,26 +199,26 @@ class RemoteLink(finders.Seeker):
 
     @property
     def _others_run(self) -> bool:
-        """Whether this node is done while other nodes are not."""
+        """Whether other nodes are still running after this node is done."""
         return self._end is not None and self._end.others_run
 
     def leave(self) -> None:
-        """Disconnect if the job has ended for all nodes, so that the coordinator need not wait for
-        what this agent still has to do, such as writing to a console that is blocked.
+        """Disconnect if the job has ended for all nodes, so that the coordinator doesn't have to
+        wait for this agent's remaining work, such as writing to a blocked console.
         """
         if self._end is not None and not self._others_run and self._group is None:
             self.send(NodeLeaving("the job is over"))
             self._step(Left())
 
     def close(self, stop_waiting: Callable[[], bool]) -> None:
-        """Leave the job. A coordinator first waits until the other nodes know how the job ended; a
-        host that takes part in an election stays while other nodes need its vote.
+        """Leave the job. A coordinator first waits until the other nodes know how the job ended,
+        and a host that takes part in elections stays as long as other nodes need its vote.
         """
         if self._others_run:
             self._serve_others(stop_waiting)
         if self._coordinator is not None:
             self._wait_until_others_left(stop_waiting)
-        if self._coordinator is not None:  # it may have stepped down while it waited
+        if self._coordinator is not None:  # it may have stepped down while waiting
             self._coordinator.close()
         self._closed = True
         self._step(Left())
@@ -222,7 +228,7 @@ class RemoteLink(finders.Seeker):
         self._finder.close()
 
     def _serve_others(self, stop_waiting: Callable[[], bool]) -> None:
-        """Stay for as long as the finders of other nodes need this host's finder."""
+        """Stay as long as the finders on other nodes need this host's finder."""
 
         def is_needed() -> bool:
             coordinator = self._coordinator
@@ -253,18 +259,18 @@ class RemoteLink(finders.Seeker):
         )
 
     def _has_others(self) -> bool:
-        """Return whether other nodes are in this job's group, or silent. Other jobs find a new
-        coordinator.
+        """Return whether this job's group has other nodes, connected or silent. Other jobs can find
+        a new coordinator.
         """
         if self._group is None:
             return False
         members = self._group.membership.members
         return len(members) > (self.join.node in members)
 
-    # Effects of the core.
+    # Carrying out the effects of the state machine.
 
     def _step(self, event: Event) -> None:
-        """Pass an event to the core and carry out its effects."""
+        """Pass an event to the state machine and carry out its effects."""
         before = self.core.state
         effects = self.core.step(event, self._loop.now())
         after = self.core.state
@@ -275,7 +281,7 @@ class RemoteLink(finders.Seeker):
                 case Seek():
                     self._seeks = effect
                     if effect.beside and self._connection is not None:
-                        self._dial_second(self._dialled)  # the finder may have to wait, too
+                        self._dial_second(self._dialled)  # the finder may have to wait too
                     self._finder.seek(may_host=not self.core.turned_away)
                 case SendHeartbeat():
                     self._send_heartbeat(effect)
@@ -296,25 +302,27 @@ class RemoteLink(finders.Seeker):
         if exit_code == EXIT_GROUP:
             report = f"error: {reason}", *self._examine_endpoint()
         self._deliver(JobEnded(exit_code, reason, report, None))
-        self._finder.retire()  # its workers may run for a while, unreported
+        self._finder.retire()  # its workers may keep running for a while without being reported
 
     def _examine_endpoint(self) -> list[str]:
-        """Examine the endpoint from this machine, for at most 2 s."""
+        """Diagnose the endpoint from this machine, for at most 2 s."""
         if not self._meeting.hosts or self.core.turned_away:
             return []
         try:
             from relight.health.endpoint import at_timeout
-        except Exception:  # its files are gone, as with a file server, or of another version
+        except Exception:  # the modules are gone or of another version
             return []
         return at_timeout(self._meeting.host, self._meeting.port)
 
     def _deliver(self, message: FromCoordinator) -> None:
-        """Pass a message to the agent; if nodes did not meet, add the command to find out why."""
+        """Pass a message to the agent; if the nodes never met, add the command that
+        diagnoses why.
+        """
         if isinstance(message, JobEnded):
             self._end = message
             if not message.others_run:
                 self._step(JobOver())
-            if message.exit_code == EXIT_GROUP and message.root is None:  # not a worker's own 3
+            if message.exit_code == EXIT_GROUP and message.root is None:  # not a worker's exit code
                 report = message.report or (f"error: {message.reason}",)
                 if not self.core.turned_away:
                     hint = f"hint: on all nodes at the same time, {self._meeting.doctor}"
@@ -336,8 +344,8 @@ class RemoteLink(finders.Seeker):
         self._coordinator.on_group = self._owner.on_group
 
     def found(self, result: "SearchResult") -> None:
-        """Connect to the coordinator, or become it, as the finder answered."""
-        if self._closed or self._end is not None:  # it may serve others, without joining them
+        """Connect to the coordinator or become it, depending on the finder's result."""
+        if self._closed or self._end is not None:  # it may serve other nodes without joining them
             return
         if isinstance(result, finders.CoordinatorHere):
             self._host(result.until)
@@ -371,14 +379,14 @@ class RemoteLink(finders.Seeker):
             self._finder.set_enough_nodes(enough=present >= self._settings.min_nodes)
 
     def step_down(self, reason: str, again_s: float) -> None:
-        """Stop coordinating. If the job has ended there is nothing to decide any more, and nodes
-        that are connected still get the result.
+        """Stop coordinating. If the job has ended, nothing is left to decide, and connected nodes
+        still receive the result.
         """
         if self._group is not None and self._group.membership.end is not None:
             return
         coordinator, group, self._group = self._coordinator, self._group, None
         if group is not None and group.membership.generation != NO_GENERATION:
-            self._met_coordinator = True  # itself
+            self._met_coordinator = True  # this process is one
         if coordinator is None or self._closed:
             return
         if self._finder.keeps_socket:
@@ -395,11 +403,11 @@ class RemoteLink(finders.Seeker):
         self._owner.say(text)
 
     def record(self, event: StateChanged) -> None:
-        """Write to the event log that the link or the finder is in another state."""
+        """Write a state change of the link or the finder to the event log."""
         self._owner.record(event)
 
     def say_refused(self, line: str) -> None:
-        """Print which connection was refused; if there are many, only some."""
+        """Print which connection was refused, with a rate limit."""
         if self._coordinator is not None:
             self._coordinator.say_refused(line)
 
@@ -420,7 +428,7 @@ class RemoteLink(finders.Seeker):
             self.say(f"note: {self._meeting.warning}")
         if until != FOR_EVER:
             self.say("this node coordinates the group now")
-        # A coordinator can't drop its own node, so no stop time is sent.
+        # A coordinator can't lose its own node, so no stop time is sent.
         join = self.join._replace(
             announce=self._owner.announce(),
             stop_s=None,
@@ -432,7 +440,9 @@ class RemoteLink(finders.Seeker):
             self.send(message)
 
     def _note_loopback(self) -> None:
-        """Print that nodes of other machines may be waiting separately, if none has connected."""
+        """If no other machine has connected, print that other machines' nodes may be waiting
+        separately.
+        """
         group, coordinator = self._group, self._coordinator
         if group is None or coordinator is None or group.membership.lacks_nodes_since() is None:
             return
@@ -442,12 +452,12 @@ class RemoteLink(finders.Seeker):
             self.say(group_messages.only_this_machine(self._meeting.where, addresses))
 
     def _on_own_message(self, message: FromCoordinator) -> None:
-        """Handle a message of the coordinator in this process."""
+        """Handle a message from the coordinator in this process."""
         self._step(Heard(self._lets_run(message)))
         self._deliver(message)
 
     def _divert(self, client: socket.socket) -> None:
-        """Accept a client of the workers' store that connected to the endpoint's port."""
+        """Accept a client of the workers' store that has connected to the endpoint's port."""
         if self._shared is None:
             client.close()
         else:
@@ -469,15 +479,15 @@ class RemoteLink(finders.Seeker):
         return dial(self._loop, address, self, hello, self._meeting.security, timeout_s=timeout_s)
 
     def _dial_second(self, address: tuple[str, int]) -> None:
-        """Open a second connection beside the silent one, and again every `_SYN_AGAIN_S` until the
-        machine answers: TCP would wait a second before it repeats the first packet.
+        """Open a second connection alongside the silent one, and retry every `_SYN_AGAIN_S` until
+        the machine answers, because TCP would wait a second before it resends the first packet.
         """
         self._close_second()
         self._second_at = address
         try:
             self._second = self._connect(address, REDIAL_LIMIT_S)
         except OSError:
-            return  # the first one may still be heard again
+            return  # the first one may still recover
         self._dial_again.set(self._loop.now() + _SYN_AGAIN_S)
 
     def _dial_unanswered(self) -> None:
@@ -491,7 +501,7 @@ class RemoteLink(finders.Seeker):
             self._second = None
 
     def opened(self, connection: "Connection", hello: "Message") -> None:
-        """Join, as the coordinator has answered."""
+        """Join the group because the coordinator has answered."""
         if hello.get("sender") != "coordinator":
             connection.fail("a program other than a relight coordinator listens there")
             return
@@ -501,7 +511,7 @@ class RemoteLink(finders.Seeker):
             self._enter(connection)
 
     def _enter(self, connection: "Connection") -> None:
-        """Join the group of the coordinator that has answered."""
+        """Join the group of the coordinator that answered."""
         hello = connection.opening.peer_hello or {}
         self._peer.is_held = hello.get("held") is True
         self._connections += 1
@@ -511,7 +521,7 @@ class RemoteLink(finders.Seeker):
     def _on_second(
         self, second: "Connection", heard: FromCoordinator | Heartbeat | Redirect
     ) -> None:
-        """Replace the silent connection by the second one if a coordinator answers there. Nothing
+        """Replace the silent connection with the second one if a coordinator answers on it. Nothing
         else may end a connection to the coordinator.
         """
         if isinstance(heard, Heartbeat):
@@ -548,7 +558,7 @@ class RemoteLink(finders.Seeker):
             self.send(message)
 
     def received(self, connection: "Connection", message: "Message") -> None:
-        """Handle a message of the coordinator."""
+        """Handle a message from the coordinator."""
         heard = fields.message(_HEARD, message)
         if connection is self._second:
             self._on_second(connection, heard)
@@ -565,7 +575,7 @@ class RemoteLink(finders.Seeker):
             self._step(Heard(confirms_lease=False))
             self._step(Echoed(heard.number))
             if self._second is not None and not self._second.is_open:
-                self._close_second()  # it is not needed any more
+                self._close_second()  # it is no longer needed
             return
         if isinstance(heard, Confirm | GenerationFormed):
             self._peer.rank = heard.coordinator
@@ -583,7 +593,7 @@ class RemoteLink(finders.Seeker):
         self._deliver(heard)
 
     def closed(self, connection: "Connection", reason: str) -> None:
-        """Handle a connection that has ended or could not be made."""
+        """Handle a connection that has ended or could not be established."""
         working = self._owner.generation != NO_GENERATION
         if connection is self._second:
             self._close_second()
@@ -603,13 +613,15 @@ class RemoteLink(finders.Seeker):
         self._step(Broken(better or reason, refusal, turned_away))
 
     def _lets_run(self, message: FromCoordinator) -> bool:
-        """Return whether a message permits the workers here, or those to be started, to run."""
+        """Return whether a message lets the workers here, including those yet to be
+        started, run.
+        """
         if isinstance(message, Confirm):
             return message.generation == self._owner.generation
         return isinstance(message, GenerationFormed)
 
     def _is_of_others(self, connection: "Connection") -> bool:
-        """Return whether the coordinator that turned us away serves other jobs, and not ours."""
+        """Return whether the coordinator that turned us away serves other jobs but not ours."""
         jobs = (connection.opening.peer_hello or {}).get("jobs")
         return isinstance(jobs, list) and self._meeting.job not in jobs
 
@@ -646,8 +658,8 @@ class RemoteLink(finders.Seeker):
         return self._heartbeats[socket.AF_INET6 if ":" in peer.address[0] else socket.AF_INET]
 
     def held(self) -> tuple[int, ...]:
-        """Return the descriptors shared with the processes that outlive this agent while its
-        workers run (net/heartbeats).
+        """Return the descriptors shared with the processes that may outlive this agent while its
+        workers are running (net/heartbeats).
         """
         fds = [each.fileno() for each in self._heartbeats.values()]
         if self._coordinator is not None:
@@ -672,9 +684,9 @@ class RemoteLink(finders.Seeker):
 
 
 class _Coordinator:
-    """The known facts about a coordinator: its datagram address, the group rank of its node or -1,
-    whether it has sent a message, whether it has answered a datagram, and whether the processes
-    that outlive its agent share the socket.
+    """What is known about a coordinator: its datagram address, its node's group rank or -1, whether
+    it has sent a message, whether it has answered a datagram, and whether the processes that
+    outlive its agent share the socket.
     """
 
     def __init__(self, address: "Address") -> None:
@@ -684,5 +696,7 @@ class _Coordinator:
 
     @property
     def is_proof(self) -> bool:
-        """Whether its workers are gone if its machine says that nobody has that address."""
+        """Whether its workers are certainly gone once its machine reports that no process has that
+        address.
+        """
         return self.rank >= 0 and self.answers_datagrams and self.is_held

@@ -1,7 +1,8 @@
-"""This node's part in --health-check=network: others try to reach it, and it tries to reach them.
+"""This node's part in --health-check=network: the other nodes try to connect to it, and it tries to
+connect to them.
 
-The coordinator says when, and decides which nodes are left out (core/group/reachability). The
-probes are those of `relight doctor`.
+The coordinator starts the check and decides which nodes to exclude (core/group/reachability). The
+probes are the same as in `relight doctor`.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,7 +22,7 @@ _WHY = {
 
 
 class NetworkCheck:
-    """Probes other nodes, each time that the coordinator asks for it.
+    """Probes other nodes whenever the coordinator requests it.
 
     Args:
         loop: the agent's loop.
@@ -30,17 +31,17 @@ class NetworkCheck:
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
         self._next = Prober(loop)
-        self._last: Prober | None = None  # others may still try to reach it
+        self._last: Prober | None = None  # other nodes may still be probing it
 
     @property
     def prober(self) -> Target:
-        """Where other nodes may try to reach this one next. Only connections matter to workers, and
-        datagrams that a firewall drops would cost the whole time.
+        """The address at which other nodes may probe this one next. Only TCP is probed: workers
+        need nothing else, and datagrams dropped by a firewall would use up the whole time limit.
         """
         return Target("", self._next.tcp_port, 0)
 
     def start(self, begin: StartProbes, done: Callable[[NodesProbed], None]) -> None:
-        """Try to reach the other nodes; call `done` within 2.5 s.
+        """Try to connect to the other nodes; call `done` within 2.5 s.
 
         Raises:
             Malformed: if the cookie is invalid.

@@ -1,13 +1,13 @@
-"""This node in its group: its state, and its side of every message.
+"""This node's state in its group, and the messages that it exchanges with the group.
 
-    says     that it is ready, in which generation it is, that its workers succeeded, that it is
-             preempted                            (worker_group makes the messages on workers)
-    hears    that a generation has formed, that its workers must stop, that the job has ended, …
-    prints   for the user why it waits, and each new generation
+    sends    that it is ready, which generation it is in, that its workers succeeded, that it is
+             preempted                            (worker_group creates the messages about workers)
+    receives that a generation has formed, that its workers must stop, that the job has ended, …
+    prints   why it is waiting, and each new generation
 
-The agent moves from state to state (`agent/agent.py` lists them) and runs the workers. The group,
-which core/group/membership decides, is behind the link: in this process, or in that of the
-coordinator.
+The agent moves between states (listed in `agent/agent.py`) and runs the workers. The link leads to
+the group, whose decisions core/group/membership makes, either in this process or in the
+coordinator's.
 """
 
 import os
@@ -52,20 +52,19 @@ if TYPE_CHECKING:
     from relight.agent.network_check import NetworkCheck
 
 _LOOK_S = 12.0
-"""How long workers that hang are looked at before they are stopped (agent/stacks_before_stop.py).
-"""
+"""How long hanging workers are examined before they are stopped (agent/stacks_before_stop.py)."""
 WITHOUT_COORDINATOR_S = 2.0
-"""A preempted node acts alone after this time without an answer from a coordinator, as it has
+"""After this time without an answer from a coordinator, a preempted node acts alone because it has
 little time left.
 """
 _READY_S = 30.0
-"""How long it may take from SIGKILL until this node has reported that its workers have exited:
-large processes exit slowly.
+"""How long it may take from SIGKILL until this node has reported that its workers have exited.
+Large processes take a while to exit.
 """
 
 
 class Node:
-    """This node, as its group knows it. It is the owner of the link (`LinkOwner`).
+    """This node as its group sees it, and the owner of the link (`LinkOwner`).
 
     Args:
         job: the configuration of this node.
@@ -76,59 +75,65 @@ class Node:
     def __init__(self, job: AgentConfig, loop: Loop, journal: Journal) -> None:
         self.state: NodeReady | GenerationFormed | WorkerGroup | None = None
         self.workers: WorkerGroup | None = None
-        """Those of the latest generation, also when it is over: reports read their logs."""
+        """The workers of the latest generation, kept after it ends because reports read
+        their logs.
+        """
         self.end: JobEnded | None = None
-        """The end of the job as reported by the group; None if this node left before."""
+        """How the job ended according to the group; None if this node left earlier."""
         self.preempted = ""
         """Why this node will soon be preempted, or empty."""
         self.taken_away_at = FOR_EVER
-        """When that is, on the loop's clock."""
+        """When the preemption is expected, on the loop's clock."""
         self.has_saved = False
-        """Whether workers of this node have saved and left, and no later ones could save."""
+        """Whether this node's workers have saved a checkpoint and left, and no later workers are
+        able to save one.
+        """
         self.restart = 0
         """The latest restart that was reported to the user."""
         self.lease_until = FOR_EVER
-        """Until when workers may run, on the loop's clock."""
+        """The time until which workers may run, on the loop's clock."""
         self.on_question: Callable[[Question | NodeAnswered], None] = lambda _: None
-        """Called with what concerns a question of one node to all."""
+        """Called with each message about a question from one node to all nodes."""
         self._job = job
         self._loop = loop
         self._journal = journal
         self._link: LocalLink | RemoteLink
         self._network: NetworkCheck | None = None
         self._port = 0
-        """Where the store of the next generation is, if rank 0 is here."""
+        """The address of the next generation's store, if rank 0 is on this node."""
         self._furthest = -1
-        """The highest step that a worker of this node has reported."""
+        """The highest step that a worker on this node has reported."""
 
     def join(self, link: "LocalLink | RemoteLink", network: "NetworkCheck | None") -> None:
         """Join the group.
 
         Args:
-            link: leads to it.
-            network: tries to reach other nodes, if the user has asked for that.
+            link: the link to the group.
+            network: probes other nodes, if the user enabled that check.
         """
         self._link, self._network = link, network
         link.open(self)
 
-    # Actions of the agent.
+    # Called by the agent.
 
     @property
     def failures(self) -> tuple[Failure, ...]:
-        """The failures of this node's workers in the generation before, while it runs none."""
+        """The failures of this node's workers in the previous generation, while no workers are
+        running.
+        """
         return self.state.failures if isinstance(self.state, NodeReady) else ()
 
     @property
     def running(self) -> WorkerGroup | None:
-        """The workers of the generation that this node is in; they run, or have succeeded."""
+        """The workers of this node's current generation, which are running or have succeeded."""
         return self.state if isinstance(self.state, WorkerGroup) else None
 
     @property
     def startable(self) -> GenerationFormed | None:
-        """The generation whose workers may start here now.
+        """The generation whose workers may now start on this node.
 
-        A generation whose lease has expired does not start because this machine may have been
-        suspended, and the other nodes may have continued without it.
+        A generation whose lease has expired must not start: this machine may have been suspended,
+        and the other nodes may have continued without it.
         """
         formed = self.state
         may_run = self._loop.now() < self.lease_until
@@ -136,27 +141,29 @@ class Node:
 
     @property
     def unheard_s(self) -> float:
-        """For how long no coordinator has answered this node; 0 in its own process."""
+        """How long no coordinator has answered this node; 0 if the coordinator is in this
+        process.
+        """
         return self._link.unheard_s()
 
     def get_ready(self, port: int, outcome: GenerationResult) -> None:
-        """Report that no workers run here, and how the last ones ended.
+        """Report that no workers are running here, and how the previous ones ended.
 
         Args:
-            port: of the store for the next generation.
-            outcome: of the generation that this node is in, or was in until now.
+            port: the port of the next generation's store.
+            outcome: the outcome of the generation that this node is in, or was in until now.
         """
         self._port = port
         self.state = self._report(port, outcome)
         self._link.send(self.state)
 
     def attach_workers(self, workers: WorkerGroup) -> None:
-        """Record that these workers are about to start."""
+        """Attach workers that are about to start."""
         self.state = self.workers = workers
 
     def note_saving(self, workers: WorkerGroup) -> None:
-        """Note whether workers that have ended had saved. Those that never called
-        `should_checkpoint`, as they still imported, lose nothing that the ones before had saved.
+        """Record whether workers that have ended had saved a checkpoint. Workers that were still
+        importing and never called `should_checkpoint` don't change what earlier workers had saved.
         """
         saved = workers.saves and workers.ended_well
         self.has_saved = saved or (self.has_saved and not workers.had_called)
@@ -167,15 +174,17 @@ class Node:
         self._link.send(WorkersSucceeded(workers.formed.generation.id))
 
     def preempt(self, reason: str) -> None:
-        """Report that this node will soon be preempted, which makes all workers of the job save and
-        leave.
+        """Report that this node will soon be preempted, so that all workers in the job save a
+        checkpoint and leave.
         """
         self.preempted = reason
         self.taken_away_at = self._loop.now() + self._job.grace_s
         self._link.send(self._preemption())
 
     def save_alone(self) -> None:
-        """Make the workers of this node save and leave, unless the group has set a time."""
+        """Make this node's workers save a checkpoint and leave, unless the group has set a time for
+        that.
+        """
         workers = self.running
         if workers is None or workers.stopped_by is not None:
             return
@@ -186,11 +195,11 @@ class Node:
         )
 
     def wait_for_saving(self, is_over: Callable[[], bool]) -> None:
-        """Stay connected, without workers, until the workers of the other nodes have saved, the
-        coordinator is gone, or the time until the preemption is over.
+        """Stay connected, without workers, until the workers on the other nodes have saved, the
+        coordinator is gone, or the time until the preemption has passed.
 
         Args:
-            is_over: whether the coordinator releases this node, or a signal came.
+            is_over: returns whether the coordinator has released this node or a signal has arrived.
         """
         self.close()
         self._journal.set_status(lambda: "waiting for the workers of the other nodes to save")
@@ -199,7 +208,7 @@ class Node:
         self._journal.clear_status()
 
     def last_report(self, outcome: GenerationResult) -> NodeReady:
-        """Return the report on a generation after which no workers start here."""
+        """Return the report on a generation after which no more workers start on this node."""
         return self._report(0, outcome)
 
     def abort(self, report: NodeReady, end: JobEnded) -> None:
@@ -207,7 +216,7 @@ class Node:
         self.state, self.end = report, end
 
     def close(self) -> None:
-        """Be in no generation from now on: the link is about to close."""
+        """Leave the current generation, because the link is about to close."""
         self.state = None
 
     # Called by the link (`LinkOwner`).
@@ -217,11 +226,13 @@ class Node:
         self._journal.say(message)
 
     def record(self, event: StateChanged) -> None:
-        """Write a change of state to the event log."""
+        """Write a state change to the event log."""
         self._journal.record(event)
 
     def on_group(self, job: str, group: Group) -> None:
-        """Record the changes of a group that is decided here; its steps too if the user asks."""
+        """Record the state changes of a group that is coordinated here, and its steps if the user
+        enabled that.
+        """
         group.on_change = lambda change: self.record(change._replace(job=job))
         if self._job.command.spec.record_group:
             from relight.core.group.group_replay import GroupRecorder
@@ -230,7 +241,7 @@ class Node:
             group.on_step = GroupRecorder(job, settings, group.origin, write).step
 
     def announce(self) -> Announce | None:
-        """Return the generation that this node is in, or was in last, for a new coordinator."""
+        """Return this node's current or latest generation, for a new coordinator."""
         last, done, saves = self.workers, False, False
         nodes: tuple[int, ...] = ()
         match self.state:
@@ -253,8 +264,8 @@ class Node:
         return Announce(identity, restart, rank, size, done, nodes, lapsed, ended, saves)
 
     def messages_after_join(self) -> Sequence[FromAgent]:
-        """Return the messages to send after `Join`: this node is ready, or what happened to its
-        workers and to itself.
+        """Return the messages to send after `Join`: either that this node is ready, or what
+        happened to its workers and to itself.
         """
         match self.state:
             case NodeReady() as ready:
@@ -265,7 +276,7 @@ class Node:
         return []
 
     def received(self, message: FromCoordinator) -> None:
-        """Handle a message of the coordinator."""
+        """Handle a message from the coordinator."""
         match message:
             case GenerationFormed() if isinstance(self.state, NodeReady):
                 self.state = self._with_given_endpoint(message)
@@ -273,7 +284,7 @@ class Node:
                 self._on_stop(message)
             case StartProbes() if self._network is not None:
                 self._network.start(message, self._link.send)
-                if isinstance(self.state, NodeReady):  # a new coordinator gets it again
+                if isinstance(self.state, NodeReady):  # a new coordinator needs it as well
                     self.state = self.state._replace(prober=self._network.prober)
             case JobEnded(reason=reason):
                 self.end = message
@@ -284,7 +295,7 @@ class Node:
             case WaitReason(text, _, generation):
                 ready = self.state
                 if isinstance(ready, NodeReady) and generation.number >= ready.latest.number:
-                    # A new coordinator may not know it.
+                    # A new coordinator may not know this generation.
                     self.state = ready._replace(latest=generation)
                 self._say_wait(text)
             case Note(text):
@@ -311,17 +322,18 @@ class Node:
             self.workers.set_lease(until)
 
     def _with_given_endpoint(self, formed: GenerationFormed) -> GenerationFormed:
-        """Point workers of the static rendezvous to the store address given to this node, as under
-        torchrun, because nodes may know node 0 by different addresses and ports (NAT).
+        """With the static rendezvous, point workers to the store address that was given to this
+        node, as under torchrun, because nodes may know node 0 by different addresses and ports
+        (NAT).
 
-        A group that is not full may be without node 0, and so has its store elsewhere.
+        An incomplete group may lack node 0, in which case its store is elsewhere.
         """
         meeting, settings, generation = self._job.meeting, self._job.settings, formed.generation
         is_full = formed.place.group_world_size == settings.max_nodes
         if meeting is None or not meeting.fixed_port or not is_full:
             return formed
         generation = generation._replace(master_addr=meeting.host)
-        if self._job.command.agent_store:  # else at a free port of rank 0's worker
+        if self._job.command.agent_store:  # otherwise at a free port chosen by rank 0's worker
             generation = generation._replace(master_port=meeting.port)
         return formed._replace(generation=generation)
 
@@ -335,7 +347,9 @@ class Node:
                 self.get_ready(self._port, GenerationResult())
 
     def _count_calls(self, limit: int) -> None:
-        """Hold workers at a call of `should_checkpoint`, and answer how far they are."""
+        """Hold workers at a call of `should_checkpoint`, and report how many calls they
+        have made.
+        """
         generation = self.generation
 
         def answer(calls: int) -> None:
@@ -350,8 +364,8 @@ class Node:
 
     @property
     def generation(self) -> GenerationId:
-        """The generation that this node is in; NO_GENERATION if it is in none, as while it waits
-        for one.
+        """The generation that this node is in; NO_GENERATION if it is in none, for example while it
+        waits for one.
         """
         match self.state:
             case GenerationFormed(generation) | WorkerGroup(formed=GenerationFormed(generation)):
@@ -362,7 +376,7 @@ class Node:
         return NodePreempted(self.generation, self.preempted, self._job.grace_s)
 
     def _report(self, port: int, outcome: GenerationResult) -> NodeReady:
-        """Return the report on the generation that this node is in, or was in until now."""
+        """Return the report on this node's current generation, or the one that it just left."""
         return NodeReady(
             generation=self.generation,
             port=port,
@@ -376,7 +390,7 @@ class Node:
         )
 
     def _survivors(self) -> int:
-        """Return how many workers have left the generation that this node is in, and wait for the
+        """Return how many workers have left this node's current generation and are waiting for the
         next one.
         """
         workers = self.workers
@@ -394,14 +408,14 @@ class Node:
     # Messages to the user.
 
     def explain(self) -> str:
-        """Return why the generation is pending, until the group reports more."""
+        """Return why no generation has formed yet, until the group reports details."""
         meeting = self._job.meeting
         where = f" ({meeting.who} at {meeting.where})" if meeting is not None else ""
         what = "the group to form" if self._link.has_joined else "the coordinator to answer"
         return f"waiting for {what}{where}"
 
     def _say_wait(self, text: str) -> None:
-        """Report why the generation is pending; on a terminal, in the status line."""
+        """Report why no generation has formed yet; on a terminal, use the status line."""
         began = self._loop.now()
 
         def what() -> str:
@@ -414,7 +428,7 @@ class Node:
             self._journal.say(text)
 
     def report_generation(self, formed: GenerationFormed) -> None:
-        """Print and record the new generation, and a restart that was not reported yet."""
+        """Print and record the new generation, and a restart that has not been reported yet."""
         (number, _), restart, address, port, cause, failed_host = formed.generation
         here, nodes, world_size = (
             formed.place.group_rank, formed.place.group_world_size, formed.place.world_size
@@ -441,7 +455,7 @@ class Node:
 
 
 def link_to_group(job: AgentConfig, loop: Loop, host: str) -> "LocalLink | RemoteLink":
-    """Return the link of this node to its group, not opened yet.
+    """Return the link between this node and its group; it has not been opened yet.
 
     Args:
         job: the configuration of this node.
@@ -470,7 +484,7 @@ def link_to_group(job: AgentConfig, loop: Loop, host: str) -> "LocalLink | Remot
     from relight.host.env_fingerprint import machine
     from relight.net.ports import is_loopback
 
-    # Where no other machine can join, several agents on this one are meant.
+    # If no other machine can join, the job must consist of several agents on this machine.
     first = meeting.hosts[0][0] if meeting.hosts else ""
     if first != "localhost" and not is_loopback(first):
         join = join._replace(machine=machine())
@@ -480,8 +494,8 @@ def link_to_group(job: AgentConfig, loop: Loop, host: str) -> "LocalLink | Remot
 
 
 def _stop_s(job: AgentConfig) -> float | None:
-    """Return the longest time in seconds from `StopWorkers` until the group knows that the workers
-    have exited; None for a job of one node.
+    """Return the maximum time in seconds from `StopWorkers` until the group knows that the workers
+    have exited; None for a single-node job.
     """
     if job.meeting is None:
         return None
@@ -490,5 +504,5 @@ def _stop_s(job: AgentConfig) -> float | None:
     health_s = spec.health_check_timeout if spec.health_check is not None else 0.0
     look_s = _LOOK_S if spec.hang_timeout is not None else 0.0
     notice_s = saving_s(job.grace_s) if spec.on_preempt and spec.on_preempt.signals else 0.0
-    leave_s = 0.0 if why_all_restart(spec) else job.grace_s  # before they are asked to stop
+    leave_s = 0.0 if why_all_restart(spec) else job.grace_s  # before they are told to stop
     return leave_s + job.grace_s + checkpoint_s + notice_s + health_s + look_s + _READY_S

@@ -1,5 +1,5 @@
-"""Errors for a script, program or module that does not exist, with the likely one as a hint; loaded
-only on the way to an error.
+"""Errors for a script, program or module that does not exist, with a suggestion of what was
+probably meant. Only loaded once something is missing.
 """
 
 import os
@@ -14,7 +14,7 @@ from relight.flags.arguments import FALSE, TRUE
 from relight.flags.spec import FLAGS, LaunchSpec
 
 _SIMILAR = 0.75
-"""Least similarity of a file's name, without its extension, to the name that was given."""
+"""Minimum similarity between a file's name, without its extension, and the name that was given."""
 _STARTERS = ("torchrun", "torchx", "accelerate", "deepspeed", "mpirun", "mpiexec", "srun")
 
 
@@ -22,7 +22,7 @@ def no_script(script: str, spec: LaunchSpec) -> UsageError:
     """Return the error for a script that does not exist.
 
     Args:
-        script: its path.
+        script: the path of the script.
         spec: the launch's options.
     """
     name, arguments = os.path.basename(script), spec.script_args
@@ -52,7 +52,9 @@ def no_script(script: str, spec: LaunchSpec) -> UsageError:
 
 
 def value_of_switch(spec: LaunchSpec) -> str:
-    """Return a hint if a word in the place of the script was meant as the value of a switch."""
+    """Return a hint if what was taken for the script was probably meant as the value of a
+    switch.
+    """
     word = spec.script
     if word.lower() not in (*FALSE, *TRUE):
         return ""
@@ -90,7 +92,7 @@ def no_module(
 
     Args:
         name: the name given with the flag.
-        package: the part of the name that was found.
+        package: the part of the name that could be found.
         missing: the name up to the first part that was not found.
         where: the package's directories; None for a top-level module.
         flag: `-m ` or `--preload=`.
@@ -103,7 +105,7 @@ def no_module(
     part = missing.rpartition(".")[2]
     folders = roots if where is None else where
     known = [one for each in folders for one in _modules(each, packages=name != missing)]
-    # Of names of packages, many are similar to any short one.
+    # Many package names resemble any short name, so the threshold is higher for them.
     meant = closest_match(part, known, cutoff=0.6 if where is not None else 0.65)
     if meant:
         whole = ".".join(filter(None, (package, meant, name[len(missing) + 1 :])))
@@ -117,7 +119,9 @@ def no_module(
 
 
 def similar_file(path: str) -> str:
-    """Return a hint on an existing file with a similar name, or where the file was looked for."""
+    """Return a hint that names an existing file with a similar name, or the place that was
+    searched.
+    """
     folder, name = os.path.split(path)
     if os.path.isfile(f"{path}.py"):
         return f"did you mean {path}.py?"
@@ -126,7 +130,8 @@ def similar_file(path: str) -> str:
         names = os.listdir(where)
     except OSError:
         return f"no such directory: {where}"
-    # Of short names, the extension is most; and a configuration is not meant for its script.
+    # The extension makes up most of a short name, so only stems are compared. And a configuration
+    # file is no substitute for the script that it is named after.
     stem, extension = os.path.splitext(name)
     split = {known: os.path.splitext(known) for known in names}
     fitting = (extension, extension or ".py")
@@ -136,7 +141,7 @@ def similar_file(path: str) -> str:
 
 
 def _modules(folder: str, *, packages: bool) -> list[str]:
-    """Return the importable modules of a directory, or only its packages."""
+    """Return the importable modules in a directory, or only its packages."""
     try:
         with os.scandir(folder) as entries:
             names = [each.name for each in entries if not packages or each.is_dir()]

@@ -1,7 +1,7 @@
 """Gathers the facts about each failed worker for the diagnosis.
 
-The agent loads this only after a failure. It only reads, with `host`; `core/diagnosis/causes`
-judges.
+The agent loads this module only after a failure. It only collects facts, using `host`;
+`core/diagnosis/causes` interprets them.
 """
 
 import errno
@@ -30,21 +30,23 @@ from relight.stacks import exit_evidence
 JOB = "RELIGHT_JOB_ID"
 _IN_POD, _TERMINATION_LOG = "KUBERNETES_SERVICE_HOST", "RELIGHT_TERMINATION_LOG"
 _MOST_MESSAGE = 4096
-"""Bytes of a termination message that the kubelet reads."""
+"""Maximum number of bytes that the kubelet reads from a termination message."""
 _NO_MODULE = re.compile(r"No module named '([\w.]+)'")
 _FUNCTION = "relight.worker.call"
 """The module that runs a function of `relight.launch`."""
 _OF_GPU = re.compile(r"CUDA|NCCL|CUBLAS|CUDNN|cuBLAS|cuDNN|NVML|\bGPU\b")
-"""Names in errors of a GPU, as torch and its libraries print them."""
+"""Names in GPU errors, as printed by torch and its libraries."""
 _MOST_WORDS = 200
 _FAULT = "Fatal Python error: Aborted\n"
 _AT_EXIT = f"terminate called without an active exception\n{_FAULT}"
-"""libstdc++ prints the first line if a thread still runs when the process exits, as in torch."""
+"""libstdc++ prints the first line if a thread is still running when the process exits, as happens
+with torch.
+"""
 _PYTHON_FRAME = '\n  File "'
 _LAST = 20
-"""Lines of a worker's output that may say why it failed."""
+"""Lines in a worker's output that may explain its failure."""
 _CHILD_KILLED = "killed by signal: Killed"
-"""Message of torch's data loader when one of its processes got SIGKILL."""
+"""The message that torch's data loader prints when one of its processes was killed with SIGKILL."""
 
 
 def gather(
@@ -55,16 +57,16 @@ def gather(
     host: str,
     loop: Loop,
 ) -> tuple[tuple[Failure, ...], tuple[int, ...]]:
-    """Return this node's failures in a generation, at least one, in the form for other nodes, and
-    the ranks that succeeded before the first failure. Succeeded ranks that had printed an error are
-    also among the failures, with exit code 0. The loop may run during the call.
+    """Return this node's failures in a generation (at least one) in the form sent to other nodes,
+    and the ranks that succeeded before the first failure. Ranks that succeeded but had printed an
+    error are also listed as failures, with exit code 0. The loop may run during the call.
     """
     failed = [end for end in ends if end.exitcode]
     first = min(end.at for end in failed)
     over = [
         end for end in ends if causes.had_succeeded(end, first, workers.doing.get(end.local_rank))
     ]
-    # A worker that the signal has killed had not come to its end.
+    # A worker that was killed by the stop signal had not finished on its own.
     stopped = [end for end in failed if end.stop_signal and end.exitcode < 0]
     elsewhere = last_words.lines_of(_stderr(logs, end.local_rank) for end in stopped)
     looked_at = [*failed, *over]
@@ -80,13 +82,13 @@ def gather(
 
 
 def _tells_error(failure: Failure) -> bool:
-    """Return whether a worker had printed an error, and not only one that ended nobody."""
+    """Return whether a worker had printed an error, ignoring errors that ended no process."""
     report = failure.report
     return (report is not None and not report.others) or last_words.is_error(failure.words)
 
 
 def _with_remedies(found: Sequence[Failure], command: Command, loop: Loop) -> list[Failure]:
-    """Return failures with a hint to another Python if it has the module that a worker lacked."""
+    """Return the failures, with a hint if another Python has the module that a worker lacked."""
     remedies: dict[str, str] = {}
     told = []
     for failure in found:
@@ -104,7 +106,7 @@ def _with_remedies(found: Sequence[Failure], command: Command, loop: Loop) -> li
 
 
 def with_gpu_errors(found: Sequence[Failure], workers: Workers, command: Command) -> list[Failure]:
-    """Return failures with the errors of their GPUs in the kernel's log."""
+    """Return the failures, with their GPUs' errors from the kernel log."""
     errors = gpu_errors.recent(max(failure.at for failure in found))
     if not errors:
         return list(found)
@@ -128,8 +130,8 @@ def with_gpu_errors(found: Sequence[Failure], workers: Workers, command: Command
 
 
 def with_address(failure: Failure, variables: Mapping[str, str]) -> Failure:
-    """Return a failure with a note if the worker has looked for torch's store at another address
-    than that in its variables.
+    """Return the failure, with a note if the worker tried to reach torch's store at a different
+    address from the one in its variables.
     """
     found = blame.address(failure)
     told = variables.get("MASTER_ADDR", ""), variables.get("MASTER_PORT", "")
@@ -140,7 +142,7 @@ def with_address(failure: Failure, variables: Mapping[str, str]) -> Failure:
 
 
 def suspects_peer(logs: Logs, local_rank: int) -> bool:
-    """Return whether a worker that has failed says that another one is gone or late."""
+    """Return whether a failed worker's error blames another worker that is gone or late."""
     stderr = _stderr(logs, local_rank)
     program = tracebacks.ProgramFacts(_went_on(logs, local_rank), is_function=True)
     raised = _reported(logs, local_rank, stderr, program)
@@ -149,14 +151,13 @@ def suspects_peer(logs: Logs, local_rank: int) -> bool:
 
 
 def report(end: JobEnded, ready: NodeReady | None, env: Environment) -> str:
-    """Return the report of a failed job that this agent prints.
+    """Return this agent's report on a failed job.
 
     Args:
         end: how the job ended.
-        ready: the last message of this node, with its failures.
-        env: the workers' environment. In a job of `relight submit`, whose logs are read
-            together, only the node of the root cause prints the full report; the others refer to
-            it.
+        ready: this node's last message, with its failures.
+        env: the workers' environment. In a `relight submit` job, whose logs are read together, only
+            the node with the root cause prints the full report; the others refer to it.
     """
     root = end.root
     if not end.report or root is None:
@@ -170,12 +171,12 @@ def report(end: JobEnded, ready: NodeReady | None, env: Environment) -> str:
 
 
 def tell_parent(path: str, failure: Failure, logs: Logs | None, headline: str) -> None:
-    """Write a failure to the error file of the program that started this agent.
+    """Write a failure to the error file provided by the program that started this agent.
 
     Args:
         path: the error file.
-        failure: the one that ended the job.
-        logs: of the failed worker; None if it was on another node or in an earlier generation.
+        failure: the failure that ended the job.
+        logs: the failed worker's logs; None if it was on another node or in an earlier generation.
         headline: why the job failed, in one line.
     """
     source = logs.error_file(failure.local_rank) if logs is not None else ""
@@ -186,14 +187,14 @@ def tell_parent(path: str, failure: Failure, logs: Logs | None, headline: str) -
 
 
 def tell_container(headline: str, env: Environment) -> None:
-    """Write the headline where the kubelet looks for a container's termination message
-    (terminationMessagePath): `kubectl describe pod` and `relight status` show it.
+    """Write the headline to the file that the kubelet reads as the container's termination message
+    (terminationMessagePath), so that `kubectl describe pod` and `relight status` show it.
     """
     path = env.get(_TERMINATION_LOG) or ("/dev/termination-log" if env.get(_IN_POD) else "")
     if not path:
         return
     try:
-        # Only a file that is there, as the kubelet makes it before the container starts.
+        # Only write to an existing file: the kubelet creates it before the container starts.
         fd = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(fd, "wb") as log:
             log.write(headline.encode(errors="replace")[:_MOST_MESSAGE])
@@ -207,7 +208,7 @@ def _failure(end: WorkerEnd, logs: Logs, workers: Workers, command: Command, hos
     more = last_words.after_traceback(stderr, program, logs.printed_late(end.local_rank))
     seen = _went_on(logs, end.local_rank)
     if seen is False and more:
-        seen = None  # a program that ran may have printed that
+        seen = None  # a program that the worker ran may have printed it
     report = _reported(logs, end.local_rank, stderr, program._replace(went_on=seen))
     if report is not None and seen is None and (end.exitcode == 1 or end.stop_signal):
         report = last_words.weighed(report, more)
@@ -249,7 +250,7 @@ def _program(command: Command) -> tracebacks.ProgramFacts:
 
 
 def _on_stdout(stdout: str, program: tracebacks.ProgramFacts) -> ErrorReport | None:
-    """Return the exception at the end of a worker's stdout, if the worker itself printed it."""
+    """Return the exception at the end of a worker's stdout if the worker itself printed it."""
     report = tracebacks.from_stderr(stdout, program)
     if report is None or last_words.after_traceback(stdout, program):
         return None
@@ -264,8 +265,8 @@ def _with_words(
     command: Command,
     elsewhere: frozenset[str],
 ) -> Failure:
-    """Return a failure with its worker's other output, apart from the exception, and the machine's
-    information about it.
+    """Return the failure with the worker's other relevant output, besides the exception, and what
+    the machine knows about it.
     """
     stderr = _stderr(logs, end.local_rank)
     evidence = (
@@ -282,7 +283,7 @@ def _with_words(
 def _reported(
     logs: Logs, local_rank: int, stderr: str, program: tracebacks.ProgramFacts
 ) -> ErrorReport | None:
-    """Return the exception of a worker, with its whole traceback: torch's `@record` writes only the
+    """Return a worker's exception with its complete traceback; torch's `@record` writes only the
     frames below itself.
     """
     recorded = error_files.read(logs.error_file(local_rank))
@@ -294,8 +295,8 @@ def _reported(
 
 
 def _stderr(logs: Logs, local_rank: int) -> str:
-    """Return the end of a worker's stderr, without the stack that faulthandler adds to an abort at
-    exit, which is not a crash of its own because the program had already ended.
+    """Return the end of a worker's stderr. The stack that faulthandler prints on an abort at exit
+    is left out: the program had already ended, so it isn't a separate crash.
     """
     text = _text(logs.stderr_of, local_rank)
     before, at_exit, stack = text.rpartition(_AT_EXIT)
@@ -312,7 +313,9 @@ def _text(read: Callable[[int], str], local_rank: int) -> str:
 
 
 def _went_on(logs: Logs, local_rank: int) -> bool | None:
-    """Return whether the program ran on after the last traceback; None if nobody has seen that."""
+    """Return whether the program kept running after its last traceback; None if that was not
+    observed.
+    """
     printed = logs.printed(local_rank)
     return printed.went_on if printed is not None else None
 
@@ -320,8 +323,8 @@ def _went_on(logs: Logs, local_rank: int) -> bool | None:
 def _printed(
     end: WorkerEnd, logs: Logs, report: ErrorReport | None
 ) -> tuple[float | None, bool | None]:
-    """Return how many seconds before its end a worker has printed the exception of its report, and
-    whether its program ran on; None for what nobody has seen.
+    """Return how many seconds before its end a worker printed the exception in its report, and
+    whether its program kept running; None for whatever was not observed.
     """
     printed = logs.printed(end.local_rank)
     if printed is None or printed.at is None or report is None:
@@ -339,9 +342,9 @@ def _words(
     program: tracebacks.ProgramFacts,
 ) -> str:
     """Return the most informative line of a worker's output and, if a thread or the program printed
-    another exception before the fatal one, that exception. Lines on stdout may be older than a
-    traceback, unless the program kept running after it, and older than a crash, unless they report
-    an error.
+    another exception before the fatal one, that exception. A line on stdout may predate the
+    traceback, unless the program kept running after it, and may predate a crash, unless the line
+    reports an error.
     """
     report, local_rank = failure.report, failure.local_rank
     is_exception = report is not None and report.kind is not FailureKind.CRASHED
@@ -352,7 +355,7 @@ def _words(
     stdout = _text(logs.stdout_of, local_rank)
     if is_exception:
         earlier, later = tracebacks.besides(stderr, program)
-        # What did not end the worker may be of no account by its end.
+        # An error that did not end the worker may be irrelevant by the time it ended.
         stderr = "\n".join(earlier if failure.is_explained else later)
         if not (failure.is_explained or _went_on(logs, local_rank)):
             stdout = ""
@@ -373,7 +376,7 @@ def _of_start(evidence: str, command: Command) -> str:
 
 
 def _of_signal(end: WorkerEnd, command: Command) -> str:
-    """Return the machine's information about a signal of the kernel."""
+    """Return what the machine knows about a signal sent by the kernel."""
     number = -end.exitcode if end.exitcode < 0 else end.exitcode - 128
     if number == signal.SIGBUS:
         return exit_evidence.bus_error(command.env)
@@ -383,7 +386,7 @@ def _of_signal(end: WorkerEnd, command: Command) -> str:
 def _of_report(
     failure: Failure, stderr: str, logs: Logs, command: Command, local_world_size: int
 ) -> str:
-    """Return the machine's information about the exception of a worker."""
+    """Return what the machine knows about a worker's exception."""
     report = failure.report
     closed = exit_evidence.closed_output(report, failure.exitcode, is_closed=logs.reader_is_gone)
     if closed:
@@ -401,7 +404,7 @@ def _of_report(
 
 
 def _of_disk(end: WorkerEnd, log: str) -> str:
-    """Return a note if a full disk may have swallowed a worker's output (statvfs(3))."""
+    """Return a note if a worker's output may have been lost because of a full disk (statvfs(3))."""
     if end.stop_signal or end.exitcode < 0 or not log:
         return ""
     try:
@@ -414,7 +417,7 @@ def _of_disk(end: WorkerEnd, log: str) -> str:
 
 
 def _of_memory(end: WorkerEnd, stderr: str, workers: Workers) -> str:
-    """Return the kernel's information about a SIGKILL that the agent did not send."""
+    """Return what the kernel reports about a SIGKILL that the agent did not send."""
     if end.stop_signal:
         return ""
     if end.exitcode == -signal.SIGKILL:

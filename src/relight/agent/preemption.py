@@ -1,16 +1,16 @@
-"""Interruptions of a job on this node from outside: signals, and the notice of a preemption.
+"""Handles external interruptions of a job on this node: signals and preemption notices.
 
-A node is preempted if it gets SIGTERM, or the notice of --on-preempt, while its workers can save a
-checkpoint, as shown by a call of `relight.worker.should_checkpoint`. Then the workers of all nodes
-save and leave at the same step, this node leaves the job, and the others continue without it.
-Workers that take longer than the grace time are killed. If the notice reaches no coordinator, the
-workers of this node save alone.
+A node counts as preempted if it gets SIGTERM or the --on-preempt notice while its workers can save
+a checkpoint, which they show by calling `relight.worker.should_checkpoint`. The workers on all
+nodes then save and leave at the same step, this node leaves the job, and the others continue
+without it. Workers that take longer than the grace time are killed. If no coordinator can be
+notified, this node's workers save on their own.
 
-Workers that have not called it, but have a handler for the signal of --on-preempt, get that signal.
-If one of them exits, the workers of this node may finish saving before they are stopped
+Workers that have not called it but have a handler for the --on-preempt signal receive that signal.
+If one of them exits, this node's other workers may finish saving before they are stopped
 (core/workers/supervision).
 
-Any other signal that stops the job, and a second one, immediately stops the workers of this node.
+Any other stop signal, or a second signal, stops this node's workers immediately.
 """
 
 import signal
@@ -25,15 +25,15 @@ from relight.output.journal import Journal
 from relight.processes.signals import listen
 
 _AGREEMENT_S = 2.0
-"""How long past the time limit of an agreement the workers wait before they save alone."""
+"""How long after an agreement's time limit the workers wait before they save on their own."""
 
 
 class Interruption:
-    """Listens for signals and for the notice of a preemption, and passes them on to the workers and
-    the group.
+    """Listens for signals and for a preemption notice, and passes them on to the workers and the
+    group.
 
     Args:
-        job: says which signals and which notice.
+        job: configures which signals and which notice.
         loop: the agent's loop.
         journal: for messages to the user, and events.
         node: the node, with its workers and its link to the group.
@@ -60,7 +60,7 @@ class Interruption:
             ParentWatch(loop, self._on_parent_ended)
 
     def stop(self) -> None:
-        """Stop the job, as SIGTERM does."""
+        """Stop the job as SIGTERM would."""
         if self._can_save():
             self._on_preempted("was asked to stop")
         else:
@@ -81,7 +81,8 @@ class Interruption:
         elif number in self._spec.signals_to_handle:
             self._stop_by(number)
         elif self._node.workers is not None:
-            # The node may stay for a while: workers may end in time, or handle it.
+            # The node may stay up for a while: the workers may finish in time, or handle the
+            # signal.
             self._node.workers.forward_signal(number, is_notice=True)
 
     def _stop_by(self, number: int) -> None:
@@ -90,7 +91,7 @@ class Interruption:
             self._node.workers.stop_on_signal(number)
 
     def _on_preempted(self, reason: str) -> None:
-        """Make all workers of the job save and leave, then leave."""
+        """Make all workers in the job save a checkpoint and leave, then leave."""
         if self._node.preempted or self.signals:
             return
         if not self._can_save():
@@ -103,7 +104,7 @@ class Interruption:
         self._node.preempt(reason)
         self._loop.call_after(self._grace_s, self._stop_preempted)
         self._save_without_coordinator()
-        from relight.core.group import checkpoint_barrier  # not on the way to the first worker
+        from relight.core.group import checkpoint_barrier  # kept off the launch path
 
         agree_s = checkpoint_barrier.longest_s(self._grace_s)
         self._loop.call_after(agree_s + _AGREEMENT_S, self._node.save_alone)

@@ -1,6 +1,6 @@
-"""Turns the checked flags (a LaunchSpec) into what this node runs (an AgentConfig).
+"""Turns the checked flags (a LaunchSpec) into this node's configuration (an AgentConfig).
 
-The user's errors that this machine alone can see are found here, before anything is started.
+User errors that can only be detected on this machine are found here, before anything is started.
 """
 
 import os
@@ -39,13 +39,13 @@ if TYPE_CHECKING:
 
 _UNUSED = {"MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES"}
 _WRITABLE = 0o022
-"""Mode bits of a directory in which other users could rename or replace logs."""
+"""Mode bits of a directory where other users could rename or replace logs."""
 
 
 def prepare(
     spec: LaunchSpec, given: "set[str]", env: Environment, *, local_rank_argument: bool = False
 ) -> tuple[AgentConfig, list[str]]:
-    """Check the request against this machine; return the configuration, and notes for the user.
+    """Check the request against this machine; return the configuration and notes for the user.
 
     Args:
         spec: the launch options.
@@ -182,7 +182,7 @@ def _job(
 
 
 def _store_ports(env: Environment) -> range:
-    """Return the ports for the workers' store, none for any."""
+    """Return the ports for the workers' store; empty means any port."""
     text = env.get(PORT_RANGE)
     try:
         return parse_port_range(text) if text else range(0)
@@ -193,7 +193,7 @@ def _store_ports(env: Environment) -> range:
 
 
 def _settings_alone(spec: LaunchSpec) -> GroupSettings:
-    """Return the settings of a job of one node."""
+    """Return the group settings of a single-node job."""
     budget, smart = spec.max_restarts, spec.restart_policy == "smart"
     return GroupSettings(
         1, 1, budget.most, restart_window_s=budget.window_s, smart=smart,
@@ -202,7 +202,7 @@ def _settings_alone(spec: LaunchSpec) -> GroupSettings:
 
 
 def _worker_program(command: Command, local_world_size: int) -> "WorkerProgram | None":
-    """Return where modules are preloaded, or None without --preload."""
+    """Return the program whose modules are preloaded, or None without --preload."""
     spec = command.spec
     in_background = spec.preload == (BACKGROUND,)
     if in_background and not spec.max_restarts.most:
@@ -224,8 +224,8 @@ def _worker_program(command: Command, local_world_size: int) -> "WorkerProgram |
 
 
 def _tracking(spec: LaunchSpec, env: Environment, run_id: str) -> dict[str, str]:
-    """Return the variables of --tracker. The run has the id of the job, or on several nodes, each
-    of which is a job, the id that they share.
+    """Return the --tracker variables. The run gets the job's id or, if several nodes each run as a
+    job, the id that they share.
     """
     from relight.agent.status.view import id_of
     from relight.base import trackers
@@ -255,7 +255,7 @@ def _run_directory(spec: LaunchSpec, env: Environment, run_id: str, notes: list[
 
 
 def _grace(spec: LaunchSpec, env: Environment) -> float:
-    """Return the seconds between asking workers to stop and killing them."""
+    """Return the time in seconds between telling workers to stop and killing them."""
     if spec.shutdown_timeout is not None:
         return spec.shutdown_timeout
     name = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
@@ -269,7 +269,7 @@ def _grace(spec: LaunchSpec, env: Environment) -> float:
 
 
 def _stuck_after(env: Environment, notes: list[str]) -> float:
-    """Return the seconds that a worker may spend in an uninterruptible call; 0 for no limit."""
+    """Return how many seconds a worker may spend in an uninterruptible call; 0 means no limit."""
     name = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"
     text = env.get(name, "0")
     try:
@@ -280,7 +280,9 @@ def _stuck_after(env: Environment, notes: list[str]) -> float:
 
 
 def _timer_file(env: Environment) -> str:
-    """Return the FIFO for torch.distributed.elastic.timer, where torchrun would make one."""
+    """Return the path of the FIFO for torch.distributed.elastic.timer, in cases where torchrun
+    would create one.
+    """
     if env.get("TORCHELASTIC_ENABLE_FILE_TIMER") != "1":
         return ""
     name = f"watchdog_timer_{files.new_run_id()}"
@@ -289,13 +291,13 @@ def _timer_file(env: Environment) -> str:
 
 
 def _breakpoint(spec: LaunchSpec, env: Environment, python: str) -> dict[str, str]:
-    """Return the variables that make `breakpoint()` wait for relight debug; none if the user chose
-    its action, or on systems without the necessary support.
+    """Return the variables that make `breakpoint()` wait for relight debug; empty if the user has
+    chosen what it does, or if the system lacks the necessary support.
     """
     if "PYTHONBREAKPOINT" in env.variables or sys.platform != "linux":
         return {}
     root, package = os.path.split(os.path.dirname(os.path.abspath(relight.__file__)))
-    # The first entry of sys.path is of this program only: a directory, or a zip archive.
+    # The first entry of sys.path applies to this program only; it is a directory or a zip archive.
     if python == sys.executable and not spec.no_python and root != os.path.abspath(sys.path[0]):
         return {"PYTHONBREAKPOINT": "relight.worker.breakpoint.wait"}
     own, theirs = os.path.join(root, package, "worker", "path"), env.get("PYTHONPATH")
@@ -312,7 +314,7 @@ def _check_keep_warm(spec: LaunchSpec) -> None:
     try:
         os.kill(pid, 0)
     except PermissionError:
-        pass  # another user's
+        pass  # the process belongs to another user
     except (ProcessLookupError, OverflowError):
         raise UsageError(
             f"--keep-warm=while:{pid}: no such process: {pid}",
@@ -321,15 +323,15 @@ def _check_keep_warm(spec: LaunchSpec) -> None:
 
 
 def _run_path() -> tuple[str, ...]:
-    """Return what Python runs for `--run-path`: a program, not a path, because an upgrade may
-    remove or replace the file before a restart.
+    """Return the arguments that make Python implement `--run-path`. They contain the program's text
+    instead of a path because an upgrade may remove or replace the file before a restart.
     """
     path = os.path.join(os.path.dirname(relight.__file__), "worker", "run_path.py")
     return "-c", relight.__loader__.get_data(path).decode()
 
 
 def _check_status_token(spec: LaunchSpec, env: Environment) -> None:
-    """Refuse a token that the status page, served later, could not use."""
+    """Reject a token that the status page, which is served later, could not use."""
     token = env.get(STATUS_TOKEN)
     if spec.status is not None and token:
         try:
@@ -364,7 +366,7 @@ def _find_python(spec: LaunchSpec, env: Environment) -> str:
 
 
 def _no_logs_specs(name: str) -> UsageError:
-    """Return the error for `--logs-specs`: torchrun loads its plug-ins, which import torch."""
+    """Return the error for `--logs-specs`: torchrun loads these plug-ins, which import torch."""
     from relight.base import plugins
 
     hint = "--log-dir, --redirects, --tee and --local-ranks-filter say where output goes; "

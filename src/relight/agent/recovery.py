@@ -1,11 +1,13 @@
-"""Lets workers keep their process after a failure: the effects of core/workers/recovery.
+"""Lets workers keep their process after a failure; carries out the effects of
+core/workers/recovery.
 
-    a worker fails,    `begin`: ask the others, through the memory that they share with this agent,
-    here or elsewhere  to leave the group; poll until they have
-    the group formed   `resume`: give survivors the variables of the next generation in a file, and
+    a worker fails,    `begin`: request that the others, through memory shared with this agent,
+    here or elsewhere  leave the group; poll until they have
+    the group formed   `resume`: give survivors the next generation's variables in a file, and
                        start the missing workers; poll until all run the function
 
-The rest of the agent sees an ordinary restart: no worker of the old generation is in a group.
+To the rest of the agent, this looks like an ordinary restart: no worker of the old generation is in
+a group.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -17,19 +19,19 @@ from relight.processes.shared_pages import WorkerMemory
 from relight.processes.supervisor import Supervisor
 
 _LOOK_S, _LONGEST_LOOK_S = 0.002, 0.05
-"""Poll intervals for the workers' response: at first, and after a while."""
+"""Poll intervals for the workers' response, at first and after a while."""
 
 
 class Recovery:
-    """The recoveries of one node's workers.
+    """Recovers one node's workers after failures.
 
     Args:
         loop: the agent's loop.
         limit_s: how long survivors may take to leave their group, in seconds.
-        memory: returns the memory that is shared with the workers.
-        refuse: tells the user why all ranks restart.
-        on_recovered: called when all ranks run again, with the replaced ones, the number of those
-            that stayed, and the seconds since the failure.
+        memory: returns the memory shared with the workers.
+        refuse: reports to the user why all ranks restart.
+        on_recovered: called when all ranks are running again, with the replaced ranks, the number
+            of ranks that kept their process, and the seconds since the failure.
     """
 
     def __init__(
@@ -49,23 +51,23 @@ class Recovery:
         self._look: Callable[[], None] = lambda: None
         self._look_s = _LOOK_S
         self._count = 0
-        """Number of requests to the workers to leave their group."""
+        """How often the workers have been told to leave their group."""
         self._failed_at = 0.0
         self._late: set[int] = set()
-        """The local ranks that have not left the group."""
+        """The local ranks that have not left the group yet."""
 
     def begin(
         self, supervisor: Supervisor, failed: int | None, *, is_hang: bool
     ) -> SurvivorsLeave | None:
-        """Let the workers leave their group; return the event for their supervisor, or None if they
-        can't.
+        """Make the workers leave their group; return the event for their supervisor, or None if
+        they can't leave it.
 
         Args:
-            supervisor: of the workers.
-            failed: the local rank of one that has just failed, or None.
-            is_hang: whether they hang. Where each of them was is known.
+            supervisor: the workers' supervisor.
+            failed: the local rank of the worker that just failed, or None.
+            is_hang: whether the workers hang. If so, their positions have already been recorded.
         """
-        self._look()  # all may run again by now
+        self._look()  # all of them may already be running again
         memory = self._memory()
         alive = [local_rank for local_rank in supervisor.alive if local_rank != failed]
         hanging = recovery.hanging(alive, supervisor.workers.doing) if is_hang else ()
@@ -87,19 +89,19 @@ class Recovery:
         replaced: Collection[int],
         variables: Mapping[int, Mapping[str, str]],
     ) -> None:
-        """Let survivors join the next group; the others were started.
+        """Let survivors join the next group; the other workers have been started.
 
         Args:
-            supervisor: of the workers.
-            replaced: the local ranks that were started again.
-            variables: of each survivor, by its local rank.
+            supervisor: the workers' supervisor.
+            replaced: the local ranks that have been started again.
+            variables: each survivor's variables, by local rank.
         """
         for local_rank, each in variables.items():
             self._memory().join(local_rank, each, self._count)
         self._watch(lambda: self._see_joining(supervisor, replaced))
 
     def close(self) -> None:
-        """Poll a last time and stop, as the workers have ended or left their group."""
+        """Poll one last time and stop, because the workers have ended or left their group."""
         self._look()
         self._look = lambda: None
         self._alarm.set(None)
@@ -122,7 +124,7 @@ class Recovery:
             if self._late and not supervisor.core.received:
                 self._refuse(recovery.why_stopped(finished, self._late, self._limit_s))
             return
-        left = self._memory().have_left(self._count).difference(hanging)  # these are killed
+        left = self._memory().have_left(self._count).difference(hanging)  # `hanging` are killed
         self._late = set(supervisor.alive) - left
         if self._late:
             self._look_again()

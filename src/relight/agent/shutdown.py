@@ -1,13 +1,13 @@
-"""The ways in which an agent leaves its job, except after success. The agent loads this only then.
+"""The ways in which an agent leaves its job, except after success. Loaded only when one is needed.
 
     by_signal       the agent received a stop signal
-    as_unfit        the node's health check has failed
+    as_unfit        the node has failed its health check
     as_preempted    the node is about to be preempted
     as_stuck        a worker can't be killed
     after_failure   the group reports that the job has failed
 
-In the second to fourth case, if workers of this node have failed too, no worker may be started
-again here: the agent reports that failure, as if the job had ended.
+In the second to fourth cases, no worker may be restarted on this node. If workers have failed here
+too, the agent reports that failure as if the job had ended.
 """
 
 import signal
@@ -27,17 +27,18 @@ if TYPE_CHECKING:
     from relight.agent.link import RemoteLink
 
 _TELL_S = 3.0
-"""How long a leaving node tries to report its reason to the group."""
+"""How long a leaving node tries to report the reason to the group."""
 
 
 class Leaving:
-    """The ways to leave a job. Each returns the agent's exit code, and why the job ended here.
+    """The ways to leave a job. Each method returns the agent's exit code and why the job ended
+    here.
 
     Args:
         job: the configuration of this node.
         services: the agent's loop and journal.
         link: the link to the coordinator.
-        node: the node in its latest state.
+        node: the node, in its latest state.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class Leaving:
         self._node = node
 
     def by_signal(self, number: int) -> tuple[int, str]:
-        """Leave after a signal that stops the job."""
+        """Leave after a stop signal."""
         self._show_tracebacks()
         reason = f"agent got {signal_name(number)}"
         self._link.send(NodeLeaving(f"its {reason}"))
@@ -64,12 +65,12 @@ class Leaving:
     def as_unfit(
         self, unfit: "HealthCheckFailure", outcome: GenerationResult, is_over: Callable[[], bool]
     ) -> tuple[int, str]:
-        """Leave after a health check that failed.
+        """Leave after a failed health check.
 
         Args:
             unfit: the result of the check.
-            outcome: the result of the last workers on this node.
-            is_over: whether the job has ended, or a signal came.
+            outcome: the result of the previous workers on this node.
+            is_over: returns whether the job has ended or a signal has arrived.
         """
         from relight.agent import health_check
 
@@ -77,7 +78,7 @@ class Leaving:
         self._journal.say(health_check.explain(unfit))
         if outcome.failures and self._node.workers is not None:
             return self._give_up(self._node.workers, outcome, reason, "the health check failed")
-        # A check is often faster than the way to the coordinator.
+        # A check often finishes before this node has reached the coordinator.
         self._loop.run_until(lambda: self._link.has_joined or is_over(), _TELL_S)
         self._link.send(NodeLeaving(reason))
         return EXIT_MACHINE, f"the node leaves: {reason}"
@@ -85,19 +86,19 @@ class Leaving:
     def as_preempted(
         self, workers: WorkerGroup, outcome: GenerationResult, is_over: Callable[[], bool]
     ) -> tuple[int, str]:
-        """Leave after a preemption, when the workers have exited. The node stays while workers of
-        other nodes save, because it may be their coordinator, or vote for it.
+        """Leave after a preemption, once the workers have exited. The node stays up while workers
+        on other nodes save a checkpoint, because it may be their coordinator or needed to elect it.
 
         Args:
             workers: the workers, which have exited.
-            outcome: their result.
-            is_over: whether the coordinator releases this node, or a signal came.
+            outcome: the workers' result.
+            is_over: returns whether the coordinator has released this node or a signal has arrived.
         """
         why = self._node.preempted
         reason = f"it is preempted ({why})"
         if any(each.exitcode and not each.stop_signal for each in outcome.failures):
             verdict_reason = "this node is preempted"
-            wait = is_over if workers.saves else None  # others may still save
+            wait = is_over if workers.saves else None  # other nodes may still be saving
             return self._give_up(workers, outcome, reason, verdict_reason, wait)
         self._link.send(NodeLeaving(reason, waits=workers.ended_well))
         if not workers.ended_well:
@@ -109,13 +110,13 @@ class Leaving:
         return EXIT_PREEMPTED, f"the node is preempted: {why}"
 
     def as_stuck(self, workers: WorkerGroup, outcome: GenerationResult) -> tuple[int, str]:
-        """Leave as a worker can't be killed."""
+        """Leave because a worker can't be killed."""
         why = f"its {workers.stuck} is in an uninterruptible call and can't be killed"
         verdict_reason = f"{workers.stuck} may still hold its GPU and memory"
         return self._give_up(workers, outcome, why, verdict_reason)
 
     def after_failure(self, end: JobEnded) -> tuple[int, str]:
-        """Report the end of a job that has failed: to the user, to programs, to a parent."""
+        """Report a failed job to the user, to other programs, and to a parent process."""
         env, node = self._job.command.env, self._node
         ready = node.state if isinstance(node.state, NodeReady) else None
         if end.verdict:
@@ -153,15 +154,15 @@ class Leaving:
         verdict_reason: str,
         is_over: Callable[[], bool] | None = None,
     ) -> tuple[int, str]:
-        """Leave the job after a failure, as no worker may be started again on this node.
+        """Leave the job after a failure because no worker may be restarted on this node.
 
         Args:
             workers: the group that failed.
-            outcome: how.
-            why: for the other nodes.
-            verdict_reason: for the report.
-            is_over: whether the coordinator lets this node go, or a signal came; None not to wait
-                until the workers of other nodes have saved.
+            outcome: how it failed.
+            why: the reason, for the other nodes.
+            verdict_reason: the reason, for the report.
+            is_over: returns whether the coordinator has released this node or a signal has arrived;
+                None to leave without waiting for workers on other nodes to save.
         """
         from relight.core.group import restart_decision
 
@@ -176,6 +177,8 @@ class Leaving:
         return self.after_failure(end)
 
     def _show_tracebacks(self, report: str = "") -> None:
-        """Show how workers of the latest generation have ended, unless `report` will do that."""
+        """Show the tracebacks of the latest generation's workers, except for those included in
+        `report`.
+        """
         if self._node.workers is not None:
             self._node.workers.show_tracebacks(report)

@@ -1,6 +1,8 @@
-"""Reads where workers are before they are stopped, so that the report can say where each rank was.
+"""Captures the workers' stacks before they are stopped, so that the report can show where each rank
+was.
 
-It happens if a worker has failed because of a peer, or if no worker does anything (--hang-timeout).
+This happens if a worker has failed because of a peer, or if no worker makes progress
+(--hang-timeout).
 """
 
 import time
@@ -12,11 +14,11 @@ from relight.processes.supervisor import Supervisor
 from relight.stacks.worker_state import doing
 
 _POLL_S = 0.2
-"""Interval for dumps of torch's flight recorder: files, which nothing announces."""
+"""Polling interval for flight recorder dumps: torch writes these files without notification."""
 
 
 def read(supervisor: Supervisor) -> None:
-    """Record the state of the running workers."""
+    """Record the running workers' state."""
     workers = supervisor.workers
     workers.doing.update(doing(_alive(supervisor), are_frozen=supervisor.are_frozen))
 
@@ -28,15 +30,15 @@ def look_closer(
     limit_s: float,
     stop_in: Callable[[float], None],
 ) -> None:
-    """Collect the native stacks of hanging workers, and the records of torch's flight recorder,
-    then stop the workers. There is time for this because they hang.
+    """Collect the native stacks of hanging workers and the records of torch's flight recorder, then
+    stop the workers. There is time for this because the workers hang.
 
     Args:
         loop: the agent's loop.
         supervisor: the workers' supervisor, after `read`.
         env: the workers' environment.
-        limit_s: the least time that they keep running, in seconds.
-        stop_in: stops them after the given number of seconds; called once.
+        limit_s: the minimum time in seconds that the workers keep running.
+        stop_in: stops the workers after the given number of seconds; called once.
     """
     from relight.stacks import flight_recorder, native
 
@@ -58,6 +60,6 @@ def look_closer(
 
 
 def _alive(supervisor: Supervisor) -> dict[int, int]:
-    """Return the pids of the workers that have not ended, by local rank."""
+    """Return the pids of the workers that are still alive, by local rank."""
     pids = supervisor.workers.pids
     return {rank: pids[rank] for rank in supervisor.alive if rank in pids}

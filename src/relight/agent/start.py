@@ -1,4 +1,4 @@
-"""From a command line to an agent: the common part of `relight run` and `relight.run`."""
+"""Creates an agent from a command line, for both `relight run` and `relight.run`."""
 
 import sys
 
@@ -12,7 +12,7 @@ from relight.flags.spec import LaunchSpec
 def make_agent(
     spec: LaunchSpec, given: "set[str]", env: Environment, *, local_rank_argument: bool = False
 ) -> Agent:
-    """Check the request, print notes on it, and return the agent that runs it.
+    """Check the request, print notes about it, and return the agent that runs it.
 
     Args:
         spec: the launch's options.
@@ -21,7 +21,7 @@ def make_agent(
         local_rank_argument: whether each script gets `--local-rank=N` (`relight launch`).
 
     Raises:
-        RelightError: if nothing was started.
+        RelightError: if the job can't be started.
     """
     job, notes = prepare(spec, given, env, local_rank_argument=local_rank_argument)
     for note in notes:

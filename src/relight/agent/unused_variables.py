@@ -1,5 +1,5 @@
-"""Notes on variables of the environment that users expect to count, and that a launcher does not
-read; loaded only if one of them is set.
+"""Notes on environment variables that users expect to have an effect but that a launcher doesn't
+read. Loaded only if one of them is set.
 """
 
 from collections.abc import Mapping
@@ -17,12 +17,12 @@ def notes(
 
     Args:
         spec: the launch options, with the cluster's settings.
-        given: the flags from the user or the cluster.
+        given: the flags set by the user or the cluster.
         variables: the environment.
-        local_world_size: workers on this node.
+        local_world_size: the number of workers on this node.
     """
     if any(name in variables for name in _OF_A_WORKER):
-        return []  # another launcher's; the workers' own launcher knows better
+        return []  # they were set by another launcher, which knows better
     found = []
     place = [name for name in ("MASTER_ADDR", "MASTER_PORT") if variables.get(name)]
     if place and spec.runs_locally() and not spec.standalone and not _PLACE & given:

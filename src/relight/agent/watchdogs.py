@@ -1,12 +1,13 @@
-"""The conditions besides exits that an agent watches for while the workers of a generation run.
+"""The conditions, other than exits, that an agent watches for while a generation's workers are
+running.
 
-    timers             torch's file timers that have expired                  (processes/timers)
-    stuck workers      in an uninterruptible call for too long                (processes/stuck)
-    quiet workers      none of them makes progress                            (agent/hang_watch)
-    slow workers       the others wait for them                               (stacks/wait_sampler)
+    timers             torch's file-based timers that have expired       (processes/timers)
+    stuck workers      in an uninterruptible call for too long           (processes/stuck)
+    quiet workers      none of them makes progress                       (agent/hang_watch)
+    slow workers       other workers are waiting for them                (stacks/wait_sampler)
 
-A job without any of these options does not load this module. The consequences are decided in
-core/workers/supervision for a killed worker, and in core/group/membership for quiet and slow ones.
+A job that uses none of these options doesn't load this module. What happens next is decided by
+core/workers/supervision for killed workers, and by core/group/membership for quiet and slow ones.
 """
 
 import signal
@@ -41,18 +42,18 @@ if TYPE_CHECKING:
 
 
 class Watchdogs:
-    """The watches over one generation's workers on this node.
+    """The watchdogs for one generation's workers on this node.
 
     Args:
         loop: the agent's loop.
         journal: for messages to the user.
-        job: the configuration of the node.
+        job: the node's configuration.
         formed: the generation.
         supervisor: the workers' supervisor.
-        printed: returns the number of bytes that the workers have printed.
-        memory: returns the memory shared with them.
+        printed: returns how many bytes the workers have printed.
+        memory: returns the memory shared with the workers.
         send: sends a message to the coordinator.
-        on_lost: called when a worker that may never end counts as ended.
+        on_lost: called when a worker that may never exit is treated as having exited.
     """
 
     def __init__(
@@ -68,7 +69,9 @@ class Watchdogs:
         on_lost: Callable[[WorkerExited], None],
     ) -> None:
         self.stuck = ""
-        """The worker in an uninterruptible call, as `local rank 2 (pid 4711)`; empty for none."""
+        """The worker in an uninterruptible call, such as `local rank 2 (pid 4711)`; empty if there
+        is none.
+        """
         self._journal = journal
         self._job = job
         self._formed = formed
@@ -86,16 +89,16 @@ class Watchdogs:
 
     @property
     def quiet(self) -> "Quiet | None":
-        """For how long the workers have done nothing, if that is too long."""
+        """How long the workers have done nothing, if longer than the limit."""
         return self._quiet_watch.quiet if self._quiet_watch is not None else None
 
     def quiet_report(self) -> NodeIdle:
-        """Return for how long the workers have done nothing, for the coordinator."""
+        """Return the coordinator message on how long the workers have done nothing."""
         seconds, limit_s = self.quiet or (0.0, 0.0)
         return NodeIdle(self._formed.generation.id, seconds, limit_s)
 
     def report_slow_ranks(self, found: SlowRanks) -> None:
-        """Report the slow ranks found by the coordinator to the user."""
+        """Report to the user the slow ranks found by the coordinator."""
         from relight.processes import straggler_reports
 
         event = straggler_reports.event(found)
@@ -104,7 +107,7 @@ class Watchdogs:
         self._shown.show(event)
 
     def close(self) -> None:
-        """End all watches."""
+        """Stop all watchdogs."""
         watches = (
             self._timers,
             self._stuck_watch,
@@ -176,8 +179,8 @@ class Watchdogs:
             self._on_lost(event)
 
     def _on_timer_expired(self, pid: int, number: int, scope: str) -> None:
-        """Send the signal of an expired timer to the process that set it, if that is a worker or
-        was started by one.
+        """Send an expired timer's signal to the process that set it, if that is a worker or was
+        started by one.
         """
         workers = self._supervisor.workers
         local_rank = workers.worker_of(pid)
@@ -193,11 +196,11 @@ class Watchdogs:
         try:
             system.signal_if(pid, number, lambda: workers.worker_of(pid) is not None)
         except OSError:
-            pass  # it has just exited, or now belongs to another user
+            pass  # it has just exited, or the pid now belongs to another user
 
     def _signs(self) -> tuple[int, int] | None:
-        """Return how many bytes the workers have printed, and the highest step that they reported;
-        None while one of them is at a breakpoint.
+        """Return how many bytes the workers have printed and the highest step that they have
+        reported; None while one of them is at a breakpoint.
         """
         if breakpoints.any_below(self._supervisor.workers.pids.values()):
             return None

@@ -1,21 +1,22 @@
-"""The workers of one generation on this node, from their start until all their processes are gone.
+"""The workers of one generation on this node, from their start until none of their processes is
+left.
 
     __init__    opens log files and pipes for their output (output/worker_logs)
     run         starts them and waits until all have exited (processes/supervisor);
-                core/workers/supervision decides which of them to stop, and how. While they run, it
-                also looks for late workers (net/missing_at_init) and, if the user asks for
-                it, for stuck, idle or slow ones (agent/watchdogs)
+                core/workers/supervision decides which of them to stop, and how. Meanwhile it also
+                looks for late workers (net/missing_at_init) and, if the user asks for it, for
+                stuck, idle or slow ones (agent/watchdogs)
 
-Before workers are stopped because a worker blames a peer, or because all hang, their stacks are
-read (stacks_before_stop), so that the report can show the place of each rank.
+Before workers are stopped because one of them blames a peer, or because all of them hang, their
+stacks are captured (stacks_before_stop), so that the report can show where each rank was.
 
-Where the script allows it, workers keep their process when another one fails, here or on another
-node (agent/recovery). Then `run` returns with `has_survivors`, and after `resume` these workers
-continue as the next generation.
+If the script supports it, workers keep their process when another worker fails, here or on another
+node (agent/recovery). In that case `run` returns with `has_survivors` set, and after `resume` these
+workers continue as the next generation.
 
-Invariants: in one generation the workers start once, and `stopped_by` and `failure` are never
-reset; after `run` none of their processes is left, unless they are survivors or the kernel can't
-end them. The consequences for the job are decided by core/group/membership.
+Invariants: within a generation the workers are started once, and `stopped_by` and `failure` are
+never reset. After `run`, no worker process is left except survivors and processes that the kernel
+can't end. core/group/membership decides what happens to the job.
 """
 
 import errno
@@ -75,24 +76,24 @@ if TYPE_CHECKING:
 _INIT_REPORT_S = 60
 """When to report which workers have not reached init_process_group, in seconds after the start."""
 _FINISHED_S = 5.0
-"""When to look first for ranks that have finished before others (core/group/early_exits)."""
+"""When to first check for ranks that have finished before others (core/group/early_exits)."""
 _AFTER_ERROR = (1, -signal.SIGABRT)
-"""Ends of a worker that blames a peer: by an exception, or by the watchdog of NCCL."""
+"""How a worker that blames a peer ends: with an exception, or killed by NCCL's watchdog."""
 _LEFT_S = 0.3
 """How long leftover processes of successful workers may take to exit on their own."""
 _NOTICE_SPREAD_S = 2.0
-"""How much later other nodes may get the notice of a preemption: no worker there is stopped before
-because a worker here has saved and exited.
+"""How much later other nodes may receive a preemption notice. During this time, no worker there is
+stopped because a worker here has saved and exited.
 """
 _HELD_S = 5.0
-"""How long a traceback is held back, on a terminal, after its worker has ended."""
+"""How long a traceback is held back after its worker has ended, on a terminal."""
 
 
 class AgentContext(NamedTuple):
-    """Services of an agent for the workers of all generations.
+    """An agent's services for the workers of all generations.
 
-    `host` is the name of this node. `fork` starts workers cold, and `preload` forks them from a
-    process that has imported modules; None without --preload.
+    `host` is the name of this node. `fork` starts workers cold. `preload` forks them from a process
+    that has already imported modules; it is None without --preload.
     """
 
     host: str
@@ -105,11 +106,11 @@ class AgentContext(NamedTuple):
 
 
 class GenerationResult(NamedTuple):
-    """The end of a generation on this node: its failures, and the ranks that succeeded before them.
+    """How a generation ended on this node: its failures, and the ranks that succeeded before them.
 
     `step` is the highest reported step, or None. `saved` is whether the workers saved a checkpoint,
-    or None if the user did not name its path. `waiting` are the survivors of a hang
-    (core/group/messages).
+    or None if the user did not specify the checkpoint path. `waiting` contains the survivors of a
+    hang (core/group/messages).
     """
 
     failures: tuple[Failure, ...] = ()
@@ -123,7 +124,7 @@ class WorkerGroup:
     """The workers of one generation on this node.
 
     Args:
-        services: the services of the agent.
+        services: the agent's services.
         job: the configuration of this node.
         formed: the generation, and this node's place in it.
         send: sends a message to the coordinator.
@@ -142,21 +143,23 @@ class WorkerGroup:
         self.formed = formed
         self.began = services.loop.now()
         self.have_succeeded = False
-        """Whether all workers of this node have succeeded."""
+        """Whether all workers on this node have succeeded."""
         self.succeeded_nodes: tuple[int, ...] = ()
-        """The group ranks of nodes whose workers have succeeded, as the coordinator has said."""
+        """The group ranks of nodes whose workers have succeeded, as reported by the coordinator."""
         self.failure: WorkerFailed | None = None
-        """Set once a worker has failed that was not asked to stop."""
+        """Set once a worker has failed without having been told to stop."""
         self.stopped_by: StopWorkers | None = None
-        """The coordinator's latest message to stop them."""
+        """The coordinator's latest message that stops the workers."""
         self.supervisor: Supervisor | None = None
         """Set when the workers start."""
         self._noticed_until = 0.0
-        """Until when other nodes may not have got the notice of a preemption that came here."""
+        """Time until which other nodes may not have received a preemption notice that has arrived
+        here.
+        """
         self.had_called = False
-        """Whether a worker had called `should_checkpoint` when all had ended."""
+        """Whether any worker had called `should_checkpoint` by the time all had ended."""
         self._watches: Watchdogs | None = None
-        """Set when the workers have started, if any watch is wanted."""
+        """Set when the workers have started, if any watchdog is enabled."""
         self._services = services
         self._job = job
         self._send = send
@@ -167,7 +170,9 @@ class WorkerGroup:
         self._recovery: Recovery | None = None
         """Set once workers may keep their process after a failure."""
         self._is_hung = False
-        """Whether the workers are stopped because they hang, and where they were is known."""
+        """Whether the workers are being stopped because they hang, after their positions were
+        recorded.
+        """
         self._is_closed = True
         """Whether no process is left."""
         self._plans: list[WorkerPlan] = []
@@ -190,12 +195,12 @@ class WorkerGroup:
         lease_until: Callable[[], float],
         store: "StorePort | None",
     ) -> None:
-        """Start the workers; return when they and all processes that they started have exited.
+        """Start the workers; return when they and all their descendants have exited.
 
         Args:
             signals: the signals that the agent received; may grow.
-            lease_until: returns until when the workers may run, on the loop's clock.
-            store: the store of this node; that of rank 0 is the generation's.
+            lease_until: returns the time until which the workers may run, on the loop's clock.
+            store: this node's store; the generation uses the one on the node with rank 0.
 
         Raises:
             MachineError: if the machine can't run them.
@@ -215,13 +220,13 @@ class WorkerGroup:
         self.logs.passed_on()
         supervisor.set_lease(lease_until())
         self._watch_store(store)
-        if self.stopped_by is not None:  # StopWorkers came while the workers were forked
+        if self.stopped_by is not None:  # StopWorkers arrived while the workers were being forked
             self.stop(self.stopped_by)
         arrivals = loop.call_after(_INIT_REPORT_S, lambda: self._report_missing_at_init(store))
         command, spec = job.command, job.command.spec
         if any((command.timer_file, job.stuck_after_s, spec.hang_timeout, spec.watch_slow_ranks)):
             self._watch(supervisor)
-        if signals:  # a signal that came before the workers started
+        if signals:  # a signal that arrived before the workers started
             supervisor.step(SignalReceived(signals[0]))
         loop.run_until(lambda: not supervisor.is_running)
         self._services.journal.set_status(supervisor.explain)
@@ -256,18 +261,18 @@ class WorkerGroup:
         if matters and self._has_memory():
             self.had_called = self.has_survivors or self.memory.calls() > 0
             if not self.has_survivors:
-                self.memory.close()  # a run directory stays
+                self.memory.close()  # a run directory is kept
 
     @property
     def has_survivors(self) -> bool:
-        """Whether workers wait for the next generation: a worker has failed, and they are in no
-        group any more.
+        """Whether workers are waiting for the next generation: a worker has failed, and the others
+        have left their group.
         """
         return self.supervisor is not None and self.supervisor.has_left
 
     def resume(self, formed: GenerationFormed) -> None:
-        """Prepare the next `run`, in which the survivors join the next generation, with new workers
-        in place of the ended ones.
+        """Prepare the next `run`, in which the survivors join the next generation and new workers
+        replace those that have ended.
 
         Raises:
             MachineError: if the machine is out of file descriptors.
@@ -293,12 +298,12 @@ class WorkerGroup:
 
     @property
     def survivors(self) -> int:
-        """How many workers wait for the next generation."""
+        """Number of workers that are waiting for the next generation."""
         return len(self.supervisor.alive) if self.supervisor and self.has_survivors else 0
 
     def end_survivors(self) -> bool:
-        """Stop survivors that no next generation takes; return whether there were any, when all
-        processes are gone.
+        """Stop survivors that are not in the next generation, and return once all processes are
+        gone whether there were any.
         """
         supervisor = self.supervisor
         if supervisor is None or self._is_closed:
@@ -316,13 +321,13 @@ class WorkerGroup:
         return True
 
     def _close(self, supervisor: Supervisor) -> None:
-        """Kill all processes that are left."""
+        """Kill all remaining processes."""
         self._is_closed = True
         if not supervisor.workers.close(self._job.grace_s):
             self._tell_left(supervisor)
 
     def _replace(self, supervisor: Supervisor) -> None:
-        """Start workers in place of those that have ended, and let the others join them."""
+        """Start workers to replace those that have ended, and let the others join them."""
         assert self._recovery is not None
         command, alive = self._job.command, supervisor.alive
         missing = [plan for plan in self._plans if plan.local_rank not in alive]
@@ -345,11 +350,11 @@ class WorkerGroup:
         self._recovery.resume(supervisor, [plan.local_rank for plan in missing], variables)
 
     def _survivors_leave(self, failed: int | None) -> SurvivorsLeave | None:
-        """Let workers leave their group, if they can keep their process; return the event for their
+        """Make workers leave their group if they can keep their process; return the event for their
         supervisor, or None if they can't.
 
         Args:
-            failed: the local rank of a worker that has failed; None if the coordinator stops them.
+            failed: the failed worker's local rank; None if the coordinator stops the workers.
         """
         supervisor, job = self.supervisor, self._job
         spec = job.command.spec
@@ -358,9 +363,9 @@ class WorkerGroup:
         if self.stopped_by is not None and not self.stopped_by.may_stay:
             return None
         if not self._has_memory():
-            return None  # no worker has called anything of relight.worker
+            return None  # no worker has called any function in relight.worker
         if supervisor.are_frozen:
-            return None  # the others may have continued without them
+            return None  # the other nodes may have continued without them
         if why := worker_command.why_all_restart(spec):
             if self.memory.inside():
                 self._say_all_restart(why)
@@ -391,7 +396,9 @@ class WorkerGroup:
         self._services.journal.record(event)
 
     def _directory(self) -> str:
-        """Return where the files of workers that start in this generation are; empty for none."""
+        """Return the directory for the files of workers that start in this generation; empty for
+        none.
+        """
         generation = self.formed.generation
         directory = self._job.run_directory or self._services.scratch.make()
         return directory and attempt_directory(directory, generation.restart, generation.number)
@@ -407,8 +414,9 @@ class WorkerGroup:
         )
 
     def _tell_left_running(self, supervisor: Supervisor) -> None:
-        """Say which processes of successful workers end now, as their users may not expect that.
-        Those of multiprocessing and torch end by themselves, soon after their worker.
+        """Report which leftover processes of successful workers are killed now, because users may
+        not expect that. Processes of multiprocessing and torch exit by themselves soon after their
+        worker.
         """
         left = supervisor.workers.left_running(_LEFT_S)
         if not left:
@@ -420,7 +428,7 @@ class WorkerGroup:
         )
 
     def _has_memory(self) -> bool:
-        """Return whether this agent or a worker has made a file of memory that they share."""
+        """Return whether this agent or a worker has created a file of shared memory."""
         from relight.core.workers.shared_words import SUFFIX
 
         error_files = (self.logs.error_file(plan.local_rank) for plan in self._plans)
@@ -441,8 +449,8 @@ class WorkerGroup:
             journal.record(StepsReported(generation.number, step, *span))
 
     def show_tracebacks(self, report: str = "") -> None:
-        """Show the tracebacks with which workers have ended, or end: each once, with its ranks,
-        except for those that `report` has.
+        """Show the tracebacks with which workers have ended or are ending. Each one is shown once,
+        with its ranks, unless it is in `report`.
         """
         held = self.logs.held()
         supervisor = self.supervisor
@@ -515,8 +523,9 @@ class WorkerGroup:
             self.supervisor.set_lease(until)
 
     def stop(self, stop: StopWorkers) -> None:
-        """Stop the workers; if `stop.checkpoint_first`, give them time to save a checkpoint first,
-        once: the message may come again, also from another coordinator.
+        """Stop the workers; if `stop.checkpoint_first` is set, give them time to save a checkpoint
+        first. They get that time only once, although the message may be repeated, even by a
+        different coordinator.
         """
         before = self.stopped_by
         if (
@@ -540,14 +549,14 @@ class WorkerGroup:
             loop.call_after(limit_s, lambda: self._stop_late(stop))
         else:
             if stop.capture_stacks:
-                # Deferred because it is slow: a coordinator in this process first notifies all
-                # nodes.
+                # Deferred because it is slow: a coordinator in this process notifies all nodes
+                # first.
                 loop.call_after(0.0, lambda: self._stop_after_stacks(stop))
             else:
                 self._stop_now(stop)
 
     def _stop_late(self, stop: StopWorkers) -> None:
-        """Stop workers that have not left within the time to save."""
+        """Stop workers that have not left within the time for saving."""
         if self.supervisor is not None and self.supervisor.is_running:
             self.stop(stop._replace(checkpoint_first=False))
 
@@ -578,7 +587,7 @@ class WorkerGroup:
         if supervisor is None or not supervisor.is_running:
             return
         if stop.generation != self.formed.generation.id:
-            return  # survivors are in the next one by now
+            return  # the survivors are already in the next generation
         if self._quiet is not None:
             self._note_failure(-1, self._services.loop.now() - self._quiet.seconds)
         event = GroupStopped(self.formed.generation.number, stop.cause)
@@ -586,35 +595,37 @@ class WorkerGroup:
         supervisor.step((self._survivors_leave(None) if stop.may_stay else None) or event)
 
     def reports(self) -> list[FromAgent]:
-        """Return the messages with which a coordinator learns the state of these workers."""
+        """Return the messages that tell a coordinator the state of these workers."""
         if self.failure is not None:
             return [self.failure]
         watches = self._watches
         return [] if watches is None or watches.quiet is None else [watches.quiet_report()]
 
     def report_slow_ranks(self, found: SlowRanks) -> None:
-        """Report the slow ranks found by the coordinator to the user."""
+        """Report to the user the slow ranks found by the coordinator."""
         if self.supervisor is not None and not self.supervisor.has_ended:
             self._watch(self.supervisor).report_slow_ranks(found)
 
     @property
     def saves(self) -> bool:
-        """Whether the workers are leaving with a checkpoint, and still have time."""
+        """Whether the workers are saving a checkpoint before they leave, and still have time."""
         return self.stopped_by is not None and self.stopped_by.checkpoint_first
 
     @property
     def stuck(self) -> str:
-        """The worker in an uninterruptible call, as `local rank 2 (pid 4711)`; empty for none."""
+        """The worker in an uninterruptible call, such as `local rank 2 (pid 4711)`; empty if there
+        is none.
+        """
         return self._watches.stuck if self._watches is not None else ""
 
     @property
     def _quiet(self) -> "Quiet | None":
-        """For how long the workers have done nothing, if that is too long."""
+        """How long the workers have done nothing, if longer than the limit."""
         return self._watches.quiet if self._watches is not None else None
 
     @property
     def memory(self) -> "WorkerMemory":
-        """The memory that is shared with the workers."""
+        """The memory shared with the workers."""
         if self._memory is None:
             from relight.processes.shared_pages import WorkerMemory
 
@@ -626,23 +637,23 @@ class WorkerGroup:
         return self._memory
 
     def span(self) -> tuple[float, float] | None:
-        """Return when workers here have first and last reported a step, on the loop's clock; None
-        if none has, or they have ended.
+        """Return when workers here first and last reported a step, on the loop's clock; None if
+        none has, or if they have ended.
         """
         supervisor = self.supervisor
         return self.memory.span() if supervisor is not None and not supervisor.has_ended else None
 
     @property
     def can_save(self) -> bool:
-        """Whether workers run that have called `relight.worker.should_checkpoint`."""
+        """Whether any running worker has called `relight.worker.should_checkpoint`."""
         supervisor = self.supervisor
         return supervisor is not None and supervisor.is_running and self.memory.calls() > 0
 
     def confirm(self, succeeded: tuple[int, ...]) -> None:
         """Process the coordinator's confirmation of this generation.
 
-        Release the held workers: the coordinator either is not agreeing on a call of
-        `should_checkpoint`, or sends its limit next.
+        Release the held workers: either the coordinator is not negotiating a call of
+        `should_checkpoint`, or it sends the limit for it next.
         """
         self.succeeded_nodes = succeeded
         if self._memory is not None:
@@ -650,7 +661,7 @@ class WorkerGroup:
 
     @property
     def ended_well(self) -> bool:
-        """Whether all workers have ended with 0."""
+        """Whether all workers have exited with 0."""
         supervisor = self.supervisor
         return supervisor is not None and supervisor.has_ended and not supervisor.core.failed
 
@@ -666,9 +677,9 @@ class WorkerGroup:
         self._services.journal.say(text)
 
     def kill(self) -> None:
-        """Kill the workers and all processes that they started."""
+        """Kill the workers and all their descendants."""
         if self.supervisor is not None:
-            for _ in range(2):  # as by a second signal of the user
+            for _ in range(2):  # like a second signal from the user
                 self.supervisor.step(SignalReceived(signal.SIGTERM))
 
     def forward_signal(self, number: int, *, is_notice: bool = False) -> None:
@@ -693,7 +704,7 @@ class WorkerGroup:
             names = ", ".join(map(str, ready)) or "none, as no worker has a handler for it"
             journal.say(f"forwarded {signal_name(number)} to local ranks: {names}")
 
-    # Starting them.
+    # Starting the workers.
 
     def _plan(self, assignment: Assignment) -> WorkerPlan:
         local_rank, job, services = assignment.local_rank, self._job, self._services
@@ -712,8 +723,8 @@ class WorkerGroup:
             stdout=stdout,
             stderr=stderr,
             cpus=job.cpus[local_rank] if job.cpus else frozenset(),
-            # A Python script controls its own children (a data loader must not die before the
-            # checkpoint is saved); a shell script would not forward the signal.
+            # A Python script controls its own children: a data loader, for example, must not die
+            # before the checkpoint is saved. A shell script would not forward the signal.
             signal_group=command.spec.no_python,
         )
 
@@ -734,7 +745,7 @@ class WorkerGroup:
         supervisor.survivors_leave = self._survivors_leave
         return supervisor
 
-    # Their events.
+    # Worker events.
 
     def _on_process(self, event: ProcessEvent) -> None:
         journal = self._services.journal
@@ -753,14 +764,14 @@ class WorkerGroup:
                 self._early_alarm.set_after(_FINISHED_S if self._early_exits is None else 0.0)
 
     def _tell_early_exits(self) -> None:
-        """Print which ranks have finished, if others still run and are not to stop."""
+        """Print which ranks have finished if others are still running and not meant to stop."""
         supervisor = self.supervisor
         if supervisor is None or not supervisor.is_running or self.stopped_by is not None:
             return
         from relight.core.group.early_exits import EarlyExits, of_ranks
         from relight.processes import breakpoints
 
-        # A line in the middle of a debugger's would be no news: somebody holds the rank there.
+        # Don't interrupt a debugger session: the user already knows why that rank is waiting.
         if supervisor.are_frozen or breakpoints.any_below(supervisor.workers.pids.values()):
             self._early_alarm.set_after(_FINISHED_S)
             return
@@ -777,7 +788,7 @@ class WorkerGroup:
         self._early_alarm.set(found.deadline())
 
     def _program_of(self, local_rank: int) -> "Program":
-        """Return the activity of a worker that printed a traceback."""
+        """Return what a worker that printed a traceback is doing."""
         from relight.core.diagnosis.printed_traceback import Program
         from relight.stacks.worker_state import program_of
 
@@ -789,7 +800,7 @@ class WorkerGroup:
         return program_of(supervisor.workers.pids[local_rank])
 
     def _watch(self, supervisor: Supervisor) -> "Watchdogs":
-        """Return the watches; begin them if that has not been done."""
+        """Return the watchdogs; start them if necessary."""
         if self._watches is None:
             from relight.agent.watchdogs import Watchdogs
 
@@ -801,7 +812,7 @@ class WorkerGroup:
         return self._watches
 
     def _report_missing_at_init(self, store: "StorePort | None") -> None:
-        """Print the ranks that init_process_group waits for."""
+        """Print the ranks that init_process_group is waiting for."""
         from relight.net.missing_at_init import explain
 
         assert self.supervisor is not None
@@ -810,7 +821,9 @@ class WorkerGroup:
             self._services.journal.say(f"after {format_duration(_INIT_REPORT_S)}, {text}")
 
     def _watch_store(self, store: "StorePort | None") -> None:
-        """Record when the first and the last worker connect to the store, if it is on this node."""
+        """Record when the first and the last worker connect to the store, if the store is on this
+        node.
+        """
         place, number = self.formed.place, self.formed.generation.number
         if store is None or place.group_rank:
             return
@@ -845,7 +858,7 @@ class WorkerGroup:
         self._services.journal.record(FailureNoticed(number, local_rank, round(after_s, 6)))
 
     def _before_stop(self, event: WorkerExited) -> None:
-        """Find out where the other workers are, if one has failed because of a peer."""
+        """Capture the other workers' stacks if one has failed because of a peer."""
         supervisor = self.supervisor
         if event.exitcode not in _AFTER_ERROR or supervisor is None:
             return

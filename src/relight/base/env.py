@@ -1,7 +1,7 @@
 """The only place that reads os.environ.
 
-The environment is read once, at the start, into an `Environment`; everything else takes that value
-as an argument. Tests and the workers' environment therefore never depend on hidden state.
+The environment is read into an `Environment` once, at the start, and everything else takes that
+value as an argument. Tests and the workers' environment therefore never depend on hidden state.
 """
 
 import os
@@ -15,7 +15,7 @@ class Environment(NamedTuple):
     variables: Mapping[str, str]
 
     def get(self, name: str, default: str = "") -> str:
-        """Return the value of `name`, or `default` where it is unset or empty."""
+        """Return the value of `name`, or `default` if it is unset or empty."""
         return self.variables.get(name) or default
 
 
@@ -27,8 +27,10 @@ def mistakes() -> str:
 
 
 def state_directory(env: Environment) -> str:
-    """Return where relight keeps what outlives a command, such as records of jobs:
-    RELIGHT_STATE_DIR, else as the XDG base directories say. It need not exist.
+    """Return the directory for data that outlives a command, such as job records.
+
+    It is RELIGHT_STATE_DIR if set, and otherwise follows the XDG base directory standard. It may
+    not exist yet.
     """
     own = env.get("RELIGHT_STATE_DIR")
     if not own:

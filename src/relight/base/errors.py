@@ -6,10 +6,11 @@
     ├── MachineError    4   the operator: this machine refused a resource that the launcher needs
     └── InternalError  70   us: a state that must not occur; please report it
 
-A job whose workers failed is not an error of the launcher: it ends with the exit code of its root
-cause. A job whose nodes did not meet in time, or separated for good, ends with EXIT_GROUP.
+A job whose workers failed is not a launcher error: it ends with the exit code of its root cause. A
+job whose nodes did not find each other in time, or lost each other permanently, ends with
+EXIT_GROUP.
 
-A message is one line: what happened, to what, why. The hint says what to do next.
+A message is one line that says what happened, to what, and why. The hint says what to do next.
 """
 
 import signal
@@ -24,17 +25,17 @@ EXIT_MACHINE = 4
 EXIT_INTERNAL = 70
 EXIT_PREEMPTED = 75
 EXIT_HUNG = 124
-"""As of timeout(1)."""
+"""The exit code that timeout(1) uses."""
 EXIT_SIGNAL_BASE = 128
-"""A process that ended by signal n counts as exit code 128 + n, as in every shell."""
+"""A process that was ended by signal n has exit code 128 + n, as in every shell."""
 _PLACES = 10
 
 
 class RelightError(Exception):
-    """Base of all errors printed as one line and a hint.
+    """Base class of all errors that are printed as one line and a hint.
 
     Args:
-        message: one line without a final full stop.
+        message: one line, without a final full stop.
         hint: the next step, or an empty string.
     """
 
@@ -49,7 +50,7 @@ class RelightError(Exception):
 
 
 class WorkersFailedError(RelightError):
-    """The worker of a function failed and left no exception that could be raised here."""
+    """The user's function failed in a worker, and left no exception that could be raised here."""
 
     exit_code = EXIT_FAILED
 
@@ -73,8 +74,11 @@ class InternalError(RelightError):
 
 
 def describe_bug(error: BaseException) -> str:
-    """Return an unexpected exception of relight in one line, as `format_exception_oneline` does,
-    and add it to the file `env.mistakes`, if set: a test during which one occurs must not pass.
+    """Return a one-line description of an unexpected exception in relight, as
+    `format_exception_oneline` does.
+
+    It is also added to the file `env.mistakes`, if set: a test during which such an exception
+    occurs must not pass.
     """
     line = format_exception_oneline(error)
     if env.mistakes():
@@ -87,8 +91,8 @@ def describe_bug(error: BaseException) -> str:
 
 
 def format_exception_oneline(error: BaseException) -> str:
-    """Return an exception in one line: its message, and the lines of relight's code that it passed,
-    innermost first.
+    """Return an exception in one line: its message, and the lines of relight's code in its
+    traceback, innermost first.
     """
     places, trace = [], error.__traceback__
     while trace is not None:
@@ -102,7 +106,7 @@ def format_exception_oneline(error: BaseException) -> str:
 
 
 def exit_code_of_signal(number: int) -> int:
-    """Return the exit code of a process that signal `number` ended."""
+    """Return the exit code of a process that was ended by signal `number`."""
     return EXIT_SIGNAL_BASE + number
 
 

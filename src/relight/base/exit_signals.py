@@ -1,10 +1,10 @@
 """Exits with 128 + n on SIGINT or SIGTERM while no agent handles them: before it starts, and after
 it has ended.
 
-No workers run then, so nothing has to be stopped. By default, Python turns SIGINT into an exception
-at any point in the code, with a traceback or without any effect, and SIGTERM kills the process.
-Interpreter shutdown removes the handlers some milliseconds before the process ends, so `quick_exit`
-skips it.
+No workers are running at those times, so nothing has to be stopped. By default, Python turns SIGINT
+into an exception at an arbitrary point in the code, which may print a traceback or have no effect
+at all, and SIGTERM kills the process. Interpreter shutdown removes the handlers some milliseconds
+before the process ends, so `quick_exit` skips it.
 """
 
 import os
@@ -22,7 +22,7 @@ _DEFAULTS: dict[int, Any] = {
 
 
 def exit_on_signals() -> None:
-    """From now on, exit with 128 + n on a signal; ignored signals stay ignored."""
+    """Exit with 128 + n on a signal from now on. Ignored signals stay ignored."""
     for number in NUMBERS:
         if signal.getsignal(number) == _DEFAULTS[number]:
             signal.signal(number, _exit)
@@ -36,7 +36,7 @@ def restore_defaults(numbers: Collection[int] = NUMBERS) -> None:
 
 
 def quick_exit(exit_code: int) -> NoReturn:
-    """End the process as Python does, but without interpreter shutdown."""
+    """End the process as Python does, but skip interpreter shutdown."""
     import atexit
 
     atexit._run_exitfuncs()

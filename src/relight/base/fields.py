@@ -1,4 +1,4 @@
-"""Turns input from other processes into records, and checks each field. No other module does.
+"""Turns input from other processes into records, and checks each field. No other module does this.
 
 A record is a NamedTuple, and the annotations of its fields define the accepted values:
 
@@ -11,8 +11,9 @@ A record is a NamedTuple, and the annotations of its fields define the accepted 
     a NamedTuple, an Enum   by its fields, by its name
     X | None
 
-A message is a record with its type's name under the key `type`. Anything else is `Malformed`.
-`to_json` clamps texts and numbers to the same bounds, so peers never reject each other's messages.
+A message is a record with its type's name under the key `type`. Anything else raises `Malformed`.
+`to_json` limits strings and numbers to the same bounds, so peers never reject each other's
+messages.
 """
 
 import json
@@ -25,13 +26,13 @@ from typing import Any, NoReturn
 from relight.base.values import MOST_SECONDS
 
 MAX_NAME = 255
-"""Characters of the longest name: the longest host name of DNS (RFC 1035)."""
+"""The maximum length of a name: that of a DNS host name (RFC 1035)."""
 MAX_TEXT = 4096
 MAX_ITEMS = 1 << 20
 MAX_FACTS = 255
 MAX_FINDINGS = 100
 MAX_ANSWER = 1 << 18
-"""Limit of characters in texts about a node and its workers."""
+"""The maximum length of texts about a node and its workers."""
 
 Message = dict[str, Any]
 """A message as a JSON object."""
@@ -39,7 +40,7 @@ Check = Callable[[Any], Any]
 _NO_DEFAULT = _UNFIT = object()
 
 _INT = -1, 1 << 62
-_FLOAT = -1e12, 1e12  # seconds since 1970, and any time between two events
+_FLOAT = -1e12, 1e12  # seconds since 1970, or any duration
 _SECONDS = 0, 1e12
 _CALLS = 0, 1 << 60
 _SIZE = 1, 1 << 20
@@ -116,7 +117,7 @@ _ITEMS = {"lines": 200, "last_lines": 200, "stack": 60, "findings": MAX_FINDINGS
 
 
 class Malformed(ValueError):  # noqa: N818
-    """The input is not valid in the protocol."""
+    """The input does not conform to the protocol."""
 
 
 def decode(text: bytes | str) -> Any:
@@ -132,14 +133,15 @@ def decode(text: bytes | str) -> Any:
 
 
 def message(kinds: Any, value: Message) -> Any:
-    """Return the message in an object from the wire.
+    """Convert an object from the wire into a message.
 
     Args:
         kinds: the union of the accepted message types.
         value: the object.
 
     Raises:
-        Malformed: if no such message, a field is missing, or a value is of the wrong type or size.
+        Malformed: if there is no such message type, a field is missing, or a value has the wrong
+            type or size.
     """
     word = value.get("type")
     kind = _by_word(kinds).get(word) if isinstance(word, str) else None
@@ -149,10 +151,10 @@ def message(kinds: Any, value: Message) -> Any:
 
 
 def record(kind: Any, value: object) -> Any:
-    """Return the record in an object from outside; unknown keys are ignored.
+    """Convert an outside object into a record. Unknown keys are ignored.
 
     Raises:
-        Malformed: if a field without a default is missing, or a value is of the wrong type or size.
+        Malformed: if a field without a default is missing, or a value has the wrong type or size.
     """
     if not isinstance(value, dict):
         raise Malformed(f"{kind.__name__} can't be {_shown(value)}")
@@ -168,12 +170,12 @@ def record(kind: Any, value: object) -> Any:
 
 
 def to_json(record: Any) -> Message:
-    """Return a message as an object for the wire, within the bounds of `message`."""
+    """Convert a message into an object for the wire, within the bounds that `message` checks."""
     return {"type": type(record).__name__.lower(), **plain(record)}
 
 
 def plain(value: Any, field: str = "") -> Any:
-    """Return a value as JSON, within bounds; a record becomes an object of its fields."""
+    """Convert a value to JSON, within bounds. A record becomes an object with its fields."""
     kind = type(value)
     if kind is str:
         return fit(value, field)
@@ -196,7 +198,7 @@ def plain(value: Any, field: str = "") -> Any:
 
 
 def fit(text: str, field: str = "") -> str:
-    """Clean a text and truncate it to the bounds of a field."""
+    """Clean text and truncate it to a field's maximum length."""
     if field not in _EXACT:
         text = printable(text, lines=field in _OF_LINES)
     if field in _NAMES:
@@ -206,7 +208,7 @@ def fit(text: str, field: str = "") -> str:
 
 
 def printable(text: str, *, lines: bool = True) -> str:
-    """Return a text from another machine without characters that could confuse a terminal."""
+    """Return text from another machine without characters that could confuse a terminal."""
     if text.isprintable():
         return text
     kept = "\n\t" if lines else "\t"
@@ -215,7 +217,7 @@ def printable(text: str, *, lines: bool = True) -> str:
 
 @cache
 def _fields(kind: Any) -> list[tuple[str, Check, Any]]:
-    """Return the name, the check and the default of each field of a record."""
+    """Return the name, check and default of each field in a record."""
     return [
         (field, _check(kind, field, annotation), kind._field_defaults.get(field, _NO_DEFAULT))
         for field, annotation in kind.__annotations__.items()
@@ -223,7 +225,7 @@ def _fields(kind: Any) -> list[tuple[str, Check, Any]]:
 
 
 def _check(kind: Any, field: str, annotation: Any) -> Check:
-    """Return the function that turns a value from outside into the one of the field."""
+    """Return a function that converts an outside value into a value of the field."""
     if isinstance(annotation, UnionType):  # only `X | None`
         (some,) = (each for each in annotation.__args__ if each is not type(None))
         check = _check(kind, field, some)
@@ -242,7 +244,7 @@ def _check(kind: Any, field: str, annotation: Any) -> Check:
 
 
 def _converter(kind: Any, field: str, annotation: Any) -> Check:
-    """Return a function that returns the value of the field, or `_UNFIT`."""
+    """Return a function that returns the field's value, or `_UNFIT`."""
     origin = getattr(annotation, "__origin__", None)
     if annotation is bool:
         return lambda value: value if type(value) is bool else _UNFIT

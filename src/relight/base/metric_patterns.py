@@ -1,4 +1,6 @@
-"""The regular expressions of --watch-metric, and the numbers that they find in workers' output."""
+"""Compiles the regular expressions of --watch-metric, and finds their numbers in the workers'
+output.
+"""
 
 import re
 import warnings
@@ -7,20 +9,20 @@ from re import _constants, _parser  # type: ignore[attr-defined]
 from typing import Any
 
 _MOST_NAME = 24
-"""As for the names of `relight.worker.report`."""
+"""The same limit as for names in `relight.worker.report`."""
 _MOST_LINE = 500
-"""Characters of a line that are searched."""
+"""How many characters of a line are searched."""
 
 
 class MetricFinder:
-    """Finds the latest numbers in the output of a worker.
+    """Finds the latest numbers in a worker's output.
 
     Args:
-        patterns: regular expressions. Each has a named group for each number; or one group, whose
-            name is the word before it: `loss` in `loss: ([0-9.]+)`.
+        patterns: regular expressions. Each one has either a named group per number, or a single
+            unnamed group, which is named after the word before it: `loss` in `loss: ([0-9.]+)`.
 
     Raises:
-        ValueError: if one can't be used.
+        ValueError: if an expression can't be used.
     """
 
     def __init__(self, patterns: Sequence[str]) -> None:
@@ -28,8 +30,8 @@ class MetricFinder:
         self.names = {name for _, groups in self._patterns for name in groups}
 
     def find(self, output: str) -> dict[str, float]:
-        """Return the last number of each name. One at the very end may be unfinished and does not
-        count.
+        """Return the last number for each name. A number at the very end of the output may be
+        incomplete and is ignored.
         """
         found: dict[str, float] = {}
         for line in reversed(output.splitlines(keepends=True)):
@@ -52,11 +54,11 @@ def _number(name: str, text: str | None) -> Iterator[tuple[str, float]]:
     try:
         yield name, float((text or "").rstrip(".,;"))
     except ValueError:
-        return  # this line has something else there
+        return  # this line has something else in that place
 
 
 def _compiled(text: str) -> tuple[re.Pattern[str], dict[str, int | str]]:
-    """Return a pattern, and its groups by the names of their numbers.
+    """Return a compiled pattern, and its groups by the names of their numbers.
 
     Raises:
         ValueError: if it can't be used.
@@ -82,7 +84,7 @@ def _compiled(text: str) -> tuple[re.Pattern[str], dict[str, int | str]]:
 
 
 def _word_before_group(text: str) -> str:
-    """Return the last word before the only group, without what stands for other characters."""
+    """Return the last literal word before the only group."""
     plain = re.sub(r"\\.|\[[^\]]*\]|\{[\d,]*\}", " ", text)
     words = re.findall(r"[^\W\d](?:[\w/-]*\w)?", plain[: re.search(r"\((?!\?)", plain).start()])  # type: ignore[union-attr]
     if not words:
@@ -91,8 +93,8 @@ def _word_before_group(text: str) -> str:
 
 
 def _repeats_repeats(text: str) -> bool:
-    """Return whether an unlimited repeat contains another one: the time to find no match may then
-    be exponential in the length of a line, and the agent would do nothing else.
+    """Return whether an unlimited repeat contains another one. Failing to match may then take time
+    that is exponential in the length of a line, which would block the agent.
     """
     repeats = (_constants.MAX_REPEAT, _constants.MIN_REPEAT)
 

@@ -15,7 +15,9 @@ T = TypeVar("T")
 
 
 def find(*groups: str) -> "dict[str, EntryPoint]":
-    """Return the entry points of groups by name; the first of a name counts."""
+    """Return the entry points in these groups by name; if a name occurs several times, the first
+    one counts.
+    """
     from importlib.metadata import entry_points  # 14 ms
 
     found: dict[str, EntryPoint] = {}
@@ -26,19 +28,19 @@ def find(*groups: str) -> "dict[str, EntryPoint]":
 
 
 def loaded(what: str, load: Callable[[], T]) -> T:
-    """Return what `load` returns.
+    """Return the result of `load`.
 
     Raises:
-        UsageError: if it raised an exception: `what` does not load.
+        UsageError: if `load` raised an exception; the message says that `what` does not load.
     """
     try:
         return load()
-    except Exception as error:  # of another package
+    except Exception as error:  # another package may raise anything
         raise UsageError(f"can't load {what}: {one_line(error)}") from None
 
 
 def one_line(error: BaseException) -> str:
-    """Return an exception of another package in one line that is harmless on a terminal."""
+    """Format another package's exception as one line that is safe to print on a terminal."""
     text = error.msg if isinstance(error, SyntaxError) else str(error)
     name = type(error).__name__
     return printable(" ".join(f"{name}: {text}".split()) if text else name, lines=False)

@@ -1,7 +1,7 @@
-"""Hides values that look like secrets in the records and the output of a job.
+"""Hides values that look like secrets in a job's records and output.
 
-A variable or a flag counts as a secret because of its name, a token of a well-known service because
-of its prefix; false positives do little harm.
+A variable or flag is considered secret because of its name, and a token of a well-known service
+because of its prefix. False positives do little harm.
 """
 
 import re
@@ -20,11 +20,11 @@ _WORD = (
     rf")(?:[_.-]{_PART}+)?"
     rf"|{_PART}(?:conn(?:ection)?[_-]?str(?:ing)?s?|webhook{_PART}|pwd)"
     rf"|(?:{_PART}[_.-])?(?:(?:pg|my|db)?pass|pat|creds?|dsn)"
-    rf"|[A-Za-z0-9]{_PART}(?<!public)[_-]key|(?-i:KEY))"  # `--key` is what to sort by
+    rf"|[A-Za-z0-9]{_PART}(?<!public)[_-]key|(?-i:KEY))"  # `--key` usually means a sort key
 )
 _QUOTED = r"'[^']*'|\"[^\"]*\""
 _UP_TO_NEXT = r"(?:[^,;\s]|[,;](?![\w.-]+=))*"
-# Python keeps what it compiles: only who redacts waits for it (10 ms).
+# Python caches the compiled pattern, so only code that redacts waits for it (10 ms).
 _NAME = f"(?i){_WORD}"
 _ASSIGNED = rf"(?i)(?<![A-Za-z0-9_.-])((?:--?)?{_WORD}=)({_QUOTED}|{_UP_TO_NEXT})"
 _FOLLOWED = rf"(?i)(?<!\S)(--?{_WORD}\s+)({_QUOTED}|[^-\s]\S*)"
@@ -37,7 +37,7 @@ _LOGIN = rf"(?<!\S)(-p\s+)({_QUOTED}|[^-\s]\S*)"
 _PORTS = r"[\d.:/]+(?:tcp|udp)?"
 _ANOTHER_P = {"mkdir", "cp", "tar", "ps", "read", "pytest", "srun", "sbatch", "salloc", "squeue",
               "sinfo", "sacct", "scontrol", "unzip", "nc", "patch", "git"}  # fmt: skip
-"""Programs whose -p is not a password but, for example, a partition, parents, a patch."""
+"""Programs whose -p does not mean a password but, for example, a partition, parents, or a patch."""
 _USER = r"(?<!\S)((?:--user[=\s]\s*|-u\s+)[^\W\d][^:\s]*:)([^\s/]\S*)"
 _SERVICE_KEY = (
     r"(?<![\w-])(?:hf_[A-Za-z0-9]{20,}|gh[oprsu]_[A-Za-z0-9]{20,}|github_pat_\w{20,}"
@@ -47,7 +47,7 @@ _SERVICE_KEY = (
 )
 _URL = r"(://[^/\s:@]*):[^/\s@]+@"
 
-# Variables that show how a job was started, and nothing private about its owner.
+# Variables that show how a job was started, but nothing private about its owner.
 _RECORDED = ("CUDA_", "NCCL_", "TORCH", "RELIGHT_", "PET_", "OMP_", "MKL_", "SLURM_", "PYTHON",
              "GLOO_", "UCX_", "FI_", "HSA_", "ROCR_", "HIP_", "LD_", "CONDA_", "VIRTUAL_ENV",
              "PATH", "LANG", "LC_", "HOSTNAME", "USER", "PWD", "SHELL", "LOGLEVEL",
@@ -55,7 +55,7 @@ _RECORDED = ("CUDA_", "NCCL_", "TORCH", "RELIGHT_", "PET_", "OMP_", "MKL_", "SLU
 
 
 def is_secret(name: str) -> bool:
-    """Return whether a variable or a flag of this name holds a secret."""
+    """Return whether a variable or flag with this name holds a secret."""
     return re.fullmatch(_NAME, name.lstrip("-")) is not None
 
 
@@ -70,13 +70,13 @@ def _shown(name: str, value: str) -> str:
 
 
 def of_environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of the submitting process that are recorded, without secrets."""
+    """Return the submitting process's variables to be recorded, with secrets hidden."""
     return redact_env({n: v for n, v in sorted(variables.items()) if n.startswith(_RECORDED)})
 
 
 def redact_text(text: str) -> str:
-    """Redact a text: values in `NAME=value`, `--name value` and `Name: value` with a secret's name,
-    and passwords in URLs and after `--user NAME:`.
+    """Redact secrets in text: values in `NAME=value`, `--name value` and `Name: value` if the name
+    is that of a secret, and passwords in URLs and after `--user NAME:`.
     """
     text = re.sub(_SERVICE_KEY, HIDDEN, text)
     text = re.sub(_JSON, _hidden_in_json, text)
@@ -122,10 +122,11 @@ def _hidden_login(match: re.Match[str]) -> str:
 
 
 def _is_login(before: str, value: str) -> bool:
-    """Return whether the value after `-p` is a password, as for `docker login`, `sshpass`, `mysql`.
+    """Return whether the value after `-p` is a password, as it is for `docker login`, `sshpass` and
+    `mysql`.
 
-    It is treated as one unless it is a number, a port or a mapping of ports, or the command's `-p`
-    is known to have another meaning.
+    It is treated as one unless it is a number, a port or a port mapping, or the command's `-p` is
+    known to have a different meaning.
     """
     command = re.split(r"[;|&\n(]", before)[-1].split()
     if re.fullmatch(_PORTS, value) or is_number(value):
@@ -134,7 +135,9 @@ def _is_login(before: str, value: str) -> bool:
 
 
 def _is_other(name: str, value: str) -> bool:
-    """Return whether this is a number of tokens, as for language models, or a working directory."""
+    """Return whether a value is a token count, as used for language models, or a working
+    directory.
+    """
     name = name.rstrip("= :").lower()
     if name.endswith("tokens"):
         return value.isdecimal()
@@ -142,7 +145,7 @@ def _is_other(name: str, value: str) -> bool:
 
 
 def redact_value(value: Any) -> Any:
-    """Return a value of JSON with secrets hidden in all its strings."""
+    """Return a JSON value with the secrets in all its strings hidden."""
     if isinstance(value, Mapping):
         return {
             name: HIDDEN

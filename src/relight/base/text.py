@@ -1,24 +1,26 @@
-"""Text: lines of what comes in pieces; times, counts, lists of hosts and ranks, and spelling
-suggestions for people.
+"""Text utilities: splitting incoming data into lines; formatting times, counts, and lists of hosts
+and ranks; and spelling suggestions.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 
 
 class LineBuffer:
-    """Splits what comes in pieces into lines; `rest` is the one that has no end yet."""
+    """Splits data that arrives in pieces into lines. `rest` is the line that is still
+    incomplete.
+    """
 
     def __init__(self) -> None:
         self.rest = b""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the lines that a piece completes, without their ends."""
+        """Return the lines that this piece completes, without line ends."""
         *lines, self.rest = (self.rest + data).split(b"\n")
         return lines
 
 
 def split_lines(pieces: Iterable[bytes]) -> Iterator[str]:
-    """Yield the lines of what comes in pieces, and a last one without its end."""
+    """Yield the lines of data that arrives in pieces, including an incomplete last line."""
     buffer = LineBuffer()
     for piece in pieces:
         for line in buffer.feed(piece):
@@ -28,20 +30,22 @@ def split_lines(pieces: Iterable[bytes]) -> Iterator[str]:
 
 
 def last_line(text: str) -> str:
-    """Return the last line that is not blank, without white space around it; else an empty text."""
+    """Return the last line that is not blank, without surrounding white space; empty if there is
+    none.
+    """
     lines = text.strip().splitlines()
     return lines[-1].strip() if lines else ""
 
 
 def format_names(hosts: Sequence[str]) -> str:
-    """Return the names of hosts, shortened if there are many."""
+    """Return host names as a list, shortened if there are many."""
     shown = ", ".join(hosts[:8])
     return f"{shown} and {len(hosts) - 8} more" if len(hosts) > 8 else shown
 
 
 def format_duration(seconds: float, digits: int = 0) -> str:
-    """Return a time as `45 s`, `10 min`, `9 min 12 s` or `3 h 5 min`; times below a minute have
-    `digits` decimals.
+    """Format a duration as `45 s`, `10 min`, `9 min 12 s` or `3 h 5 min`. Durations below one
+    minute have `digits` decimals.
     """
     if round(seconds, digits) < 60:
         return f"{max(0.0, seconds):.{digits}f} s"
@@ -72,7 +76,7 @@ def _ranges(ranks: Iterable[int]) -> str:
 
 
 def format_size(size: float) -> str:
-    """Return a number of bytes as `512 bytes`, `64 MiB` or `1.57 GiB`."""
+    """Format a number of bytes as `512 bytes`, `64 MiB` or `1.57 GiB`."""
     unit = "bytes"
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if size < 1024 or unit == "GiB":
@@ -87,18 +91,18 @@ def pluralize(number: int, word: str) -> str:
 
 
 def closest_match(word: str, known: "list[str] | tuple[str, ...]", *, cutoff: float = 0.6) -> str:
-    """Return the entry of `known` that is most similar to `word`, or an empty string.
+    """Return the entry in `known` that is most similar to `word`, or an empty string.
 
-    `cutoff` is the least similarity, from 0 to 1 (difflib).
+    `cutoff` is the minimum similarity, from 0 to 1 (difflib).
     """
-    import difflib  # only on the way to an error message
+    import difflib  # only needed for error messages
 
     matches = difflib.get_close_matches(word, known, n=1, cutoff=cutoff)
     return matches[0] if matches else ""
 
 
 def did_you_mean(word: str, known: Iterable[str], otherwise: str = "") -> str:
-    """Return a hint with the entry of `known` that is most similar to `word`, or `otherwise` if
+    """Return a hint with the entry in `known` that is most similar to `word`, or `otherwise` if
     none is similar.
     """
     meant = closest_match(word, list(known))

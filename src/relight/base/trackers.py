@@ -1,24 +1,24 @@
-"""The variables that name the trackers of a job; names and meanings are TorchX's (0.7)."""
+"""The variables that name a job's trackers. Their names and meanings are those of TorchX (0.7)."""
 
 import re
 from collections.abc import Mapping
 
 JOB_ID, TRACKERS = "TORCHX_JOB_ID", "TORCHX_TRACKERS"
 SESSION = "torchx"
-"""The session in TORCHX_JOB_ID where relight's handles have their own default."""
+"""The session in TORCHX_JOB_ID for which relight's handles have a default of their own."""
 _FUNCTION = re.compile(r"\w+(\.\w+)*:\w+")
 
 
 def config_variable(name: str) -> str:
-    """Return the variable with the configuration of a tracker."""
+    """Return the name of the variable that holds a tracker's configuration."""
     return f"TORCHX_TRACKER_{name.upper()}_CONFIG"
 
 
 def variables(configs: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables for trackers and their configurations, empty for none.
+    """Return the variables for trackers and their configurations; empty if there are no trackers.
 
     Raises:
-        ValueError: if a name can't be part of a variable's name.
+        ValueError: if a tracker's name can't be part of a variable name.
     """
     found = {TRACKERS: ",".join(configs)} if configs else {}
     for name, config in configs.items():

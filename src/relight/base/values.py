@@ -1,6 +1,6 @@
-"""Parsers for the values of single flags. No I/O.
+"""Parsers for the values of individual flags. No I/O.
 
-Every `parse_…` takes the text of one flag and raises ValueError with the expected form.
+Each `parse_…` takes the text of one flag, and raises a ValueError that describes the expected form.
 """
 
 import os
@@ -12,24 +12,26 @@ from relight.base.errors import exit_code_of_signal
 from relight.base.text import closest_match
 
 STDOUT, STDERR = 1, 2
-"""The streams of a worker as bits, as in `--redirects` and `--tee`: 3 is both."""
+"""A worker's output streams as bits, as in `--redirects` and `--tee`; 3 means both."""
 
 MOST_SECONDS = 2e6
-"""23 days; epoll can't wait much longer."""
+"""23 days. epoll can't wait much longer."""
 MOST_NODES = MOST_WORKERS = 1_000_000
 _MOST_DIGITS = 18
 KEEP_WARM_S = 1800.0
 MOST_NAME = 60
-"""Characters of the name of a job."""
+"""The maximum length of a job name."""
 NO_LIMIT = -1
-"""Stands for a limit that the machine does not have."""
+"""Represents a missing limit."""
 AUTO = "auto"
-"""The modules of --preload are those that the script imports."""
+"""Means that --preload imports the modules that the script imports."""
 BACKGROUND = "background"
-"""As AUTO, but for restarts only: no worker waits for the imports, or starts beside them."""
+"""Like AUTO, but for restarts only: no worker waits for the imports, or starts while they are
+running.
+"""
 
-STATUS_TOKEN = "RELIGHT_STATUS_TOKEN"  # noqa: S105  # a name
-"""The variable with the token of status pages; without it, each page makes one for itself."""
+STATUS_TOKEN = "RELIGHT_STATUS_TOKEN"  # noqa: S105  # not a secret, only a name
+"""The variable with the token for status pages. If it is unset, each page generates its own."""
 _LEAST_TOKEN = 16
 _TOKEN_LETTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._~+/-")
 _PUBLIC = "public"
@@ -38,7 +40,7 @@ BACKENDS = ("static", "c10d", "etcd", "etcd-v2", "file")
 
 
 class Nodes(NamedTuple):
-    """Minimum and maximum number of nodes; equal for a job of fixed size."""
+    """Minimum and maximum number of nodes. They are equal for a fixed-size job."""
 
     min_nodes: int
     max_nodes: int
@@ -49,7 +51,9 @@ class Nodes(NamedTuple):
 
 
 class RankOrder(NamedTuple):
-    """The order of nodes: by host name or number, or `by_topology`, of which a `file` may tell."""
+    """The order of nodes: by host name or number, or `by_topology`, optionally read from a
+    `file`.
+    """
 
     by_topology: bool = False
     file: str = ""
@@ -59,8 +63,8 @@ class RankOrder(NamedTuple):
 
 
 class KeepWarm(NamedTuple):
-    """Lifetime of a warm process after its job: until it has been idle for `stays_s` seconds, and
-    no longer than the process `until` (0 for none).
+    """How long a warm process stays after its job: until it has been idle for `stays_s` seconds,
+    and no longer than the process `until` exists (0: no such process).
     """
 
     stays_s: float
@@ -68,8 +72,8 @@ class KeepWarm(NamedTuple):
 
 
 class RestartBudget(NamedTuple):
-    """The restart limit: per job, or within `window_s` seconds. `per` is that time as the user
-    wrote it, such as `/1h`.
+    """The restart limit, either per job or within `window_s` seconds. `per` is that time as written
+    by the user, such as `/1h`.
     """
 
     most: int
@@ -81,15 +85,15 @@ class RestartBudget(NamedTuple):
 
 
 class BadNodesDirectory(NamedTuple):
-    """Where bad nodes are remembered, and for how many seconds."""
+    """The directory in which bad nodes are recorded, and for how many seconds."""
 
     path: str
     expiry_s: float
 
 
 class HangTimeout(NamedTuple):
-    """Limits of hang detection: `idle_s` seconds of complete idleness, or `silent_s` seconds of CPU
-    time only. `adapts`: `idle_s` grows with the pauses of the job.
+    """Limits for hang detection: `idle_s` seconds without any activity, or `silent_s` seconds with
+    CPU usage only. If `adapts`, `idle_s` grows with the pauses that the job makes.
     """
 
     idle_s: float
@@ -98,21 +102,21 @@ class HangTimeout(NamedTuple):
 
 
 class BuiltinCheck(NamedTuple):
-    """A built-in check; `least` is in bytes, 0 if not applicable."""
+    """A built-in check. `least` is in bytes, or 0 if not applicable."""
 
     name: str
     least: int
 
 
 class HealthCheck(NamedTuple):
-    """Checks before a node's workers start: a shell command, or built-in ones."""
+    """Checks that run before a node's workers start: a shell command, or built-in checks."""
 
     command: str
     names: tuple[BuiltinCheck, ...] = ()
 
     @property
     def of_network(self) -> bool:
-        """Whether the nodes try to reach each other."""
+        """Whether the nodes check that they can reach each other."""
         return any(each.name == NETWORK for each in self.names)
 
 
@@ -124,8 +128,8 @@ class PreemptionSource(NamedTuple):
 
 
 class Endpoint(NamedTuple):
-    """The address at which nodes meet. `port` may be None; `others` are additional hosts that may
-    take over. A text with a slash is kept unchanged, as `host`.
+    """The address at which nodes find each other. `port` may be None; `others` are additional hosts
+    that may take over. Text with a slash is kept unchanged in `host`.
     """
 
     host: str
@@ -139,7 +143,7 @@ class Endpoint(NamedTuple):
 
 
 class PageAddress(NamedTuple):
-    """The address of a status page; `is_public`: whether it can be read without a token."""
+    """The address of a status page. `is_public` means that it can be read without a token."""
 
     endpoint: Endpoint
     is_public: bool = False
@@ -149,22 +153,22 @@ class PageAddress(NamedTuple):
 
 
 class StreamChoice(NamedTuple):
-    """A selection of streams: a default, and exceptions by local rank."""
+    """A choice of output streams: a default, and exceptions by local rank."""
 
     default: int
     by_rank: tuple[tuple[int, int], ...] = ()
 
     def of(self, local_rank: int) -> int:
-        """Return the bits for one worker: 0, STDOUT, STDERR or both."""
+        """Return a worker's streams as bits: 0, STDOUT, STDERR or both."""
         return dict(self.by_rank).get(local_rank, self.default)
 
     def any(self) -> bool:
-        """Return whether a stream of any worker is chosen."""
+        """Return whether any stream is chosen for any worker."""
         return bool(self.default) or any(bits for _, bits in self.by_rank)
 
 
 def parse_nodes(text: str) -> Nodes:
-    """Parse `N` or `MIN:MAX` nodes."""
+    """Parse a number of nodes: `N` or `MIN:MAX`."""
     parts = text.split(":")
     if len(parts) > 2:
         raise ValueError("expected N or MIN:MAX, such as 4 or 2:8")
@@ -185,7 +189,7 @@ NPROC_WORDS = ("auto", "cpu", "gpu", "xpu")
 
 
 def parse_nproc(text: str) -> str:
-    """Parse a number of workers, or a word that is resolved later, on the machine."""
+    """Parse a number of workers, or a word that is resolved later, on the node itself."""
     if text in NPROC_WORDS:
         return text
     try:
@@ -202,8 +206,9 @@ def parse_nproc(text: str) -> str:
 
 
 def parse_endpoint(text: str) -> Endpoint:
-    """Parse `HOST`, `HOST:PORT`, `[V6]` or `[V6]:PORT`, or several of them separated by commas. An
-    empty text is this machine. A text with a slash is a path, or has a meaning for the backend.
+    """Parse `HOST`, `HOST:PORT`, `[V6]`, `[V6]:PORT`, or several of them separated by commas. Empty
+    text means this machine. Text with a slash is a path, or has a meaning that depends on the
+    backend.
     """
     if "/" in text:
         return Endpoint(text, None)
@@ -235,9 +240,9 @@ def _parse_one_endpoint(text: str) -> Endpoint:
 
 
 def parse_page(text: str) -> PageAddress:
-    """Parse `PORT`, `HOST:PORT` or `[V6]:PORT` of a page on this machine, with `,public` for one
-    that all may read; `public` alone has any free port. Without a host, only this machine can
-    connect.
+    """Parse the address of a status page on this machine: `PORT`, `HOST:PORT` or `[V6]:PORT`,
+    followed by `,public` if anyone may read it. `public` alone uses any free port. Without a host,
+    only this machine can connect.
     """
     where, comma, word = text.partition(",")
     if text == _PUBLIC:
@@ -252,8 +257,8 @@ def parse_page(text: str) -> PageAddress:
 
 
 def parse_status_token(text: str) -> str:
-    """Parse the token of status pages: one that a header can carry (RFC 6750, 2.1), and that nobody
-    guesses.
+    """Parse the token for status pages. It must be valid in an HTTP header (RFC 6750, 2.1) and hard
+    to guess.
     """
     if len(text) < _LEAST_TOKEN or not set(text.rstrip("=")) <= _TOKEN_LETTERS:
         raise ValueError(
@@ -264,7 +269,7 @@ def parse_status_token(text: str) -> str:
 
 
 def parse_host(text: str) -> str:
-    """Parse the name or address of a host, an IPv6 address also in brackets; an empty text is the
+    """Parse a host name or address. An IPv6 address may be in brackets; empty text means the
     default.
     """
     if text[:1] == "[" and text[-1:] == "]" and ":" in text:
@@ -275,12 +280,12 @@ def parse_host(text: str) -> str:
 
 
 EVENT_HANDLERS = ("null", "console", "dynamic_rendezvous")
-"""torch's names (torch 2.13, elastic/events/handlers.py); the last is another null there."""
+"""torch's names (torch 2.13, elastic/events/handlers.py). There, the last one also does nothing."""
 
 
 def parse_event_handler(text: str) -> str:
-    """Parse the name of an event handler; `output/event_handler` checks later whether a plug-in of
-    that name exists.
+    """Parse the name of an event handler. `output/event_handler` checks later whether there is a
+    plug-in with that name.
     """
     if not text or any(c.isspace() or c in "/=," for c in text):
         raise ValueError(_not_one_of(text or "''", EVENT_HANDLERS))
@@ -288,8 +293,8 @@ def parse_event_handler(text: str) -> str:
 
 
 def parse_backend(text: str) -> str:
-    """Parse the name of a rendezvous backend; `rendezvous/backends` checks later whether a plug-in
-    of that name exists.
+    """Parse the name of a rendezvous backend. `rendezvous/backends` checks later whether there is a
+    plug-in with that name.
     """
     if not text or any(c.isspace() or c in "/=," for c in text):
         raise ValueError(_not_one_of(text or "''", BACKENDS))
@@ -297,7 +302,7 @@ def parse_backend(text: str) -> str:
 
 
 def parse_port(text: str) -> int:
-    """Parse a TCP port; 0 means any free one."""
+    """Parse a TCP port; 0 means any free port."""
     try:
         port = int(text)
     except ValueError:
@@ -309,7 +314,7 @@ def parse_port(text: str) -> int:
 
 
 def parse_port_range(text: str) -> range:
-    """Parse `PORT` or `FIRST-LAST`, both included."""
+    """Parse `PORT` or `FIRST-LAST`; both ends are included."""
     first, dash, last = text.strip().partition("-")
     ports = range(parse_port(first), parse_port(last if dash else first) + 1)
     if not ports or 0 in ports:
@@ -318,7 +323,9 @@ def parse_port_range(text: str) -> range:
 
 
 def parse_conf(text: str) -> tuple[tuple[str, str], ...]:
-    """Parse `KEY=VALUE,KEY=VALUE`; drop quotes around all of it that a shell has left."""
+    """Parse `KEY=VALUE,KEY=VALUE`. Quotes around the whole text, which a shell may have left, are
+    dropped.
+    """
     text = text.strip()
     if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
         text = text[1:-1]
@@ -358,7 +365,7 @@ def parse_ranks(text: str) -> tuple[int, ...]:
 
 
 def parse_filters(text: str) -> tuple[str, ...]:
-    """Parse comma-separated search texts; a double comma is a literal comma."""
+    """Parse comma-separated search strings; a double comma is a literal comma."""
     parts = text.replace(",,", "\0").split(",")
     return tuple(part.replace("\0", ",") for part in parts if part)
 
@@ -378,7 +385,7 @@ def parse_signals(text: str) -> tuple[int, ...]:
 
 
 def parse_exit_codes(text: str) -> tuple[int, ...]:
-    """Parse exit codes and names of signals, such as `2,SIGXCPU`; signal n is exit code 128 + n."""
+    """Parse exit codes and signal names, such as `2,SIGXCPU`. Signal n is exit code 128 + n."""
     names = [each.name for each in signal.Signals]
     codes = []
     for part in (part.strip() for part in text.split(",")) if text else []:
@@ -394,7 +401,7 @@ def parse_exit_codes(text: str) -> tuple[int, ...]:
 
 
 def parse_notice(text: str) -> PreemptionSource:
-    """Parse where the notice of a preemption comes from: signals, or the path of a file."""
+    """Parse the source of preemption notices: signals, or the path of a file."""
     if not text:
         raise ValueError("expected a signal such as SIGUSR1, or a file")
     is_signal = text.isupper() and "/" not in text
@@ -402,7 +409,9 @@ def parse_notice(text: str) -> PreemptionSource:
 
 
 def parse_hang_timeout(text: str) -> HangTimeout | None:
-    """Parse `off`, `auto` (5 minutes idle, 30 in which only CPU time is used), or seconds."""
+    """Parse `off`, `auto` (5 minutes idle, or 30 minutes with CPU usage only), or a number of
+    seconds.
+    """
     word = text.strip().lower()
     if word in ("", "off"):
         return None
@@ -418,11 +427,11 @@ def parse_hang_timeout(text: str) -> HangTimeout | None:
 
 
 SLOW_RANKS_S = 120.0
-"""Over which time ranks are compared if the user does not say."""
+"""The default length of the window over which ranks are compared."""
 
 
 def parse_slow_ranks(text: str) -> float | None:
-    """Parse `off`, `on` (120 seconds), or seconds."""
+    """Parse `off`, `on` (120 seconds), or a number of seconds."""
     word = text.strip().lower()
     if word in ("", "off"):
         return None
@@ -439,15 +448,15 @@ def parse_slow_ranks(text: str) -> float | None:
 
 NETWORK = "network"
 CHECKS = {"disk": 1 << 30, "memory": 1 << 30, "shm": 32 << 20, "gpu": 0, NETWORK: 0}
-"""The checks by name, with the least bytes that are free, where that has a meaning."""
+"""The checks by name, with the minimum number of free bytes if applicable."""
 _UNITS_OF_SIZE = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 def parse_name(text: str) -> str:
-    """Validate the name of a job: letters, digits, `_`, `.` and `-`, as in file and host names.
+    """Validate a job name: letters, digits, `_`, `.` and `-`, as in file and host names.
 
     Raises:
-        ValueError: if it has other characters, or is too long.
+        ValueError: if it contains other characters or is too long.
     """
     plain = text.replace(".", "_").replace("-", "_")
     if not (text.isascii() and f"_{plain}".isidentifier() and text[:1] not in ("", ".", "-")):
@@ -460,7 +469,7 @@ def parse_name(text: str) -> str:
 
 
 def parse_health_check(text: str) -> HealthCheck | None:
-    """Parse names of checks, such as `disk=10G,gpu`, or a command with a space or a slash."""
+    """Parse check names, such as `disk=10G,gpu`, or a command, which has a space or a slash."""
     text = text.strip()
     if not text or text == "off":
         return None
@@ -489,7 +498,7 @@ def _check_by_name(text: str) -> BuiltinCheck:
 
 
 def parse_preload(text: str) -> tuple[str, ...]:
-    """Parse `off`, `auto`, `background`, or modules separated by commas; empty means off."""
+    """Parse `off`, `auto`, `background`, or comma-separated modules; empty means off."""
     word = text.lower()
     if word in ("", "off"):
         return ()
@@ -532,7 +541,7 @@ def parse_keep_warm(text: str) -> KeepWarm | None:
 
 
 def parse_grace(text: str) -> float:
-    """Parse a time in seconds that may be 0."""
+    """Parse a time in seconds; 0 is allowed."""
     seconds = _number(text)
     if seconds < 0:
         raise ValueError("the time can't be negative")
@@ -540,7 +549,7 @@ def parse_grace(text: str) -> float:
 
 
 def parse_interval(text: str) -> float:
-    """Parse a time in seconds above 0."""
+    """Parse a time in seconds greater than 0."""
     seconds = _number(text)
     if seconds <= 0:
         raise ValueError("the interval must be above 0")
@@ -548,7 +557,7 @@ def parse_interval(text: str) -> float:
 
 
 def parse_count(text: str) -> int:
-    """Parse a whole number that may be 0."""
+    """Parse an integer that is 0 or greater."""
     try:
         count = int(text)
     except ValueError:
@@ -567,7 +576,7 @@ def parse_rank_order(text: str) -> RankOrder:
 
 
 def parse_segment(text: str) -> int:
-    """Parse the number of nodes of a segment."""
+    """Parse the number of nodes in a segment."""
     count = parse_count(text)
     if count < 1:
         raise ValueError("there must be at least 1 node in a segment")
@@ -579,7 +588,7 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def parse_restarts(text: str) -> RestartBudget:
-    """Parse `N`, or `N/TIME` where TIME is like `1h`, `30m`, `2d` or `90s`."""
+    """Parse `N`, or `N/TIME`, where TIME is written like `1h`, `30m`, `2d` or `90s`."""
     count, slash, time = text.partition("/")
     if not slash:
         return RestartBudget(parse_count(text))
@@ -592,7 +601,7 @@ def parse_restarts(text: str) -> RestartBudget:
 
 
 def parse_bad_nodes(text: str) -> BadNodesDirectory | None:
-    """Parse `DIR`, or `DIR,TIME` where TIME is like `7d`; empty or `off` means none."""
+    """Parse `DIR`, or `DIR,TIME`, where TIME is written like `7d`; empty or `off` means none."""
     if text in ("", "off"):
         return None
     path, comma, time = text.partition(",")
@@ -605,7 +614,7 @@ def parse_bad_nodes(text: str) -> BadNodesDirectory | None:
 
 
 def _time_s(text: str) -> float | None:
-    """Return the seconds of `90s`, `30m`, `1h`, `2d` or `h`; None for other texts."""
+    """Return the number of seconds in `90s`, `30m`, `1h`, `2d` or `h`; None for other text."""
     unit, number = _UNITS.get(text[-1:]), text[:-1] or "1"
     if unit is None or not (number.isascii() and number.isdecimal() and len(number) < 10):
         return None
@@ -613,15 +622,17 @@ def _time_s(text: str) -> float | None:
 
 
 def parse_pattern(text: str) -> str:
-    """Parse the pattern of paths; it becomes absolute, as it belongs to this directory."""
+    """Parse a path pattern. It is made absolute, because it is relative to the current
+    directory.
+    """
     if "\0" in text:
         raise ValueError("a path can't contain a null character")
     return os.path.abspath(text) if text else ""
 
 
 def parse_metrics(text: str) -> tuple[str, ...]:
-    """Parse regular expressions that find numbers in lines, one a line."""
-    from relight.base.metric_patterns import MetricFinder  # only with the flag, as re takes 5 ms
+    """Parse regular expressions that find numbers in lines, one expression per line."""
+    from relight.base.metric_patterns import MetricFinder  # only with the flag: re takes 5 ms
 
     patterns = tuple(filter(None, text.split("\n")))
     MetricFinder(patterns)
@@ -629,7 +640,7 @@ def parse_metrics(text: str) -> tuple[str, ...]:
 
 
 def parse_trackers(text: str) -> tuple[tuple[str, str], ...]:
-    """Parse trackers, one a line: a name, or a name and its configuration."""
+    """Parse trackers, one per line: a name, or a name and its configuration."""
     from relight.base import trackers  # only with the flag
 
     named = (line.partition("=") for line in filter(None, text.split("\n")))
@@ -667,14 +678,14 @@ def _not_one_of(word: str, known: "tuple[str, ...] | list[str]") -> str:
 
 
 def whole(text: str) -> int | None:
-    """Return the number that a text of at most 18 ASCII digits is; None for any other text, such as
-    `²` and what `int` refuses for its length.
+    """Return the number represented by at most 18 ASCII digits; None for any other text, such as
+    `²` or text that is too long for `int`.
     """
     return int(text) if text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS else None
 
 
 def is_number(text: str) -> bool:
-    """Return whether Python's float accepts a text."""
+    """Return whether Python's `float` accepts this text."""
     try:
         float(text)
     except ValueError:

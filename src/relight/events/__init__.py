@@ -1,12 +1,13 @@
 """The events of a job, for `--event-log`, `relight events`, handlers and metrics.
 
-`event_types` has one small immutable type per event; `event_text` has their texts, `event_schema`
-the documentation of their fields (source of docs/events.md), and `event_lines` reads and filters
-the lines of a log.
+`event_types` has one small immutable type per event. `event_text` has their descriptions,
+`event_schema` has the documentation of their fields (the source for docs/events.md), and
+`event_lines` reads and filters the lines of a log.
 
 Users import the types from here.
 
-A new event: a type, its words, its schema; the code that knows of it calls `Journal.record`.
+A new event needs a type, a description and a schema entry. The code that detects it calls
+`Journal.record`.
 """
 
 from relight.events.event_types import (

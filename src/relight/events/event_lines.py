@@ -1,5 +1,5 @@
-"""Parses, filters and formats lines of the event log. They come from a file or from an agent,
-possibly of another version of relight.
+"""Parses, filters and formats lines from the event log. The lines come from a file or from an
+agent, which may run another version of relight.
 """
 
 import json
@@ -11,15 +11,15 @@ from relight.events.event_text import describe
 from relight.events.event_types import Readable
 
 _KEYS = {"v", "n", "t", "time", "event"}
-"""The keys of a line that do not belong to its event."""
+"""The keys of a line that are not fields of its event."""
 _MOST_SHOWN = 300
 INTERNAL = frozenset({"StateChanged", "GroupBegan", "GroupStep"})
-"""Events of relight's own state machines, which people see only if they ask for them."""
+"""Events from relight's own state machines. People see them only on request."""
 
 
 class Line(NamedTuple):
-    """One line: the event's name and fields, and when it was, in seconds since 1970 (`time`) and on
-    the machine's monotonic clock (`t`).
+    """A line of the log: the event's name and fields, and its time in seconds since 1970 (`time`)
+    and on the machine's monotonic clock (`t`).
     """
 
     version: int
@@ -31,7 +31,7 @@ class Line(NamedTuple):
 
 
 def read(text: str) -> Line | None:
-    """Parse a line of an event log; None if it is malformed."""
+    """Parse a line of an event log; return None if it is malformed."""
     try:
         found = fields.decode(text)
         version, name = found.get("v", event_types.SCHEMA), found["event"]
@@ -44,8 +44,8 @@ def read(text: str) -> Line | None:
 
 
 def event_of(line: Line) -> event_types.Event | None:
-    """Return the event of a line; None if this version of relight does not know it."""
-    match line.name, line.fields:  # core/group/group_replay reads their content
+    """Parse a line into an event; return None if this version of relight does not know it."""
+    match line.name, line.fields:  # core/group/group_replay reads what these contain
         case "GroupBegan", {"job": str(job), "origin": str(origin), "settings": dict(settings)}:
             return event_types.GroupBegan(job, origin, settings)
         case "GroupStep", {"job": str(job), "input": dict(found), "effects": list(effects)}:
@@ -60,7 +60,7 @@ def event_of(line: Line) -> event_types.Event | None:
 
 
 def shown(line: Line) -> str:
-    """Return an event for people, without its time."""
+    """Describe an event for people, without its time."""
     event = event_of(line)
     if event is not None:
         text = describe(event)
@@ -72,21 +72,21 @@ def shown(line: Line) -> str:
 
 
 class Selection:
-    """A filter for the lines of one log.
+    """Filters the lines of a single log.
 
     Args:
         names: event names; empty for all.
         since: seconds since 1970; None for the beginning.
-        rank: events of this worker of the job only; None for all events.
+        rank: show only events of the worker with this rank in the job; None for all events.
     """
 
     def __init__(self, names: frozenset[str], since: float | None, rank: int | None) -> None:
         self._names, self._since, self._rank = names, since, rank
         self._local_rank: int | None = None
-        """The local rank of the wanted worker, in the current generation of the lines."""
+        """The selected worker's local rank in the generation that the lines have reached."""
 
     def wants(self, line: Line) -> bool:
-        """Return whether a line is wanted; each line of the log must be shown to it, in order."""
+        """Return whether to show a line. Every line of the log must be passed in order."""
         is_of_rank = self._rank is None or self._is_of_rank(line)
         is_named = not self._names or line.name in self._names
         return is_named and is_of_rank and (self._since is None or line.time >= self._since)

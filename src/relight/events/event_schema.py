@@ -1,4 +1,4 @@
-"""Documentation of the events and their fields: source of docs/events.md, with `event_types`.
+"""Documents the events and their fields. Together with `event_types`, it generates docs/events.md.
 
 relight events --schema > docs/events.md
 """
@@ -10,32 +10,33 @@ from relight.events import event_types
 
 FIELDS = {
     "after_s": "delay until it was noticed, in seconds",
-    "age_s": "seconds since the process was made",
-    "after": "its state now",
+    "age_s": "seconds since the process was created",
+    "after": "the new state",
     "asked": "whether the user named the modules; false with `auto`",
-    "before": "its state before",
-    "cause": "why, in words",
-    "StateChanged.cause": "why, in words; or the input (a message, an event, or Tick for a "
-    "deadline) with its reason",
-    "core": "which part, see below",
+    "before": "the previous state",
+    "cause": "the reason",
+    "StateChanged.cause": "the reason; or the input (a message, an event, or Tick for a deadline) "
+    "and its reason",
+    "core": "the state machine, see below",
     "during": "the input that led to it",
     "effects": "the decision: messages to nodes, as sent over the network, and dropped nodes",
-    "error": "the exception, and its place in relight's code",
+    "error": "the exception, and where it occurred in relight's code",
     "exit_code": "exit code of the agent, from 0 to 255",
     "exitcode": "exit code of the process; below 0, the number of the signal that ended it",
     "failed_host": "name of the node; empty without a failure, or if the node is unknown",
     "first": "when a worker first called progress(), on the clock of `t`",
-    "frozen": "whether they are frozen, or run again",
+    "frozen": "whether they are frozen or running again",
     "generation": "number of the generation, from 0",
     "group_rank": "number of this node in the generation, from 0",
     "host": "name of this node",
     "hosts": "names of the nodes",
-    "input": "its input: a message with its node, a lost node, or a tick",
+    "input": "the input: a message and its node, a lost node, or a tick",
     "job": "id of the job; empty in a single-node job",
     "StateChanged.job": "id of the group's job; empty in a single-node job, and for other state "
     "machines",
     "last": "when a worker last called progress(), on the clock of `t`",
-    "left_out": "packages of workers that are not installed, with `auto`; separated by spaces",
+    "left_out": "packages that workers import but that are not installed, with `auto`; separated "
+    "by spaces",
     "FailureNoticed.local_rank": "number of the worker on its node, from 0; -1 for all of them",
     "local_rank": "number of the worker on its node, from 0",
     "master_addr": "address of the workers' store",
@@ -43,98 +44,103 @@ FIELDS = {
     "mib": "memory of the process in MiB",
     "module": "name of the module",
     "modules": "how many modules are imported",
-    "nodes": "number of nodes of the generation",
+    "nodes": "number of nodes in the generation",
     "now": "the coordinator's monotonic clock, in seconds",
     "number": "number of the signal",
     "of": "how many restarts are allowed",
     "origin": "a random string, part of the ids of the generations formed here",
     "pid": "process id",
     "PreloadStarted.modules": "names of the modules, separated by commas",
-    "name": "short name of the program, as ps shows it",
-    "user": "name of the user whose process it is",
+    "name": "short name of the program, as shown by ps",
+    "user": "name of the user who owns the process",
     "refused": "whether SIGKILL was refused because the process belongs to another user",
-    "rank": "number of the worker in the job, from 0",
-    "ranks": "numbers of the workers in the job; empty when no rank is slow any longer",
-    "RanksReplaced.ranks": "numbers of the workers in the job that were started again",
-    "RanksReplaced.seconds": "seconds from the failure until all workers ran again",
-    "reason": "why, in words",
+    "rank": "rank of the worker in the job, from 0",
+    "ranks": "ranks of the workers; empty when no rank is slow any longer",
+    "RanksReplaced.ranks": "ranks of the workers that were restarted",
+    "RanksReplaced.seconds": "seconds from the failure until all workers were running again",
+    "reason": "the reason",
     "HealthChecked.reason": "why the node leaves the job; empty if it passed",
     "WorkersWarm.reason": "why they are not warm; empty if they are",
     "restart": "number of restarts after failures so far",
     "saved": "time of the checkpoint, in seconds since 1970 by the clock of the file system",
     "seconds": "duration in seconds",
-    "PreloadWithout.seconds": "duration of the import until it failed, in this job or in the one "
-    "that learned it, in seconds",
+    "PreloadWithout.seconds": "duration of the import until it failed, in this job or in the "
+    "earlier job that discovered it, in seconds",
     "settings": "the user's settings: numbers of nodes, restarts, times in seconds",
     "since": "start, in seconds since 1970",
     "slower": "how much slower the slowest node's ranks are, as a share of their time (0.2: a "
     "fifth)",
-    "stayed": "how many workers of this node have kept their process",
+    "stayed": "how many workers on this node kept their process",
     "step": "highest step that a worker has reported",
-    "text": "the same in words",
+    "text": "a description of the event",
     "uses": "number of jobs that used it before",
     "waited": "share of the time that the others wait for the slowest node, from 0 to 1",
     "warm": "whether the workers are forked from a process that has imported modules",
     "workers": "number of connections to the store: one per worker, later more",
-    "world_size": "number of workers of the generation",
+    "world_size": "number of workers in the generation",
 }
-"""Meanings of fields, with units, by name; `Event.name` where it differs in one event."""
+"""What each field means, with its unit, by name. `Event.name` is used if the meaning differs in one
+event.
+"""
 STATES = {
     "supervision": {
         "about": "the workers of a generation on this node",
-        "running": "none has failed or was asked to stop",
+        "running": "none has failed or been asked to stop",
         "leaving": "one has failed, and the others leave its group and keep their process",
-        "left": "they have left it, and wait for the next generation",
-        "saving": "they were told to save a checkpoint and leave, or may, after a notice",
-        "stopping": "they were asked to end, and have the grace time",
+        "left": "they have left it and are waiting for the next generation",
+        "saving": "they were asked to save a checkpoint and exit, or may do so after a preemption "
+        "notice",
+        "stopping": "they were asked to exit, and the grace period is running",
         "killing": "they were sent SIGKILL",
         "ended": "all have exited, or can't be killed",
     },
     "link": {
-        "about": "from this node to the coordinator, in a job of several nodes",
+        "about": "the link from this node to the coordinator, in a multi-node job",
         "seeking": "no coordinator is known",
-        "joining": "one has answered, but has not permitted workers to run here yet",
-        "connected": "it has",
+        "joining": "a coordinator has answered, but has not permitted this node to run workers yet",
+        "connected": "the coordinator has permitted this node to run workers",
         "hosting": "this process is the coordinator",
-        "over": "this node has left the job, or gives up",
+        "over": "this node has left the job or given up",
     },
     "membership": {
-        "about": "the nodes of a job, in the process that coordinates it",
-        "gathering": "no workers run, and nodes join",
-        "running": "a generation runs",
-        "stopping": "the workers of all nodes are stopped",
-        "recovering": "the coordinator is new, and nodes report their workers",
+        "about": "a job's nodes, in the process that coordinates them",
+        "gathering": "no workers are running, and nodes are joining",
+        "running": "a generation is running",
+        "stopping": "the workers on all nodes are being stopped",
+        "recovering": "the coordinator is new, and the nodes are reporting their workers",
         "ended": "the job has ended, and the nodes are being informed",
     },
     "agreement": {
-        "about": "of the nodes of a job, on when their workers save a checkpoint and leave",
+        "about": "the agreement between a job's nodes on when their workers save a checkpoint and "
+        "exit",
         "idle": "there is nothing to agree on, or they have agreed",
-        "counting": "they report how often their workers have called `should_checkpoint`",
+        "counting": "the nodes report how often their workers have called `should_checkpoint`",
     },
     "reachability": {
-        "about": "between the nodes of a job, with --health-check=network",
-        "idle": "nothing is known of the nodes of the next generation",
-        "trying": "each node connects to the others",
+        "about": "the connections between a job's nodes, with --health-check=network",
+        "idle": "nothing is known about the nodes in the next generation",
+        "trying": "each node is connecting to the others",
         "known": "all results are in",
     },
     "election": {
-        "about": "of the coordinator, on a host of an endpoint that lists several",
+        "about": "the election of the coordinator, on a host in an endpoint that lists several",
         "follower": "a coordinator was seen recently, or the process has just started",
-        "candidate": "no coordinator was seen, and it requests votes",
+        "candidate": "no coordinator was seen recently, and this host requests votes",
         "coordinator": "a majority has voted for this host",
     },
     "candidacy": {
-        "about": "for a registry (etcd, a file, a plug-in), which names the coordinator",
+        "about": "this process's candidacy in a registry (etcd, a file, a plug-in) that names the "
+        "coordinator",
         "waiting": "the registry does not name this process, or that is no longer certain",
         "holding": "it names this process",
     },
     "activity": {
-        "about": "of the workers of a generation on this node, with --hang-timeout",
+        "about": "the activity of a generation's workers on this node, with --hang-timeout",
         "active": "at least one of them makes progress",
         "quiet": "none has made progress for too long",
     },
 }
-"""The states of `StateChanged`, by state machine; `about` is its subject."""
+"""The states in `StateChanged`, by state machine. `about` is what the state machine describes."""
 _KINDS = {
     "bool": "true or false", "int": "integer", "float": "number", "str": "text", "tuple": "list",
     "list": "list", "dict": "object",
@@ -156,15 +162,15 @@ to stderr with `--event-log-handler=console`. Each line is one JSON object, with
 | `time` | number | the time, in seconds since 1970 |
 | `event` | text | the type of the event |
 
-and the fields of the event. A reader should ignore events and keys that it does not know. Of a
-submitted job, `relight events --json` begins each line with `log`, the name of the agent's run directory,
-`host`, and `node`: the agent's `group_rank` in the generation that its log has reached. Until that
-is known, `host` is empty and `node` is -1.
+and the fields of the event. A reader should ignore events and keys that it does not know. For a
+submitted job, `relight events --json` begins each line with three more keys: `log`, the name of the
+agent's run directory; `host`; and `node`, the agent's `group_rank` in the generation that its log has
+reached. Until it has reached one, `host` is empty and `node` is -1.
 
-## A handler of your own
+## Writing an event handler
 
-`--event-log-handler=NAME` also takes a plug-in: an entry point of the group `relight.events`, in a
-package installed for the Python that runs relight.
+`--event-log-handler=NAME` also accepts a plug-in: an entry point in the group `relight.events`, in a
+package that is installed for the Python interpreter that runs relight.
 
 ```toml
 [project.entry-points."relight.events"]
@@ -177,19 +183,20 @@ def handle(event):  # a dict, as in the log
         ...
 ```
 
-For a handler, each event also has `agent`: the `user`, the `host`, relight's `version`, and the
-`scheduler` with its id of the job, `scheduler_job`; the last two are empty without a scheduler.
+For a handler, each event also has a key `agent` with the `user`, the `host`, relight's `version`, the
+`scheduler`, and the scheduler's job id, `scheduler_job`. The last two are empty without a scheduler.
 
-It may also be a `logging.Handler`, or a class of one: then it gets a record with each line. It runs
-in a process of its own, which starts once the job has run for a second and gets what happened before
-as well. The job does not wait for it: if it raises, its first error is told; if it can't keep up, up
-to 1 MiB of events wait for it; at the end of the job it has 2 s for the last ones.
+The plug-in may also be an instance or a subclass of `logging.Handler`, which then receives one
+record per line. It runs in a process of its own, which starts once the job has been running for a
+second and also receives the earlier events. The job does not wait for it. If it raises an exception,
+the first one is reported. If it can't keep up, up to 1 MiB of events are queued. At the end of the
+job, it has 2 s to handle the last events.
 
 ## Audit log
 
-`relight submit`, `cancel`, `delete` and `debug`, and the same from Python, tell the handler that
-`PET_EVENT_LOG_HANDLER` or `event-log-handler` in the [site's configuration](site.md) names, once
-they have done it:
+After `relight submit`, `cancel`, `delete` and `debug`, and the corresponding Python functions, an
+event is sent to the handler that is set with `PET_EVENT_LOG_HANDLER` or with `event-log-handler` in
+the [site's configuration](site.md):
 
 ```text
 {{"v": 1, "n": 1, "t": 71201.2, "time": 1767323045.1, "event": "UserAction", "action": "submit",
@@ -198,11 +205,13 @@ they have done it:
 ```
 
 `action` is `submit`, `cancel`, `delete` or `debug`; `detail` is the component, or the rank with its
-pid. The handler runs in a process of its own and has 5 s. If it fails, the command says so on stderr
-and has the same result. Whoever calls `sbatch`, `scancel` or `kubectl`, or sends a signal, bypasses
-it: it shows what users do with relight, and does not prevent anything.
+pid. The handler runs in a process of its own and has 5 s to finish. If it fails, the command reports
+that on stderr, but its result does not change. Users who call `sbatch`, `scancel` or `kubectl`
+directly, or send a signal, bypass the handler: it shows what users do with relight, but does not
+prevent anything.
 
-A handler for syslog, in a package of the site (`audit = "site_audit:handle"`):
+For example, a handler that writes to syslog, in a package provided by the site
+(`audit = "site_audit:handle"`):
 
 ```python
 import json
@@ -220,7 +229,7 @@ def handle(event):
 
 
 def kinds() -> dict[str, Any]:
-    """Return the events that are written, by name."""
+    """Return the events that are written to the log, by name."""
     return {
         kind.__name__: kind for kind in event_types.Event.__args__ if kind is not event_types.Tick
     }

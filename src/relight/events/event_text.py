@@ -1,4 +1,4 @@
-"""Events in words, for --verbose and `relight events`."""
+"""Describes events in plain text, for --verbose and `relight events`."""
 
 from relight.base.errors import signal_name
 from relight.base.text import format_ranks, pluralize
@@ -38,12 +38,12 @@ from relight.events.event_types import (
 
 
 def named(process: ProcessRemains) -> str:
-    """Return a process in words."""
+    """Describe a process that remains."""
     return f"process {process.pid} ({process.name}, user {process.user})"
 
 
 def describe(event: Event) -> str:
-    """Return an event in words, for `--verbose`."""
+    """Describe an event, for `--verbose`."""
     match event:
         case Formed():
             return (
@@ -84,7 +84,7 @@ def describe(event: Event) -> str:
         case PreloadWithout():
             text = f"preload: {event.module} is not preloaded: {event.reason}"
             if event.reason.startswith("it can't be imported"):
-                return text  # no worker can import it either
+                return text  # workers can't import it either
             return f"{text}; each worker imports it itself ({event.seconds:.1f} s)"
         case PreloadUnfit():
             return f"preload: preloading process not used: {event.reason}"

@@ -1,24 +1,25 @@
-"""The events of a job: one small immutable type for each. In words: events/event_text.py.
+"""The events of a job, with one small immutable type per event. events/event_text.py describes them
+in plain text.
 
-The same records are inputs of the state machines and lines of the event log. Events carry no
-timestamp; the recording code adds one (`LoggedEvent`). An exit code below 0 is the number of the
-signal that ended a process, as in torch and subprocess. events/event_schema.py documents each
-field.
+The same records are inputs to the state machines and lines in the event log. Events carry no
+timestamp; the code that records them adds one (`LoggedEvent`). A negative exit code is the number
+of the signal that ended a process, as in torch and subprocess. events/event_schema.py documents
+each field.
 """
 
 from typing import Any, NamedTuple
 
 SCHEMA = 1
-"""The version of the lines of the event log. It rises when a field or an event is removed, or means
-something else; new ones may come without that.
+"""The version of the event log format. It is incremented when a field or an event is removed or
+changes its meaning, but not when one is added.
 """
 _MOST_CAUSE = 300
 
 
 class Formed(NamedTuple):
     """A generation was formed. `nodes` and `world_size` count its nodes and workers; `group_rank`
-    and `host` are this node's. `failed_host` is the node on which the previous generation failed,
-    or the lost node.
+    and `host` refer to this node. `failed_host` is the node on which the previous generation
+    failed, or the node that was lost.
     """
 
     generation: int
@@ -42,14 +43,14 @@ class WorkerStarted(NamedTuple):
 
 
 class WorkerExited(NamedTuple):
-    """A worker process has exited and was reaped."""
+    """A worker process exited and was reaped."""
 
     local_rank: int
     exitcode: int
 
 
 class WorkersFrozen(NamedTuple):
-    """The workers' lease expired and they are stopped (`frozen`), or they continue."""
+    """The workers' lease expired and they were stopped (`frozen`), or they were resumed."""
 
     frozen: bool
 
@@ -61,14 +62,14 @@ class SignalReceived(NamedTuple):
 
 
 class GroupStopped(NamedTuple):
-    """The coordinator wants the workers of this generation to stop."""
+    """The coordinator requested that the workers of this generation stop."""
 
     generation: int
     cause: str
 
 
 class ProcessRemains(NamedTuple):
-    """A process that was to end with the workers still exists a second after SIGKILL."""
+    """A process that should have ended with the workers still exists one second after SIGKILL."""
 
     pid: int
     name: str
@@ -77,21 +78,21 @@ class ProcessRemains(NamedTuple):
 
 
 class SpawnerLost(NamedTuple):
-    """The spawner died, and the workers with it."""
+    """The spawner died, and its workers died with it."""
 
     exitcode: int
 
 
 class PreloadStarted(NamedTuple):
-    """A process has begun to import modules, so that workers can be forked from it."""
+    """A process has begun to import modules so that workers can be forked from it."""
 
     pid: int
     modules: str
 
 
 class WarmProcessTaken(NamedTuple):
-    """Workers are forked from a process left by an earlier job or `relight warm start`. It is
-    `age_s` seconds old, and `uses` jobs have used it before.
+    """Workers are forked from a process that an earlier job or `relight warm start` left behind. It
+    is `age_s` seconds old, and `uses` jobs have used it before.
     """
 
     pid: int
@@ -101,15 +102,17 @@ class WarmProcessTaken(NamedTuple):
 
 
 class WarmProcessUnfit(NamedTuple):
-    """A process that an earlier job has left is not used: a new one would import otherwise."""
+    """A process that an earlier job left behind is not used, because a new process would import
+    something different.
+    """
 
     pid: int
     reason: str
 
 
 class PreloadReady(NamedTuple):
-    """The process has imported the modules and uses `mib` MiB. `left_out` are packages that workers
-    import from the path without installation: the user's own.
+    """The process has imported the modules and uses `mib` MiB. `left_out` lists packages that are
+    not installed but imported from the Python path, that is, the user's own packages.
     """
 
     pid: int
@@ -120,9 +123,9 @@ class PreloadReady(NamedTuple):
 
 
 class PreloadWithout(NamedTuple):
-    """A module was left out; each worker imports it itself, if it can. `seconds` is how long the
-    import took until it failed, in this job or in the one that learned it. `asked`: the user named
-    the modules.
+    """A module was left out; each worker imports it itself if it can. `seconds` is how long the
+    import ran before it failed, in this job or in the earlier job that discovered the failure.
+    `asked` is true if the user named the modules.
     """
 
     module: str
@@ -132,14 +135,18 @@ class PreloadWithout(NamedTuple):
 
 
 class PreloadUnfit(NamedTuple):
-    """The process can't be used (any longer) and is gone; `asked`: the user named the modules."""
+    """The process can't be used, or can no longer be used, and has ended. `asked` is true if the
+    user named the modules.
+    """
 
     reason: str
     asked: bool
 
 
 class WorkersWarm(NamedTuple):
-    """Whether the workers of this generation are forked from that process, or why not."""
+    """Whether the workers of this generation are forked from the process that imported the modules,
+    and if not, why.
+    """
 
     warm: bool
     reason: str
@@ -148,7 +155,7 @@ class WorkersWarm(NamedTuple):
 class InternalErrorEvent(NamedTuple):
     """Outside input made relight raise an unexpected exception; the input was dropped.
 
-    `during` names the input; `error` has the message and the place in relight's code.
+    `during` names the input; `error` has the message and where it occurred in relight's code.
     """
 
     during: str
@@ -156,17 +163,19 @@ class InternalErrorEvent(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The event in words. It is here because the handler of an error imports nothing."""
+        """The event in plain text. It is defined here because an error handler must not import
+        anything.
+        """
         where = "internal error in relight (a bug), please report it"
         return f"{where}: {self.during}: {self.error}"
 
 
 class Tick(NamedTuple):
-    """A deadline has passed."""
+    """A deadline passed."""
 
 
 class Restarting(NamedTuple):
-    """The workers will be started again."""
+    """The workers are about to be restarted."""
 
     restart: int
     of: int
@@ -174,7 +183,9 @@ class Restarting(NamedTuple):
 
 
 class HealthChecked(NamedTuple):
-    """This node was checked (--health-check). `reason`: why it leaves; empty if it passed."""
+    """This node was checked (--health-check). `reason` is why it leaves the job, or empty if it
+    passed.
+    """
 
     seconds: float
     reason: str
@@ -182,10 +193,10 @@ class HealthChecked(NamedTuple):
 
 class RanksSlow(NamedTuple):
     """Ranks on these hosts have been persistently slower than the others (--watch-slow-ranks) since
-    a time in seconds since 1970; empty `ranks`: no longer.
+    a time in seconds since 1970. If `ranks` is empty, no ranks are slow any longer.
 
-    `slower` is their slowdown, `waited` the share of time that the others wait for them; both for
-    the slowest node.
+    `slower` is the slowdown of the slowest node, and `waited` the share of time that the other
+    nodes spend waiting for it.
     """
 
     ranks: tuple[int, ...]
@@ -197,8 +208,8 @@ class RanksSlow(NamedTuple):
 
 
 class RanksReplaced(NamedTuple):
-    """All workers of this node run the function again `seconds` after the failure. Those of `ranks`
-    were replaced; the `stayed` others kept their process.
+    """All workers on this node are running the function again, `seconds` after the failure. The
+    workers in `ranks` were replaced; the `stayed` others kept their process.
     """
 
     generation: int
@@ -208,15 +219,15 @@ class RanksReplaced(NamedTuple):
 
 
 class NotRestarting(NamedTuple):
-    """The workers failed and will not be started again. `failed_host` is that of the root cause."""
+    """The workers failed and will not be restarted. `failed_host` is the host of the root cause."""
 
     reason: str
     failed_host: str = ""
 
 
 class StoreReached(NamedTuple):
-    """Workers have connected to the store of the generation, which is on this node: the first one,
-    or all. They connect in init_process_group.
+    """Workers connected to the generation's store, which is on this node: either the first worker
+    or all of them. They connect in init_process_group.
     """
 
     generation: int
@@ -225,8 +236,8 @@ class StoreReached(NamedTuple):
 
 
 class FailureNoticed(NamedTuple):
-    """A failure of this node's workers was noticed, `after_s` seconds after it was there: one has
-    ended (`local_rank`), or they hang (-1).
+    """A failure among this node's workers was detected, `after_s` seconds after it occurred: a
+    worker ended (`local_rank`), or the workers hang (-1).
     """
 
     generation: int
@@ -235,8 +246,9 @@ class FailureNoticed(NamedTuple):
 
 
 class StepsReported(NamedTuple):
-    """The workers of this node have ended, and had called relight.worker.progress: `first` and
-    `last` are when, on the clock of `t`; `step` is the highest.
+    """The workers on this node have ended, and had called relight.worker.progress. `first` and
+    `last` are the times of the first and last call, on the clock of `t`; `step` is the highest
+    step.
     """
 
     generation: int
@@ -246,15 +258,17 @@ class StepsReported(NamedTuple):
 
 
 class CheckpointFound(NamedTuple):
-    """The workers have ended, and the newest file of --checkpoints was changed since they began."""
+    """The workers have ended, and the newest file of --checkpoints was modified after they
+    started.
+    """
 
     generation: int
     saved: float
 
 
 class StateChanged(NamedTuple):
-    """A state machine has changed its state. Initial states, and states left immediately, are not
-    recorded.
+    """A state machine changed its state. Initial states, and states that it leaves immediately, are
+    not recorded.
     """
 
     core: str
@@ -265,7 +279,7 @@ class StateChanged(NamedTuple):
 
 
 class GroupBegan(NamedTuple):
-    """This process coordinates the group of a job from now on (--record-group)."""
+    """This process started coordinating a job's group (--record-group)."""
 
     job: str
     origin: str
@@ -273,7 +287,7 @@ class GroupBegan(NamedTuple):
 
 
 class GroupStep(NamedTuple):
-    """The coordinator handled a message, the loss of a node or a deadline (--record-group).
+    """The coordinator handled a message, the loss of a node, or a deadline (--record-group).
     `relight events --replay` repeats these steps.
     """
 
@@ -284,7 +298,7 @@ class GroupStep(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """The job has ended on this node."""
+    """The job ended on this node."""
 
     exit_code: int
     reason: str
@@ -319,12 +333,12 @@ Readable = (
     | StateChanged
     | Ended
 )
-"""The events whose lines events/event_lines turns into records again."""
+"""The events whose lines events/event_lines converts back into records."""
 Event = Readable | GroupBegan | GroupStep | Tick
 
 
 def changed(core: str, before: str, after: str, taken: object) -> StateChanged:
-    """Return the event for a state change of a state machine.
+    """Return the event for a change of a state machine's state.
 
     Args:
         core: the name of its module.
@@ -348,8 +362,8 @@ def is_user_visible(event: Event) -> bool:
 
 
 class LoggedEvent(NamedTuple):
-    """An event with its place in the event log: `number` counts from 1; `t` is the monotonic clock,
-    `time` is seconds since 1970.
+    """An event with its place in the event log: `number` counts from 1, `t` is the monotonic clock,
+    and `time` is in seconds since 1970.
     """
 
     number: int
@@ -359,12 +373,12 @@ class LoggedEvent(NamedTuple):
 
 
 def to_json(event: Event) -> dict[str, Any]:
-    """Return an event as a JSON object; its type is under the key `event`."""
+    """Convert an event to a JSON object, with its type under the key `event`."""
     return {"event": type(event).__name__, **event._asdict()}
 
 
 def line_of(recorded: LoggedEvent) -> str:
-    """Return the line of the event log, without its end."""
+    """Return the line for the event log, without a line end."""
     import json
 
     number, t, time, event = recorded

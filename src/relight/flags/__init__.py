@@ -1,9 +1,10 @@
-"""The flags of `relight run`, and the checked values they become.
+"""The flags of `relight run`, and the checked values that they are parsed into.
 
-`spec.FLAGS` is one table: name, parser, default, help. `arguments.parse` reads a command line and
-PET_ variables with it, and `to_spec` turns the result into a `LaunchSpec`: the checked values that
-the agent starts from. `usage` prints the help; `suggestions` is loaded only for an error.
+`spec.FLAGS` is a single table with each flag's name, parser, default and help. `arguments.parse`
+uses it to read a command line and the PET_ variables, and `to_spec` turns the result into a
+`LaunchSpec`, the checked values that the agent starts from. `usage` prints the help; `suggestions`
+is loaded only if there is an error.
 
-A new flag: a row in `spec.FLAGS`, a field of `LaunchSpec`, and the checklist in CONTRIBUTING.md.
-Commands other than `run` have tables of their own, next to their code (cli/).
+A new flag needs a row in `spec.FLAGS`, a field in `LaunchSpec`, and the steps in the checklist in
+CONTRIBUTING.md. Commands other than `run` have their own tables next to their code (cli/).
 """

@@ -1,9 +1,9 @@
-"""argv and PET_ variables -> a LaunchSpec.
+"""Turns argv and PET_ variables into a LaunchSpec.
 
-torchrun's grammar, which argparse does not give (docs/decisions/0002): each flag in both spellings
-(`--max-restarts`, `--max_restarts`), any unique beginning of a flag, values as `--flag=value` or
-`--flag value`, and everything after the script belongs to the script, except a `--` directly after
-it, which is dropped unless another precedes it.
+It implements torchrun's grammar, which argparse can't do in this form (docs/decisions/0002). Each
+flag has two spellings (`--max-restarts`, `--max_restarts`), and any unique prefix of a flag is
+accepted. Values are written `--flag=value` or `--flag value`. Everything after the script belongs
+to the script, except a `--` directly after it, which is dropped unless another one precedes it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,7 +19,9 @@ FALSE, TRUE = ("0", "false", "no", "off"), ("1", "true", "yes", "on")
 
 
 class ParsedFlags(NamedTuple):
-    """The values of all flags, the names of the given ones, and the script with its arguments."""
+    """The values of all flags, the names of the flags that were given, and the script with its
+    arguments.
+    """
 
     values: Mapping[str, Any]
     given: set[str]
@@ -29,11 +31,12 @@ class ParsedFlags(NamedTuple):
 def parse(
     argv: list[str], env: Environment, flags: Iterable[Flag] = FLAGS, site: Site = NO_SITE
 ) -> ParsedFlags:
-    """Read flags from `argv` up to the script; missing ones come from PET_ variables, the site or
-    defaults. Values of the site do not count as given.
+    """Read flags from `argv` up to the script. Missing values come from PET_ variables, the site's
+    configuration or the defaults. Values from the site's configuration don't count as given.
 
     Raises:
-        UsageError: if a flag is unknown or ambiguous, a value is invalid, or the site locks it.
+        UsageError: if a flag is unknown or ambiguous, a value is invalid, or the site locks the
+            flag.
     """
     table = {flag.name: flag for flag in flags}
     texts, command = split(argv, table)
@@ -80,7 +83,7 @@ def _locked(what: str, allowed: str, site: Site) -> UsageError:
 
 
 def to_spec(parsed: ParsedFlags) -> LaunchSpec:
-    """Return the LaunchSpec of a parsed command line.
+    """Convert a parsed command line into a LaunchSpec.
 
     Raises:
         UsageError: if the script is missing, or its name is blank.
@@ -101,11 +104,11 @@ def to_spec(parsed: ParsedFlags) -> LaunchSpec:
 
 
 def split(argv: list[str], table: Mapping[str, Flag]) -> tuple[dict[str, str], list[str]]:
-    """Return the text of each flag given (the last one counts, or each is a line of it) and the
-    rest, from the script on.
+    """Return the text of each flag that was given, and the rest of the command line, starting with
+    the script. If a flag is repeated, the last text counts, or each text becomes a line.
 
-    As in argparse of Python 3.10 to 3.14: the first `--` ends the flags, before the script or
-    directly after it, and is dropped; any other one is an argument of the script.
+    As in argparse from Python 3.10 to 3.14, the first `--`, before the script or directly after it,
+    ends the flags and is dropped. Any other `--` is an argument of the script.
     """
     texts: dict[str, str] = {}
 
@@ -163,7 +166,7 @@ def _find(name: str, table: Mapping[str, Flag]) -> Flag:
         return table[wanted]
     matches = [known for known in table if known.startswith(wanted)] if wanted else []
     of_torchrun = [known for known in matches if table[known].from_env]
-    if len(matches) == 1 or len(of_torchrun) == 1:  # a new flag breaks no habit
+    if len(matches) == 1 or len(of_torchrun) == 1:  # a new flag must not break an old abbreviation
         return table[(of_torchrun or matches)[0]]
     if matches:
         raise UsageError(f"--{name} is ambiguous: {', '.join('--' + m for m in matches)}")

@@ -12,14 +12,14 @@
     [submit]                   component, scheduler, workspace of `relight submit`
     scheduler = "slurm"
 
-It is `config.toml` in `RELIGHT_CONFIG_DIR`, by default in /etc/relight, of the machine where a
-command runs: agents read it on their nodes. Everything else takes precedence over its values: the
-command line, variables, a project's and a user's settings files. None of them can change
-a locked value; a locked flag without a value stays at relight's default. This prevents mistakes,
-not intent, as users can set the variable.
+The file is `config.toml` in `RELIGHT_CONFIG_DIR`, by default /etc/relight, on the machine where a
+command runs; agents read it on their own nodes. The command line, variables, and a project's or a
+user's settings files take precedence over its values. None of them can change a locked value; a
+locked flag without a value stays at relight's default. This prevents mistakes but not deliberate
+changes, because users can set the variable.
 
-Names that this version does not know are ignored, as nodes of a cluster may have several versions;
-`relight configure --show` lists them.
+Names that this version does not know are ignored, because the nodes of a cluster may run different
+versions. `relight configure --show` lists them.
 """
 
 import os
@@ -38,14 +38,16 @@ PER_JOB = frozenset(
      "master-port", "local-addr", "standalone", "segment", "module", "no-python", "run-path",
      "name", "help")
 )  # fmt: skip
-"""Flags of `relight run` that identify one job or node; a site can't set a default for them."""
+"""Flags of `relight run` that identify a single job or node. A site can't set defaults for them."""
 _SECTIONS = ("run", "schedulers", "components", "submit", "locked")
 
 
 class Site(NamedTuple):
-    """The content of the file. `run` has texts as on the command line, by the names of flags;
-    `conf` the pairs of `--rdzv-conf`. `sections` holds the other tables, by their names
-    in a settings file (runner/settings). `ignored` are unknown names.
+    """The content of the file.
+
+    `run` has the values of flags by name, as text in the form used on the command line, and `conf`
+    has the pairs for `--rdzv-conf`. `sections` has the other tables by their names in a settings
+    file (runner/settings). `ignored` are the unknown names.
     """
 
     path: str = ""
@@ -77,10 +79,10 @@ NO_SITE = Site()
 
 
 def load(env: Environment) -> Site:
-    """Return the site's configuration, which is empty without a file.
+    """Return the site's configuration, which is empty if there is no file.
 
     Raises:
-        UsageError: if the variable names a directory without the file.
+        UsageError: if the variable names a directory that does not contain the file.
         MachineError: if the file can't be read or is malformed.
     """
     directory = env.get(DIRECTORY_VARIABLE)
@@ -94,7 +96,7 @@ def load(env: Environment) -> Site:
         return NO_SITE
     except OSError as error:
         raise MachineError(f"can't read {path}: {error.strerror}") from None
-    import tomllib  # only with a file, as this is on the launch path
+    import tomllib  # only if there is a file, as this is on the launch path
 
     try:
         return _checked(path, tomllib.loads(data.decode()))
@@ -126,7 +128,7 @@ def _checked(path: str, content: Mapping[str, Any]) -> Site:
         for name, table in _tables(content, "components").items()
     }
     submit = _table(content, "submit")
-    # TorchX's name, so that either name in a user's file takes precedence.
+    # This is TorchX's name, so that either name in a user's file takes precedence.
     sections["cli:run"] = {key: _text(f"submit.{key}", value) for key, value in submit.items()}
     locked = content.get("locked", [])
     if not isinstance(locked, list) or not all(isinstance(name, str) for name in locked):
@@ -145,7 +147,7 @@ def _checked(path: str, content: Mapping[str, Any]) -> Site:
 
 
 def _flag_or_key(name: str) -> str:
-    """Return a locked name with dashes if it is a flag; keys of `--rdzv-conf` have underscores."""
+    """Return a locked name with dashes if it is a flag. Keys of `--rdzv-conf` have underscores."""
     from relight.flags.spec import FLAG_BY_NAME
 
     flag = name.removeprefix("run.").replace("_", "-")
@@ -173,7 +175,7 @@ def _tables(content: Mapping[str, Any], name: str) -> dict[str, dict[str, Any]]:
 
 
 def _text(name: str, value: Any) -> str:
-    """Return a value as it would be typed."""
+    """Return a value in the form in which it would be typed."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, list) and not any(isinstance(each, (list, dict)) for each in value):

@@ -1,11 +1,11 @@
-"""The launch settings of this node: one table of flags, one record of checked values, no I/O.
+"""This node's launch settings: a table of flags and a record of checked values. No I/O.
 
-`FLAGS` is the whole command line of `relight run`: each flag's name, parser, default and help.
-Names, defaults and meanings are those of torchrun (torch 2.14, `torch.distributed.run`), as are the
-`PET_<NAME>` variables that supply defaults. A new setting is a field of `LaunchSpec`, a row of
-`FLAGS`, and the one place that uses it.
+`FLAGS` describes the whole command line of `relight run`: each flag's name, parser, default and
+help. Names, defaults and meanings are those of torchrun (torch 2.14, `torch.distributed.run`), as
+are the `PET_<NAME>` variables that supply defaults. A new setting needs a field in `LaunchSpec`, a
+row in `FLAGS`, and the code that uses it.
 
-`check` compares the values with each other. It refuses combinations that can't work, and returns a
+`check` compares the values with each other. It rejects combinations that can't work, and returns a
 one-line note for each setting that torchrun would silently ignore.
 """
 
@@ -74,7 +74,7 @@ LOCAL_HOSTS = ("", "localhost", "127.0.0.1", "::1")
 
 class LaunchSpec(NamedTuple):
     """All checked values of `relight run`: one field per flag in the order of `FLAGS`, the script,
-    and the defaults of the site.
+    and the site's defaults.
     """
 
     nnodes: Nodes
@@ -136,10 +136,10 @@ class LaunchSpec(NamedTuple):
     script: str
     script_args: tuple[str, ...]
     conf_defaults: tuple[tuple[str, str], ...] = ()
-    """Pairs of `rdzv_conf` that the site sets, for keys that `rdzv_conf` lacks."""
+    """Pairs that the site sets for keys that are missing in `rdzv_conf`."""
 
     def runs_locally(self) -> bool:
-        """Return whether the job has one node only, and so needs no rendezvous."""
+        """Return whether the job has only one node, and therefore needs no rendezvous."""
         return self.nnodes.max_nodes == 1
 
     def makes_own_id(self) -> bool:
@@ -171,10 +171,12 @@ class LaunchSpec(NamedTuple):
 
 
 class Flag(NamedTuple):
-    """One row of the command line. `parse` is None for a switch, and raises ValueError on a bad
-    value. The default may come from `PET_<NAME>` (`from_env`) or from `variable`. A flag with an
-    `implied` value may be given without one; a value must follow `=`. One that `repeats` may be
-    given several times: its parser gets the values as lines.
+    """One row of the flag table.
+
+    `parse` is None for a switch, and raises ValueError for an invalid value. The default may come
+    from `PET_<NAME>` (`from_env`) or from `variable`. A flag with an `implied` value may be given
+    without a value; otherwise the value must follow `=`. A flag that `repeats` may be given several
+    times; its parser receives the values as lines.
     """
 
     name: str
@@ -197,7 +199,7 @@ class Flag(NamedTuple):
 DEFAULT_SIGNALS = tuple(
     getattr(signal, name)
     for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
-    if hasattr(signal, name)  # Windows, from which jobs may be submitted, has only the first two
+    if hasattr(signal, name)  # Windows, where jobs may be submitted, has only the first two
 )
 _BOTH = "0 none, 1 stdout, 2 stderr, 3 both, or LOCAL_RANK:STREAMS,…"
 
@@ -342,11 +344,11 @@ FLAG_BY_NAME = {flag.name: flag for flag in FLAGS}
 
 
 def check(spec: LaunchSpec, given: "set[str]") -> list[str]:
-    """Refuse values that contradict each other; return a note for each that has no effect.
+    """Reject values that contradict each other; return a note for each value that has no effect.
 
     Args:
-        spec: the values, each valid on its own.
-        given: names of the flags set on the command line or in a PET_ variable.
+        spec: the values, each of which is valid on its own.
+        given: the names of the flags set on the command line or in a PET_ variable.
 
     Raises:
         UsageError: if the combination can't work.
@@ -477,7 +479,7 @@ def _check_logs(spec: LaunchSpec, notes: list[str]) -> None:
 
 
 def check_ranks(spec: LaunchSpec, local_world_size: int) -> list[str]:
-    """Return a note for each local rank in a flag that this node lacks."""
+    """Return a note for each local rank in a flag that doesn't exist on this node."""
     notes = []
     for flag, ranks in (
         ("--redirects", [rank for rank, _ in spec.redirects.by_rank]),

@@ -1,4 +1,4 @@
-"""Suggests corrections for an invalid command line; imported only on an error."""
+"""Suggests corrections for an invalid command line. Imported only if there is an error."""
 
 import os
 import re
@@ -40,7 +40,9 @@ _OTHER_LAUNCHERS = {
     "rank": "ranks follow from --node-rank and --nproc-per-node",
     "local-rank": "each worker has LOCAL_RANK; relight launch also passes --local-rank to it",
 }  # fmt: skip
-"""Flags of mpirun, srun, accelerate, deepspeed, horovodrun and TorchX -> the equivalent here."""
+"""Maps flags of mpirun, srun, accelerate, deepspeed, horovodrun and TorchX to their equivalents
+here.
+"""
 EXAMPLES = {
     "nnodes": ("2", "2:4"),
     "nproc-per-node": ("8", "gpu"),
@@ -55,20 +57,20 @@ EXAMPLES = {
     "signals-to-handle": ("SIGTERM,SIGUSR1",),
     "shutdown-timeout": ("60",),
 }
-"""Valid values of flags whose help adds nothing to the message about a bad value."""
+"""Valid values for flags whose help adds nothing to the error message for an invalid value."""
 _OTHER_COMMANDS = {
     "log": "logs", "runopts": "schedulers", "builtins": "components", "ls": "list",
     "squeue": "list", "ps": "status", "kill": "cancel", "stop": "cancel", "scancel": "cancel",
     "rm": "delete", "sbatch": "submit", "torchrun": "run", "start": "run", "exec": "run",
 }  # fmt: skip
-"""Commands of TorchX and others -> ours."""
+"""Maps commands of TorchX and other tools to relight's commands."""
 
 
 def unknown_flag(word: str, known: Collection[str]) -> UsageError:
     """Return the error for an unknown flag.
 
     Args:
-        word: the flag as typed.
+        word: the flag as it was typed.
         known: the flags of the command, without dashes.
     """
     name = word.lstrip("-").partition("=")[0].replace("_", "-")
@@ -83,11 +85,11 @@ def unknown_flag(word: str, known: Collection[str]) -> UsageError:
 
 
 def bad_value(flag: Flag, source: str) -> str:
-    """Return the hint for an invalid value: a valid one, or the help of the flag.
+    """Return the hint for an invalid value: a valid example, or the flag's help.
 
     Args:
         flag: the flag.
-        source: the flag or the variable with the value, as `NAME=VALUE`.
+        source: the flag or variable with the value, as `NAME=VALUE`.
     """
     name, _, value = source.partition("=")
     if flag.name == "nproc-per-node" and (meant := _workers_of(value)):
@@ -99,7 +101,9 @@ def bad_value(flag: Flag, source: str) -> str:
 
 
 def _workers_of(text: str) -> tuple[str, str] | None:
-    """Explain a value in the syntax of another tool; return that with its number of workers."""
+    """Explain a value in another tool's syntax; return the explanation and the number of
+    workers.
+    """
     text = text.strip()
     if not text:
         return "the value is empty, perhaps an unset variable", "8"
@@ -113,7 +117,7 @@ def _workers_of(text: str) -> tuple[str, str] | None:
 
 
 def blank(what: str, word: str) -> UsageError:
-    """Return the error for a blank word, usually an empty variable in a shell.
+    """Return the error for a blank word, usually caused by an empty shell variable.
 
     Args:
         what: the role of the word, such as `the script`.

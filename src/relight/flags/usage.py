@@ -1,4 +1,4 @@
-"""Generates the help of commands from the table of their flags."""
+"""Generates the help texts of commands from their flag tables."""
 
 import textwrap
 from collections.abc import Iterable
@@ -18,13 +18,15 @@ _GROUPS = {
     "log-dir": "output",
     "help": "other",
 }
-"""First flag of a group -> the group's title; the groups follow the table of flags."""
+"""Maps the first flag of each group to the group's title. The groups are in the order of the flag
+table.
+"""
 _EMPTY = {"local-ranks-filter": "all"}
-"""The meaning of an empty tuple as the default."""
+"""What an empty tuple means as a default."""
 
 
 def flag_lines(flags: Iterable[Flag]) -> list[str]:
-    """Return the lines of flags: their names, their values, their help with the default."""
+    """Return the help lines for flags: their names, values, and help texts with defaults."""
     lines = []
     for flag in flags:
         name = f"-{flag.short}, --{flag.name}" if flag.short else f"    --{flag.name}"
@@ -41,7 +43,7 @@ def flag_lines(flags: Iterable[Flag]) -> list[str]:
 
 
 def _grouped(flags: Iterable[Flag]) -> list[str]:
-    """Return the lines of flags under the titles of their groups."""
+    """Return the help lines for flags, under the titles of their groups."""
     lines = []
     for flag in flags:
         if flag.name in _GROUPS:
@@ -51,7 +53,9 @@ def _grouped(flags: Iterable[Flag]) -> list[str]:
 
 
 def shown_default(flag: Flag) -> str:
-    """Return the default of a flag as it would be typed, or nothing if it is not informative."""
+    """Return a flag's default in the form in which it would be typed, or an empty text if it is not
+    informative.
+    """
     value = flag.default
     if flag.parse is None or value is None or value == UNSET_RUN_ID:
         return ""

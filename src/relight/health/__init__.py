@@ -1,6 +1,7 @@
-"""Facts about this machine and its network, and findings about them.
+"""Facts about this machine and its network, and the findings based on them.
 
-`inspection` collects facts, `machine_findings` judges them; `probes` tries connections between
-nodes, `endpoint` looks at the endpoint from here. Shared by `--health-check`, by the message of a
-join that times out, and by `relight doctor`. `bad_nodes` remembers nodes with broken hardware.
+`inspection` collects facts, and `machine_findings` evaluates them. `probes` tries connections
+between nodes, and `endpoint` examines the endpoint from this machine. They are shared by
+`--health-check`, the message for a join that times out, and `relight doctor`. `bad_nodes` records
+nodes with broken hardware.
 """

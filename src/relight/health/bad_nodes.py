@@ -1,12 +1,12 @@
-"""Remembers nodes whose hardware has failed, in a directory that all nodes and users share
+"""Records nodes whose hardware has failed, in a directory that all nodes and users share
 (`--bad-nodes`), so that later jobs are submitted without them.
 
-One small file a node and user, `gpu-17.1000.json`: in a directory with the sticky bit, nobody can
-replace the file of another user. Files are written atomically and expire; broken and foreign files
-are ignored, as anybody may write there.
+There is one small file per node and user, such as `gpu-17.1000.json`: in a directory with the
+sticky bit, nobody can replace another user's file. Files are written atomically and expire.
+Malformed and foreign files are ignored, because anyone may write to the directory.
 
-Only proof counts (`HealthCheckFailure.is_proof`, `Failure.gpu_broken`). A check with a typing error
-fails on each node, and would leave no node for anybody.
+Only proven failures count (`HealthCheckFailure.is_proof`, `Failure.gpu_broken`). Otherwise a check
+with a typo, which fails on every node, would leave no nodes for anyone.
 """
 
 import json
@@ -28,7 +28,7 @@ from relight.host import files, job_origin
 
 FLAG = FLAG_BY_NAME["bad-nodes"]
 NODE_NAME = "RELIGHT_NODE_NAME"
-"""The node's name in its cluster, where that is not the host name: in a pod."""
+"""The node's name in its cluster, if that differs from the host name, as it does in a pod."""
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,252}[A-Za-z0-9])?")
 _LARGEST = 16384
 _MOST = 10_000
@@ -36,8 +36,9 @@ _REASON = 300
 
 
 class BadNode(NamedTuple):
-    """A node with broken hardware, the reason, and the user and job that found it; `scheduler` is
-    empty without one. `since` and `until` are seconds since 1970.
+    """A node with broken hardware, the reason, and the user and job that found it.
+
+    `scheduler` is empty if there is none. `since` and `until` are in seconds since 1970.
     """
 
     name: str
@@ -49,29 +50,29 @@ class BadNode(NamedTuple):
     until: float
 
     def in_words(self) -> str:
-        """Return the name, until when it is remembered, and the reason."""
+        """Return the name, when the record expires, and the reason."""
         return f"{self.name} until {self.until_text()}: {self.reason}"
 
     def until_text(self) -> str:
-        """Return until when it is remembered, in local time."""
+        """Return when the record expires, in local time."""
         return time.strftime("%F %H:%M", time.localtime(self.until))
 
 
 def directory(env: Environment, site: Site) -> BadNodesDirectory | None:
-    """Return the directory of this machine's configuration, or None.
+    """Return the directory from this machine's configuration, or None.
 
     Raises:
-        UsageError: if the value is wrong, or the site locks another one.
+        UsageError: if the value is invalid, or the site locks a different value.
     """
     found: BadNodesDirectory | None = parse([], env, (FLAG,), site).values[FLAG.field]
     return found
 
 
 def remember(place: BadNodesDirectory, reason: str, env: Environment) -> BadNode:
-    """Record the node of this process; remove the records that have expired.
+    """Record the node that this process runs on, and remove expired records.
 
     Raises:
-        OSError: if that can't be written.
+        OSError: if the record can't be written.
     """
     now, origin = time.time(), job_origin.of(env.variables)
     name = env.get(NODE_NAME) or env.get("SLURMD_NODENAME") or socket.gethostname()
@@ -85,13 +86,14 @@ def remember(place: BadNodesDirectory, reason: str, env: Environment) -> BadNode
     files.replace(path, json.dumps(found._asdict()) + "\n", 0o644)
     for path, each in _read(place):
         if each.until <= now:
-            with suppress(OSError):  # of another user
+            with suppress(OSError):  # the record of another user
                 os.unlink(path)
     return found
 
 
 def known(place: BadNodesDirectory) -> list[BadNode]:
-    """Return the nodes that are remembered now, by name; of several records the one that lasts.
+    """Return the currently recorded nodes, sorted by name. If a node has several records, the one
+    that expires last is returned.
 
     Raises:
         OSError: if the directory can't be read.
@@ -104,10 +106,10 @@ def known(place: BadNodesDirectory) -> list[BadNode]:
 
 
 def forget(place: BadNodesDirectory, names: Iterable[str]) -> list[str]:
-    """Remove all records of these nodes; return the names of those that had one.
+    """Remove all records of these nodes; return the names of the nodes that had one.
 
     Raises:
-        OSError: if a record can't be removed, or the directory not be read.
+        OSError: if a record can't be removed or the directory can't be read.
     """
     wanted, removed = set(names), dict[str, None]()
     for path, each in _read(place):

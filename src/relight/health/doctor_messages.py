@@ -1,4 +1,4 @@
-"""The messages between the nodes of `relight doctor`: one small immutable type for each.
+"""The messages between the nodes of `relight doctor`, with one small immutable type per message.
 
 Each field of a message is checked before the message is used (`base/fields`).
 
@@ -14,7 +14,9 @@ from relight.core.group.messages import StartProbes
 from relight.health.finding import Finding, in_order
 
 _MOST_TEXT = 800
-"""Limit of characters per text of a finding, so that all findings fit into a message."""
+"""The maximum number of characters in each text of a finding, so that all findings fit into a
+message.
+"""
 
 
 class ProbeResult(StrEnum):
@@ -33,11 +35,13 @@ class DoctorNode(NamedTuple):
     """A node's description of itself.
 
     Other nodes try to reach it at `address`, ports `tcp_port` and `udp_port`; `own` is the address
-    from which it connects to the host of the meeting. `resolved`: the addresses of the endpoint's
-    host on this node. `udp_taken`: it hosts the endpoint, but another program gets the datagrams.
+    from which it connects to the meeting's host. `resolved` holds the addresses to which the
+    endpoint's host resolves on this node. `udp_taken` means that the node hosts the endpoint, but
+    another program receives the datagrams.
 
-    The host adds `seen_as`, the source address of its connection if that differs from `own`, and
-    `clock_s`, the offset of its clock from the host's, within `clock_error_s`; None if unknown.
+    The host adds `seen_as`, the source address of the node's connection if it differs from `own`,
+    and `clock_s`, the offset of the node's clock from the host's, with an error of up to
+    `clock_error_s`; None if unknown.
     """
 
     name: str
@@ -55,11 +59,12 @@ class DoctorNode(NamedTuple):
 
 
 class Probe(NamedTuple):
-    """A node's probe of another one.
+    """The result of a node's probe of another node.
 
-    `tcp`: the result of a connection to a free port; `large`: of sending much data over it.
-    `answered`: the largest packet in bytes that was answered; `heard`: the largest that came from
-    there; 0 for none. `mtu`: the largest that the interface takes.
+    `tcp` is the result of connecting to a free port, and `large` of sending a large amount of data
+    over that connection. `answered` is the size in bytes of the largest packet that was answered,
+    and `heard` that of the largest packet received from the other node; 0 means none. `mtu` is the
+    largest packet that the interface accepts.
     """
 
     tcp: ProbeResult = ProbeResult.UNTRIED
@@ -70,33 +75,33 @@ class Probe(NamedTuple):
 
 
 class TargetProbe(NamedTuple):
-    """The probe of the node with the number `target`."""
+    """The probe of the node with number `target`."""
 
     target: int
     probe: Probe
 
 
 class NodesPresent(NamedTuple):
-    """The nodes that have joined."""
+    """The nodes that have joined so far."""
 
     hosts: tuple[str, ...]
 
 
 class NodeRefused(NamedTuple):
-    """The node is refused."""
+    """Tells a node that it was refused."""
 
     why: str
 
 
 class Clock(NamedTuple):
-    """A question for the time, or its answer: `time_s` since 1970. Both have the same `number`."""
+    """A request for the time, or the reply: `time_s` since 1970. Both have the same `number`."""
 
     number: int
     time_s: float | None = None
 
 
 class ProbeReport(NamedTuple):
-    """The probes of one node, and how much its clock is ahead of the host's."""
+    """One node's probes, and how far its clock is ahead of the host's."""
 
     probes: tuple[TargetProbe, ...]
     clock_s: float | None
@@ -104,14 +109,18 @@ class ProbeReport(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """The findings between the nodes, which nodes came, and how long the probes took."""
+    """The findings about the connections between nodes, the nodes that took part, and the duration
+    of the probes.
+    """
 
     findings: tuple[Finding, ...]
     came: tuple[str, ...]
     seconds: float = 0.0
 
     def bounded(self) -> "Verdict":
-        """Return a copy that fits into a message: of many findings it has the worst."""
+        """Return a copy that fits into a message. If there are many findings, it keeps the
+        worst.
+        """
         worst = in_order(self.findings)[:MAX_FINDINGS]
         short = (Finding(each.level, *(text[:_MOST_TEXT] for text in each[1:])) for each in worst)
         return self._replace(findings=tuple(short))

@@ -1,6 +1,7 @@
-"""This machine's view of the endpoint: its addresses, the answering program, its port's owner.
+"""Examines the endpoint from this machine: its addresses, the program that answers, and the process
+that owns its port.
 
-Needs no event loop, so an agent can call it before it gives up.
+It doesn't need an event loop, so an agent can call it before giving up.
 """
 
 import os
@@ -26,17 +27,17 @@ RELIGHT_PROGRAMS = (COORDINATOR, DOCTOR, RELIGHT)
 _MAX_ADDRESSES = 8
 _NAME_S = 0.4
 _ANSWER_S = 0.4
-"""Shares of the time for the lookup and for the answer; connecting gets the rest."""
+"""Shares of the time limit for the name lookup and for the answer; connecting gets the rest."""
 _TRACE_PORT = 33434
-"""No program listens on this port, so a machine that is up refuses (traceroute(8))."""
+"""No program listens on this port, so a machine that is up refuses connections (traceroute(8))."""
 
 
 class EndpointAnswer(NamedTuple):
     """The answer from one address.
 
-    `what` is one of the words above, or describes the behaviour of the program there. `alive`: the
-    machine answers on another port. `ours`: it is this machine, and `holder` is the process that
-    has the port.
+    `what` is one of the words above, or describes the behaviour of the program there. `alive` means
+    that the machine answers on another port. `ours` means that the address is this machine's, and
+    `holder` is the process that has the port.
     """
 
     address: str
@@ -47,7 +48,7 @@ class EndpointAnswer(NamedTuple):
 
 
 class EndpointReport(NamedTuple):
-    """This machine's view of an endpoint; without addresses, its name does not resolve."""
+    """This machine's view of an endpoint. If `addresses` is empty, its name does not resolve."""
 
     host: str
     port: int
@@ -55,7 +56,7 @@ class EndpointReport(NamedTuple):
 
 
 def at_timeout(host: str, port: int, *, seconds: float = 2.0) -> list[str]:
-    """Return a diagnosis, in lines, of an endpoint at which no other node was met.
+    """Diagnose an endpoint at which no other node was found; return the lines of the diagnosis.
 
     Takes at most `seconds`, and never raises.
     """
@@ -80,7 +81,7 @@ def examine(host: str, port: int, seconds: float) -> EndpointReport:
 
 
 def judge(seen: EndpointReport) -> list[Finding]:
-    """Return the findings about an endpoint, at least one."""
+    """Return at least one finding about an endpoint."""
     where = text_of(seen.host, seen.port)
     if not seen.answers:
         return [
@@ -107,7 +108,7 @@ def judge(seen: EndpointReport) -> list[Finding]:
 
 
 def loopback_finding(host: str, port: int, addresses: list[str]) -> Finding | None:
-    """Return a finding if every node would reach itself at the endpoint's addresses."""
+    """Return a finding if the endpoint's addresses make every node connect to itself."""
     if not addresses or not all(map(is_loopback, addresses)):
         return None
     named = not is_numeric(host) and host != "localhost"
@@ -124,7 +125,7 @@ def loopback_finding(host: str, port: int, addresses: list[str]) -> Finding | No
 
 
 def listener_of(port: int, proc: str = "/proc") -> str:
-    """Return which process of this machine listens on a TCP port, if we may know."""
+    """Return which process on this machine listens on a TCP port, if this user may see that."""
     inodes = set()
     for name in ("tcp", "tcp6"):
         for line in content(f"{proc}/net/{name}").splitlines()[1:]:
@@ -165,7 +166,7 @@ def answer_of(data: bytes, *, closed: bool) -> str:
 def _connect_to_all(
     addresses: tuple[str, ...], port: int, end: float, answer_s: float
 ) -> tuple[EndpointAnswer, ...]:
-    """Connect to all addresses at the same time, and return what answers."""
+    """Connect to all addresses concurrently, and return their answers."""
     found: dict[str, EndpointAnswer] = {}
 
     def attempt(address: str) -> None:
@@ -175,7 +176,7 @@ def _connect_to_all(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()  # each call of it has a limit
+        thread.join()  # each of its calls has a time limit
     return tuple(found[address] for address in addresses)
 
 
@@ -213,7 +214,7 @@ def _attempt(address: str, port: int, end: float, answer_s: float) -> EndpointAn
 
 
 def _answer(sock: socket.socket, end: float) -> str:
-    """Send a hello; return what answers until then."""
+    """Send a hello and return what answers before the deadline."""
     hello = {"type": "hello", "sender": DOCTOR, "nonce": os.urandom(NONCE_BYTES).hex(),
              "token": False}  # fmt: skip
     heard, is_closed, what = b"", False, ""

@@ -24,8 +24,9 @@ OK, WARNING, ERROR = Level.OK, Level.WARNING, Level.ERROR
 class Finding(NamedTuple):
     """One result of the doctor.
 
-    `what` names the finding in a few words; `where` is a host, hosts, or pairs of hosts. `why` says
-    why it matters or how it is known; `remedy` says what to do. The last two may be empty.
+    `what` names the finding in a few words; `where` is a host, several hosts, or pairs of hosts.
+    `why` explains why it matters or how it was determined; `remedy` says what to do. The last two
+    may be empty.
     """
 
     level: Level
@@ -36,13 +37,13 @@ class Finding(NamedTuple):
 
 
 def in_order(findings: Iterable[Finding]) -> list[Finding]:
-    """Return findings with the worst first, otherwise in the given order."""
+    """Return findings with the worst first, otherwise in their original order."""
     levels = list(Level)
     return sorted(findings, key=lambda finding: levels.index(finding.level))
 
 
 def lines_of(finding: Finding) -> list[str]:
-    """Return a finding as lines for people, with the remedy indented below."""
+    """Format a finding as lines for people, with the remedy indented below."""
     where = f"{finding.where}: " if finding.where else ""
     why = f" ({finding.why})" if finding.why else ""
     lines = [f"{finding.level:<8} {where}{finding.what}{why}"]
@@ -57,10 +58,10 @@ def to_object(finding: Finding) -> dict[str, Any]:
 
 
 def pairs_of(pairs: Iterable[tuple[str, str]], hosts: Sequence[str]) -> str:
-    """Return pairs of hosts for people: `node2 -> all others`, `node1 -> node3`.
+    """Format pairs of hosts for people: `node2 -> all others`, `node1 -> node3`.
 
     Args:
-        pairs: from which host to which.
+        pairs: the two hosts of each connection, in its direction.
         hosts: all hosts, to detect `all others`.
     """
     left = set(pairs)

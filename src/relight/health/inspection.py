@@ -1,4 +1,5 @@
-"""Examines this machine: limits, disks, devices, names. An unreadable limit counts as unlimited.
+"""Examines this machine: limits, disks, devices, names. A limit that can't be read counts as
+unlimited.
 
 Sources: getrlimit(2), statvfs(3), cgroups(7), proc(5) and sysfs of Linux; `host.devices` for the
 accelerators visible to a worker.
@@ -29,11 +30,11 @@ T = TypeVar("T")
 
 
 def read(env: Environment, facts: dict[str, str], root: str = "/") -> Machine:
-    """Return the facts of this machine.
+    """Return the facts about this machine.
 
     Args:
-        env: the environment of the workers.
-        facts: as `host.facts.collect` returns them.
+        env: the workers' environment.
+        facts: as returned by `host.env_fingerprint.collect`.
         root: where /proc, /dev and /sys are; for tests.
     """
     files, files_hard = _limits(resource.RLIMIT_NOFILE)
@@ -60,19 +61,21 @@ def read(env: Environment, facts: dict[str, str], root: str = "/") -> Machine:
 
 
 def with_time_limit(seconds: float, call: Callable[[], T], otherwise: T) -> T:
-    """Return the result of a call that may block, or `otherwise` if it takes over `seconds`."""
+    """Return the result of a call that may block, or `otherwise` if it takes longer than
+    `seconds`.
+    """
     found: list[T] = []
     thread = threading.Thread(target=lambda: found.append(call()), daemon=True)
     try:
         thread.start()
-    except RuntimeError:  # no more threads
+    except RuntimeError:  # no more threads are available
         return otherwise
     thread.join(seconds)
     return found[0] if found else otherwise
 
 
 def addresses_of(host: str) -> tuple[str, ...]:
-    """Return the addresses of a name; empty if it can't be resolved."""
+    """Return the addresses of a host name; empty if it can't be resolved."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, ValueError):
@@ -81,7 +84,7 @@ def addresses_of(host: str) -> tuple[str, ...]:
 
 
 def disk(path: str) -> Disk:
-    """Return the size and free space of a directory, and whether it is writable."""
+    """Return a directory's size and free space, and whether it is writable."""
     try:
         status = os.statvfs(path)
         with tempfile.NamedTemporaryFile(dir=path, prefix="relight-doctor-") as file:
@@ -123,7 +126,9 @@ def driver(root: str = "/") -> str:
 
 
 def open_files(pid: str, proc: str = "/proc") -> list[str]:
-    """Return the files that a process has open; none if it is another user's, or has exited."""
+    """Return the files that a process has open; empty if it belongs to another user or has
+    exited.
+    """
     files = []
     for fd in entries(f"{proc}/{pid}/fd"):
         try:
@@ -134,7 +139,7 @@ def open_files(pid: str, proc: str = "/proc") -> list[str]:
 
 
 def facts_of(machine: Machine) -> dict[str, str]:
-    """Return more facts that should be equal on all nodes."""
+    """Return further facts that should be equal on all nodes."""
     found = {"GPUs": str(machine.gpus.visible)}
     if machine.gpus.driver:
         found["GPU driver"] = machine.gpus.driver
@@ -145,7 +150,7 @@ def facts_of(machine: Machine) -> dict[str, str]:
 
 
 def _gpus_on_bus(root: str) -> int:
-    """Return how many NVIDIA GPUs are on the bus, with or without a driver."""
+    """Return how many NVIDIA GPUs are on the bus, whether or not a driver is loaded."""
     folder = os.path.join(root, "sys/bus/pci/devices")
     found = 0
     for name in entries(folder):
@@ -156,7 +161,7 @@ def _gpus_on_bus(root: str) -> int:
 
 
 def _gpu_processes(root: str) -> tuple[str, ...]:
-    """Return other processes that have a GPU open, as far as we may read that."""
+    """Return the other processes that have a GPU open, as far as this user may see them."""
     found = []
     for pid in entries(os.path.join(root, "proc")):
         if not pid.isdecimal() or int(pid) == os.getpid():
@@ -176,7 +181,7 @@ def _limits(kind: int) -> tuple[int, int]:
 
 
 def _tasks_of_user(root: str) -> int:
-    """Return how many more tasks this user may start; root may start any number."""
+    """Return how many more tasks this user may start. There is no limit for root."""
     limit = _limits(resource.RLIMIT_NPROC)[0]
     if limit == NO_LIMIT or os.geteuid() == 0:
         return NO_LIMIT
@@ -195,7 +200,7 @@ def _tasks_of_cgroup(root: str) -> int:
 
 
 def _interfaces(root: str) -> tuple[str, ...]:
-    """Return the addresses of this machine's interfaces that are up."""
+    """Return the addresses of this machine's network interfaces that are up."""
     import fcntl
 
     found = []

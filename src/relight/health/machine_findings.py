@@ -1,4 +1,4 @@
-"""Judges a machine by the facts that `inspection.py` collects. Pure."""
+"""Derives findings about a machine from the facts that `inspection.py` collects. Pure."""
 
 from typing import NamedTuple
 
@@ -22,7 +22,7 @@ HOLDERS_REMEDY = "end them if nobody needs them (nvidia-smi shows how much each 
 
 
 class Disk(NamedTuple):
-    """A directory: its size and free space in bytes, and why it is not writable."""
+    """A directory: its size and free space in bytes, and the reason if it is not writable."""
 
     path: str
     size: int
@@ -33,10 +33,11 @@ class Disk(NamedTuple):
 class Accelerators(NamedTuple):
     """The accelerators of a machine.
 
-    `present`: their number, by the bus or the driver. `usable`: how many have device files that can
-    be opened. `visible`: how many a worker sees after the variables in `hiding`, `NAME=VALUE`,
-    which name `named` of them (-1: not known). `driver`: the version, empty if none is loaded.
-    `holders`: other processes that have one open.
+    `present` is their number according to the bus or the driver. `usable` is the number of
+    accelerators whose device files can be opened. `visible` is the number that a worker sees after
+    applying the variables in `hiding`, which are written `NAME=VALUE` and name `named` accelerators
+    (-1: unknown). `driver` is the version, empty if none is loaded. `holders` are other processes
+    that have an accelerator open.
     """
 
     present: int = 0
@@ -49,12 +50,12 @@ class Accelerators(NamedTuple):
 
 
 class Machine(NamedTuple):
-    """Facts about a machine. Sizes are in bytes; a missing limit is `NO_LIMIT`.
+    """Facts about a machine. Sizes are in bytes; `NO_LIMIT` stands for a missing limit.
 
-    `tasks`: threads and processes that may still be started, by RLIMIT_NPROC (`of_user`) and by the
-    cgroup. `locked`: RLIMIT_MEMLOCK. `rdma`: names of InfiniBand and RoCE devices. `memory`: memory
-    left in the cgroup. `own_name`: addresses of the host's own name. `addresses`: those of its
-    interfaces, `eth0 10.0.0.3`.
+    `tasks` is how many threads and processes may still be started according to RLIMIT_NPROC
+    (`of_user`) and to the cgroup. `locked` is RLIMIT_MEMLOCK. `rdma` has the names of InfiniBand
+    and RoCE devices. `memory` is what is left in the cgroup. `own_name` has the addresses to which
+    the host's own name resolves, and `addresses` those of its interfaces, such as `eth0 10.0.0.3`.
     """
 
     host: str
@@ -75,11 +76,11 @@ class Machine(NamedTuple):
 
 
 def judge(machine: Machine, *, alone: bool) -> list[Finding]:
-    """Return the findings on a machine.
+    """Return the findings about a machine.
 
     Args:
         machine: its facts.
-        alone: no other node takes part, so that names and addresses do not matter.
+        alone: whether no other node takes part, so that names and addresses do not matter.
     """
     found = [
         *_shared_memory(machine.shm),

@@ -1,4 +1,5 @@
-"""Imitates the workers of a job: connects to free ports, sends much data and large datagrams.
+"""Imitates a job's workers: connects to free ports, and sends large amounts of data and large
+datagrams.
 
     caller                                     prober
     connect, cookie and its number      ->
@@ -8,8 +9,8 @@
     datagram: cookie ? number size ...  ->
                                         <-     datagram: cookie ! number size
 
-A prober counts and drops all data that it receives, and never answers a peer without the cookie. An
-answer is never larger than its request. Numbers are those of the nodes.
+A prober counts and discards all data that it receives, and never answers a peer without the cookie.
+An answer is never larger than its request. The numbers identify the nodes.
 """
 
 import errno
@@ -28,11 +29,11 @@ from relight.net.ports import any_address, is_loopback, listen
 
 COOKIE_BYTES = 16
 LARGE = 14_000
-"""More than one packet of any network, but so little that it takes one round trip (RFC 6928)."""
+"""More than one packet on any network, but small enough to take a single round trip (RFC 6928)."""
 LIMIT_S = 2.5
-"""Long enough for a second attempt to connect after the first packet is lost."""
+"""Long enough for a second connection attempt after the first packet is lost."""
 MOST_PEERS = 200
-"""More simultaneous connections could exceed the limit of open files."""
+"""More simultaneous connections could exceed the open-file limit."""
 
 _SEND_TIMES_S = (0.0, 0.3, 0.7, 1.2, 1.7)
 _SIZES = (100, 576, 1280, 1400, 1450, 1492, 1500, 4000, 8900)
@@ -48,8 +49,8 @@ _IP_MTU, _IPV6_MTU = 14, 24
 
 
 def mtu_to(address: str) -> int:
-    """Return the largest packet that this machine sends to a numeric address; 0 if that is not
-    known, or the address is this machine's own.
+    """Return the size of the largest packet that this machine sends to a numeric address; 0 if that
+    is unknown or the address belongs to this machine.
     """
     if is_loopback(address):
         return 0
@@ -67,16 +68,16 @@ def mtu_to(address: str) -> int:
 
 
 class Prober:
-    """Receives the probes of other nodes, and sends ours.
+    """Receives probes from other nodes, and sends our own.
 
     Args:
         loop: the loop.
-        udp_port: the port for datagrams; 0 for any.
+        udp_port: the port for datagrams; 0 for any free port.
 
     Attributes:
         tcp_port: the port for connections.
         udp_port: the port for datagrams, or 0.
-        udp_taken: another program has the requested port.
+        udp_taken: whether another program has the requested port.
     """
 
     def __init__(self, loop: Loop, udp_port: int = 0) -> None:
@@ -111,8 +112,8 @@ class Prober:
 
         Args:
             cookie: a secret that all nodes share.
-            number: of this node.
-            nodes: where they are, including this one.
+            number: the number of this node.
+            nodes: the addresses of all nodes, including this one.
             done: called once.
         """
         self._cookie, self._number, self._done = cookie, number, done
@@ -138,7 +139,7 @@ class Prober:
         self._timers.append(self._loop.call_after(0, self._check_finished))
 
     def close(self) -> None:
-        """Close the sockets, and end all probes."""
+        """Close the sockets and end all probes."""
         self._done = None
         for timer in self._timers:
             timer.cancel()
@@ -184,7 +185,7 @@ class Prober:
         try:
             self._udp.sendto(data, where)
         except OSError:
-            pass  # too large for the interface, or forbidden here: no answer will come
+            pass  # too large for the interface, or forbidden here: there will be no answer
 
     def _receive_safely(self) -> None:
         self._loop.run_guarded(self._receive, "a datagram")
@@ -213,7 +214,7 @@ class Prober:
     # Finishing.
 
     def _check_finished(self) -> None:
-        """Finish early if all results are known."""
+        """Finish early if all results are in."""
         if all(
             other.call.large == ProbeResult.PASSED and other.answered >= other.largest
             for other in self._others.values()
@@ -233,12 +234,12 @@ class Prober:
 
 
 class _Other:
-    """Another node, and the largest datagrams that passed so far, as in `Probe`.
+    """Another node, and the largest datagrams that got through so far, as in `Probe`.
 
     Args:
         call: the connection to the node.
         where: the address for datagrams, or None.
-        mtu: the largest packet of the interface, 0 if unknown.
+        mtu: the largest packet that the interface accepts, 0 if unknown.
     """
 
     def __init__(self, call: "_Call", where: tuple[Any, ...] | None, mtu: int) -> None:
@@ -274,7 +275,7 @@ class _Call:
         loop.on_writable(self._sock, self._closing_on_error(self._connected))
 
     def close(self) -> None:
-        """End the call; an answer that has not come by now counts as missing."""
+        """End the connection. An answer that has not arrived by now counts as missing."""
         if self._sock is not None:
             self._loop.forget(self._sock)
             self._sock.close()
@@ -368,7 +369,7 @@ class _Caller:
             self._sock.close()
 
     def check(self, cookie: bytes) -> None:
-        """Answer the hello once it has arrived, if it has the cookie."""
+        """Once the hello has arrived, answer it if it contains the cookie."""
         if len(self._hello) < _hello.size or not cookie or self._left >= 0:
             return
         if _hello.unpack(self._hello)[0] != cookie:
@@ -416,7 +417,7 @@ def new_cookie() -> bytes:
 
 
 def cookie_from(text: str) -> bytes:
-    """Return the cookie of a message.
+    """Return the cookie from a message.
 
     Raises:
         Malformed: if the text is not a cookie.
@@ -431,7 +432,7 @@ def cookie_from(text: str) -> bytes:
 
 
 def _header(where: tuple[Any, ...]) -> int:
-    """Return the size in bytes of the IP and UDP headers of a datagram."""
+    """Return the size in bytes of a datagram's IP and UDP headers."""
     return 48 if ":" in where[0] and not where[0].startswith("::ffff:") else 28
 
 

@@ -1,8 +1,8 @@
-"""What touches this machine, one resource per file.
+"""Code that accesses this machine, one resource per file.
 
 `system` is the module with the functions that differ between systems: `linux`, or `portable`, which
-uses only what macOS has. It is chosen here and nowhere else. On any other system, using it raises
-UsageError.
+uses only what macOS has. The choice is made here and nowhere else. On any other system, using it
+raises UsageError.
 """
 
 import sys

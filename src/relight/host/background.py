@@ -1,4 +1,4 @@
-"""Runs calls that may block outside the loop, each in its own thread."""
+"""Runs potentially blocking calls outside the loop, each in its own thread."""
 
 import _thread
 import os
@@ -13,8 +13,8 @@ T = TypeVar("T")
 def call(loop: Loop, work: Callable[[], T], done: Callable[[T | Exception], None]) -> None:
     """Do `work` in a thread, then call `done` in the loop with its result or its exception.
 
-    The work may take any time; the caller may stop waiting. If no thread can be started, the result
-    is a RuntimeError.
+    The work may take any amount of time, and the caller is free to stop waiting for it. If no
+    thread can be started, the result is a RuntimeError.
     """
     results: list[T | Exception] = []
     readable, writable = os.pipe()

@@ -1,4 +1,4 @@
-"""The checkpoints that workers save (--checkpoints)."""
+"""Finds the checkpoints that workers save (--checkpoints)."""
 
 import os
 from glob import iglob
@@ -8,11 +8,11 @@ _MOST_FILES = 100_000
 
 
 def newest(pattern: str) -> int:
-    """Return when the newest file of a pattern was changed, in nanoseconds since 1970 by the clock
-    of its file system; 0 if no file matches.
+    """Return the modification time of the newest file that matches a pattern, in nanoseconds since
+    1970 by the clock of its file system; 0 if no file matches.
 
     Args:
-        pattern: the files' paths, as in `glob`; `**` matches any directories.
+        pattern: the file paths, in the syntax of `glob`; `**` matches any number of directories.
     """
     latest = 0
     for path in islice(iglob(pattern, recursive=True), _MOST_FILES):

@@ -1,4 +1,4 @@
-"""Raises the limit of open files for an agent, and restores it for its workers."""
+"""Raises the open-file limit for an agent, and restores it for its workers."""
 
 _soft: int | None = None
 
@@ -27,8 +27,8 @@ def restore_limit() -> None:
 
 
 def of_workers(limits: tuple[int, int]) -> tuple[int, int]:
-    """Return the soft and the hard limit of workers, given those of this process."""
-    _, hard = limits  # it may have been lowered since
+    """Return the workers' soft and hard limits, given those of this process."""
+    _, hard = limits  # the hard limit may have been lowered since
     if _soft is None:
         return limits
     return (_soft if hard < 0 else min(_soft, hard)), hard  # RLIM_INFINITY is -1

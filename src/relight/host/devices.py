@@ -1,15 +1,15 @@
-"""Counts the devices of a node, for its number of workers: accelerators from the drivers' files,
+"""Counts a node's devices to choose its number of workers: accelerators from the drivers' files,
 CPUs from the affinity mask and the cgroup.
 
-torch is never imported. The devices that a worker will see count, so the variables that hide
-devices are read as torch reads them. Sources: the NVIDIA driver's /proc/driver/nvidia/gpus and
-/dev/nvidia<minor>; the CUDA programming guide on CUDA_VISIBLE_DEVICES; amdkfd's
-/sys/class/kfd/kfd/topology/nodes; Intel's xe and i915 under /sys/class/drm and Level Zero's
-ZE_AFFINITY_MASK and ZE_FLAT_DEVICE_HIERARCHY.
+torch is never imported. Only devices that a worker will see are counted, so variables that hide
+devices are interpreted the way torch interprets them. Sources: the NVIDIA driver's
+/proc/driver/nvidia/gpus and /dev/nvidia<minor>; the CUDA programming guide on CUDA_VISIBLE_DEVICES;
+amdkfd's /sys/class/kfd/kfd/topology/nodes; Intel's xe and i915 under /sys/class/drm and Level
+Zero's ZE_AFFINITY_MASK and ZE_FLAT_DEVICE_HIERARCHY.
 
-GPUs are numbered by PCI address. The CUDA driver does the same where all are of one model, and
-where CUDA_DEVICE_ORDER is PCI_BUS_ID; otherwise it puts the fastest first, and no file has that
-order.
+GPUs are numbered by PCI address. The CUDA driver does the same if all GPUs are the same model or if
+CUDA_DEVICE_ORDER is PCI_BUS_ID. Otherwise it puts the fastest GPU first, an order that no file
+exposes.
 """
 
 import os
@@ -22,10 +22,10 @@ from relight.host import system
 
 
 class Device(NamedTuple):
-    """One accelerator as a driver lists it: a GPU, or a tile of an Intel one.
+    """One accelerator as a driver lists it: a GPU, or a tile of an Intel GPU.
 
-    `number` is unique within the driver. `pci` is its address in /sys/bus/pci/devices, and `uuid`
-    its name for *_VISIBLE_DEVICES; both are empty where the driver doesn't provide them.
+    `number` is unique within the driver. `pci` is the device's address in /sys/bus/pci/devices, and
+    `uuid` its name for *_VISIBLE_DEVICES; both are empty if the driver doesn't provide them.
     """
 
     number: int
@@ -42,7 +42,7 @@ def count(word: str, env: Environment, root: str = "/") -> int:
         root: where /proc, /dev and /sys are; for tests.
 
     Raises:
-        UsageError: if this node lacks a device of the kind.
+        UsageError: if this node has no device of that kind.
     """
     if word == "cpu":
         return cpus(root)
@@ -59,35 +59,37 @@ def count(word: str, env: Environment, root: str = "/") -> int:
 
 
 def accelerators(env: Environment, root: str = "/") -> list[Device]:
-    """Return the devices that training uses by default, in the order of the workers' indices.
+    """Return the devices that training uses by default, ordered by local rank.
 
-    A GPU inside an Intel processor is left out: nearly every laptop has one, and hardly any user
+    A GPU built into an Intel processor is left out: nearly every laptop has one, and hardly anyone
     trains on it. `xpus` includes it.
     """
     return gpus(env, root) or [xpu for xpu in xpus(env, root) if xpu.pci != _INSIDE_PROCESSOR]
 
 
 def gpus(env: Environment, root: str = "/") -> list[Device]:
-    """Return the GPUs that CUDA, or else ROCm, shows to a worker, by index."""
+    """Return the GPUs that a worker sees through CUDA, or through ROCm if there are none, by
+    index.
+    """
     found = _visible(env.variables.get("CUDA_VISIBLE_DEVICES"), _nvidia(root))
     if found:
         return found
-    # ROCm filters in two steps: the second numbers the devices that the first has left.
+    # ROCm filters in two steps: the second step numbers the devices that the first one left.
     left = _visible(env.variables.get("ROCR_VISIBLE_DEVICES"), _amd(root))
     cuda = env.variables.get("CUDA_VISIBLE_DEVICES")
     return _visible(env.variables.get("HIP_VISIBLE_DEVICES", cuda), left)
 
 
 def gpu_names(env: Environment) -> list[str]:
-    """Return the GPUs of `gpus` by their names for CUDA_VISIBLE_DEVICES."""
+    """Return the names of the GPUs from `gpus`, as used in CUDA_VISIBLE_DEVICES."""
     number, chosen = len(gpus(env)), env.get("CUDA_VISIBLE_DEVICES")
     return [name.strip() for name in chosen.split(",")][:number] if chosen else [
         str(each) for each in range(number)]  # fmt: skip
 
 
 def xpus(env: Environment, root: str = "/") -> list[Device]:
-    """Return the Intel GPUs that Level Zero shows to a worker: the one inside the processor only
-    if it is alone.
+    """Return the Intel GPUs that Level Zero shows to a worker. The GPU built into the processor is
+    included only if it is the only one.
     """
     found = _intel(root, tiles=env.get("ZE_FLAT_DEVICE_HIERARCHY") != "COMPOSITE")
     mask = env.get("ZE_AFFINITY_MASK")
@@ -99,8 +101,8 @@ def xpus(env: Environment, root: str = "/") -> list[Device]:
 
 
 def cpus(root: str = "/") -> int:
-    """Return how many CPUs this process may use: the affinity mask or the cgroup's quota, whichever
-    is smaller.
+    """Return how many CPUs this process may use, limited by the affinity mask and the cgroup's
+    quota.
     """
     mask = system.cpus()
     quota = _cpu_quota(root)
@@ -112,14 +114,14 @@ _HIDING = {
     "xpu": ("ZE_AFFINITY_MASK",),
 }
 _INSIDE_PROCESSOR = "0000:00:02.0"
-"""The PCI address of the GPU inside every Intel processor."""
+"""The PCI address of the GPU built into an Intel processor."""
 
 
 def _nvidia(root: str) -> list[Device]:
-    """Return the NVIDIA GPUs that we may open, by PCI address.
+    """Return the NVIDIA GPUs that this process may open, by PCI address.
 
-    The driver lists those of the whole machine, in a container too; the device files, and the
-    device cgroup of a scheduler such as Slurm, restrict a job to a subset.
+    The driver lists all GPUs of the machine, even in a container. The device files, and the device
+    cgroup of a scheduler such as Slurm, restrict a job to a subset.
     """
     minors = {
         int(name[6:])
@@ -136,7 +138,7 @@ def _nvidia(root: str) -> list[Device]:
         minor = facts.get("Device Minor", "")
         if minor.isdecimal() and facts.get("GPU Excluded") != "Yes":
             uuid = facts.get("GPU UUID", "")
-            # Question marks until the GPU is used for the first time.
+            # The UUID consists of question marks until the GPU is used for the first time.
             listed.append(Device(int(minor), pci.lower(), "" if "?" in uuid else uuid))
     if not listed:
         return [Device(minor, "") for minor in sorted(minors)]
@@ -144,13 +146,13 @@ def _nvidia(root: str) -> list[Device]:
 
 
 def _amd(root: str) -> list[Device]:
-    """Return the AMD GPUs that we may open, in the order of the kernel's nodes."""
+    """Return the AMD GPUs that this process may open, in the order of the kernel's nodes."""
     if not _usable(os.path.join(root, "dev/kfd")):
         return []
     folder = os.path.join(root, "sys/class/kfd/kfd/topology/nodes")
     found = []
     for node in sorted(int(name) for name in entries(folder) if name.isdecimal()):
-        # A CPU is also a node, with id 0; nodes that a container may not use can't be read.
+        # CPUs are nodes as well, with id 0. Nodes that a container may not use can't be read.
         if content(os.path.join(folder, str(node), "gpu_id")) in ("", "0"):
             continue
         facts = dict.fromkeys(("domain", "location_id", "unique_id", "drm_render_minor"), 0)
@@ -160,7 +162,7 @@ def _amd(root: str) -> list[Device]:
                 facts[key] = int(value)
         if not _usable(os.path.join(root, f"dev/dri/renderD{facts['drm_render_minor']}")):
             continue
-        place = facts["location_id"]  # bus, device and function; above them the partition
+        place = facts["location_id"]  # bus, device, function; the higher bits are the partition
         bus, slot, function = place >> 8 & 0xFF, place >> 3 & 0x1F, place & 7
         pci = f"{facts['domain']:04x}:{bus:02x}:{slot:02x}.{function:x}"
         uuid = f"GPU-{facts['unique_id']:016x}" if facts["unique_id"] else ""
@@ -169,7 +171,7 @@ def _amd(root: str) -> list[Device]:
 
 
 def _intel(root: str, *, tiles: bool) -> list[Device]:
-    """Return the Intel GPUs that we may open, or their tiles, by PCI address."""
+    """Return the Intel GPUs, or their tiles, that this process may open, by PCI address."""
     folder = os.path.join(root, "sys/class/drm")
     cards = []
     for name in entries(folder):
@@ -181,13 +183,13 @@ def _intel(root: str, *, tiles: bool) -> list[Device]:
             pci = os.path.basename(device)
             parts = _tiles(device) if tiles and pci != _INSIDE_PROCESSOR else 1
             cards += [Device(0, pci)] * parts
-    # The GPU inside the processor comes last.
+    # The GPU built into the processor comes last.
     cards.sort(key=lambda card: (card.pci == _INSIDE_PROCESSOR, *_bus_order(card)))
     return [card._replace(number=number) for number, card in enumerate(cards)]
 
 
 def _tiles(device: str) -> int:
-    """Return how many tiles an Intel GPU has: xe has tile<N>, i915 drm/card<N>/gt/gt<N>."""
+    """Return the number of tiles of an Intel GPU: xe has tile<N>, i915 drm/card<N>/gt/gt<N>."""
     found = [name for name in entries(device) if re.fullmatch("tile[0-9]+", name)]
     for card in entries(os.path.join(device, "drm")):
         found += entries(os.path.join(device, "drm", card, "gt"))
@@ -195,10 +197,10 @@ def _tiles(device: str) -> int:
 
 
 def _visible(text: str | None, devices: list[Device]) -> list[Device]:
-    """Return the devices that a *_VISIBLE_DEVICES variable leaves, in its order.
+    """Return the devices that a *_VISIBLE_DEVICES variable selects, in its order.
 
-    The first entry decides whether all are read as numbers or as names. The list ends at the first
-    entry that does not name a device; a duplicate entry hides everything.
+    The first entry determines whether all entries are read as numbers or as names. The list ends at
+    the first entry that does not name a device. A duplicate entry hides all devices.
     """
     if text is None:
         return devices
@@ -213,7 +215,7 @@ def _visible(text: str | None, devices: list[Device]) -> list[Device]:
             break
         keys.append(key)
     if kind == "MIG-":
-        keys = keys[:1]  # CUDA shows a process one instance at most
+        keys = keys[:1]  # CUDA shows a process at most one instance
     chosen: list[Device] = []
     for key in keys:
         found = devices[key : key + 1] if isinstance(key, int) else _named(key, devices, chosen)
@@ -228,8 +230,9 @@ def _visible(text: str | None, devices: list[Device]) -> list[Device]:
 def _named(name: str, devices: list[Device], chosen: list[Device]) -> list[Device]:
     """Return the devices whose names begin with `name`.
 
-    A name missing from the driver's files (a MIG instance, a GPU that was not used yet) counts as
-    valid while unmatched devices remain; which device it is stays unknown.
+    A name that is missing from the driver's files (a MIG instance, or a GPU that has not been used
+    yet) counts as valid as long as unmatched devices remain. Which device it refers to stays
+    unknown.
     """
     instance = name.startswith("MIG-")
     whole = name.removeprefix("MIG-").partition("/")[0]  # MIG-GPU-<UUID>/<instance>/<instance>
@@ -242,14 +245,14 @@ def _named(name: str, devices: list[Device], chosen: list[Device]) -> list[Devic
 
 
 def _cpu_quota(root: str) -> int | None:
-    """Return the CPUs that the cgroup allows, a part of one counted as one (v2: cpu.max; v1:
+    """Return the number of CPUs that the cgroup allows, rounded up (v2: cpu.max; v1:
     cpu.cfs_quota_us).
     """
     limits = []
     for line in content(os.path.join(root, "proc/self/cgroup")).splitlines():
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
         if controllers == "" or "cpu" in controllers.split(","):
-            # Any parent group may have the limit; a container sees its own group as the root.
+            # Any parent group may set the limit. A container sees its own group as the root.
             parts = [part for part in path.split("/") if part]
             groups = ["/".join(parts[:depth]) for depth in range(len(parts) + 1)]
             limits += [_quota_of(root, controllers, group) for group in groups]
@@ -275,14 +278,14 @@ def _bus_order(device: Device) -> tuple[int, str]:
 
 
 def _usable(path: str) -> bool:
-    """Return whether this process may open a device file. The kernel also asks the device
+    """Return whether this process may open a device file. The kernel also checks the device
     cgroup.
     """
     return os.access(path, os.R_OK | os.W_OK)
 
 
 def entries(folder: str) -> list[str]:
-    """Return the sorted names in a system directory; none if it can't be read."""
+    """Return the sorted names in a system directory, or an empty list if it can't be read."""
     try:
         return sorted(os.listdir(folder))
     except OSError:
@@ -290,7 +293,7 @@ def entries(folder: str) -> list[str]:
 
 
 def content(path: str) -> str:
-    """Return the stripped content of a system file; an empty string if it can't be read."""
+    """Return the stripped content of a system file, or an empty string if it can't be read."""
     try:
         with open(path, errors="surrogateescape") as file:
             return file.read().strip()

@@ -1,6 +1,7 @@
 """Collects the facts that should be equal on all nodes, in a few milliseconds and without torch.
 
-A fact that can't be determined is left out and not compared. `core.mismatches` reports differences.
+A fact that can't be determined is left out of the comparison. `core.group.env_diff`
+reports differences.
 """
 
 import binascii
@@ -18,12 +19,12 @@ _MAX_ARGUMENTS = 200
 def collect(
     *, script: str, arguments: Sequence[str], is_file: bool, python: str = sys.executable
 ) -> dict[str, str]:
-    """Return the facts of this node.
+    """Return the facts about this node.
 
     Args:
-        script: SCRIPT of the command line.
+        script: SCRIPT from the command line.
         arguments: its arguments.
-        is_file: whether SCRIPT is a file, and not a module or a program.
+        is_file: whether SCRIPT is a file rather than a module or a program.
         python: the workers' interpreter; empty for programs other than Python.
     """
     facts = {"relight": __version__}
@@ -42,8 +43,8 @@ def collect(
 
 
 def machine() -> str:
-    """Return what the processes of this machine share until it boots again (random(4)); an empty
-    string on systems without a boot id.
+    """Return an id that all processes on this machine share until it reboots (random(4)); empty on
+    systems without a boot id.
     """
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
@@ -53,7 +54,9 @@ def machine() -> str:
 
 
 def _torch_version(paths: Sequence[str]) -> str:
-    """Return the version of the torch that an import would load, from its metadata directory."""
+    """Return the version of the torch that `import torch` would load, from its metadata
+    directory.
+    """
     for path in paths:
         if not os.path.isdir(os.path.join(path or ".", "torch")):
             continue
@@ -67,7 +70,7 @@ def _torch_version(paths: Sequence[str]) -> str:
 
 
 def _site_packages(python: str) -> list[str]:
-    """Return the site-packages of an interpreter given by its path, if there is exactly one."""
+    """Return the site-packages directory of the interpreter at this path, if it has exactly one."""
     if "/" not in python:
         return []
     lib = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(python))), "lib")
@@ -81,11 +84,11 @@ def _site_packages(python: str) -> list[str]:
 
 
 def _checksum_of_file(path: str) -> str:
-    """Return the checksum of a file; empty for a huge file or anything but a regular one."""
+    """Return the checksum of a file; empty if the file is huge or not a regular file."""
     try:
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_SCRIPT:
-            return ""  # reading a FIFO would consume it, and block
+            return ""  # reading a FIFO would block and consume its data
         with open(path, "rb") as file:
             return _checksum(file.read(_MAX_SCRIPT))
     except (OSError, ValueError):
@@ -93,13 +96,15 @@ def _checksum_of_file(path: str) -> str:
 
 
 def _checksum(content: bytes) -> str:
-    """Return the CRC-32, as `crc32` and `gzip -lv` print it. `hashlib` would load OpenSSL: two
-    milliseconds of the start of each node.
+    """Return the CRC-32, as printed by `crc32` and `gzip -lv`.
+
+    `hashlib` is not used because it loads OpenSSL, which would add two milliseconds to each node's
+    start.
     """
     return f"{binascii.crc32(content):08x}"
 
 
 def _quoted(argument: str) -> str:
-    """Return an argument quoted, so that it is separate from its neighbours and can be sent."""
+    """Quote an argument so that it stays separate from its neighbours and can be sent."""
     plain = argument and argument.isprintable() and not any(c in " '\"\\" for c in argument)
     return argument if plain else repr(argument)

@@ -1,6 +1,6 @@
-"""The run directory of a job, and safe ways to read and write files.
+"""Creates a job's run directory, and reads and writes files safely.
 
-The layout is torchrun's: `<base>/<run id>_<random>/`. Each agent makes its own.
+The layout is torchrun's: `<base>/<run id>_<random>/`. Each agent creates its own directory.
 """
 
 import errno
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _CHUNK = 1 << 14
 _MOST_OWN = 10
-"""Names that are tried for a user's own directory."""
+"""How many names are tried for a user's own directory."""
 
 
 def new_run_id() -> str:
@@ -29,16 +29,18 @@ def new_run_id() -> str:
 
 
 def own_directory(base: str, forbidden: int = 0) -> str:
-    """Return this user's directory in one where all may write: `relight-<uid>`, or
-    `relight-<uid>-1` to `-9` where another user has taken that name. It is the first that is this
-    user's, so that all processes of the user find the same; it is created if necessary.
+    """Return this user's own directory below a world-writable one.
+
+    It is named `relight-<uid>`, or `relight-<uid>-1` to `-9` if another user has taken that name.
+    The first one that belongs to this user is returned, so that all of the user's processes find
+    the same directory. It is created if necessary.
 
     Args:
         base: the shared directory.
-        forbidden: bits of its mode that must not be set.
+        forbidden: mode bits that must not be set on the user's directory.
 
     Raises:
-        OSError: if it can't be made, or others have taken all names.
+        OSError: if it can't be created, or other users have taken all names.
     """
     paths = [os.path.join(base, name) for name in _own_names()]
     for path in paths:
@@ -57,7 +59,7 @@ def own_directory(base: str, forbidden: int = 0) -> str:
 
 
 def why_elsewhere(own: str) -> str:
-    """Return why `own_directory` has not returned the usual name; empty if it has."""
+    """Explain why `own_directory` did not return the usual name; empty if it did."""
     folder, name = os.path.split(own)
     usual, *others = _own_names()
     if name not in others:
@@ -80,10 +82,10 @@ def _is_own(path: str, forbidden: int) -> bool:
 
 
 def make_run_directory(base: str, run_id: str) -> str:
-    """Make `<base>/<run id>_<random>` and return it.
+    """Create `<base>/<run id>_<random>` and return its path.
 
     Raises:
-        UsageError: if the directory can't be made or written.
+        UsageError: if the directory can't be created or written to.
     """
     directory = os.path.join(base, f"{run_id}_{os.urandom(4).hex()}")
     try:
@@ -99,14 +101,14 @@ def make_run_directory(base: str, run_id: str) -> str:
 
 
 def make_directories(path: str, mode: int = 0o777) -> None:
-    """Make a directory and those above it, as far as they do not exist.
+    """Create a directory and its missing parents.
 
     Raises:
-        OSError: if one can't be made.
+        OSError: if a directory can't be created.
     """
     try:
         os.makedirs(path, mode, exist_ok=True)
-    except RecursionError:  # it calls itself for each directory of the path
+    except RecursionError:  # makedirs recurses once for each directory in the path
         raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), path) from None
 
 
@@ -116,13 +118,14 @@ def temporary_base(env: Environment) -> str:
 
 
 def replace(path: str, text: str, mode: int = 0o600) -> None:
-    """Replace a file atomically in a directory where other users may write: follow no link of
-    theirs, and neither read nor change their files.
+    """Replace a file atomically, in a directory that other users may write to.
+
+    It never follows other users' links, and never reads or changes their files.
 
     Args:
         path: the file; created if it does not exist.
         text: its new content.
-        mode: its permissions, less the umask.
+        mode: its permissions, before the umask is applied.
 
     Raises:
         OSError: if it can't be written, or `path` is not a regular file.
@@ -145,7 +148,8 @@ def replace(path: str, text: str, mode: int = 0o600) -> None:
 
 
 def opened(path: str) -> "BinaryIO":
-    """Open a regular file for reading; refuse what blocks or never ends, such as a FIFO or device.
+    """Open a regular file for reading. Refuse anything that may block or never end, such as a FIFO
+    or a device.
 
     Raises:
         OSError: if it can't be opened, or is not a regular file.
@@ -158,9 +162,9 @@ def opened(path: str) -> "BinaryIO":
 
 
 def read_small(path: str) -> bytes:
-    """Return the content of a small file, such as those of proc(5).
+    """Return the content of a small file, such as a file in /proc.
 
-    It avoids file objects, for which a process that was just forked would copy pages.
+    It avoids file objects, which would cause a newly forked process to copy pages.
 
     Raises:
         OSError: if it can't be read.
@@ -176,13 +180,15 @@ def read_small(path: str) -> bytes:
 
 
 def attempt_directory(run_directory: str, restart: int, generation: int) -> str:
-    """Return the directory of a generation's logs: torchrun's name, unless it exists already."""
+    """Return the log directory for a generation. It has torchrun's name unless that already
+    exists.
+    """
     path = os.path.join(run_directory, f"attempt_{restart}")
     return f"{path}_generation_{generation}" if os.path.exists(path) else path
 
 
 def remove_tree(directory: str) -> None:
-    """Remove a directory and its content, as far as possible."""
+    """Remove a directory and as much of its content as possible."""
     for folder, folders, files in os.walk(directory, topdown=False):
         for name in files:
             _try(os.unlink, os.path.join(folder, name))

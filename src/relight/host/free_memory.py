@@ -1,4 +1,4 @@
-"""How much memory new processes can get, and whether it is scarce.
+"""Determines how much memory new processes can get, and whether memory is scarce.
 
 Sources: cgroups(7), proc(5), Documentation/accounting/psi.rst of Linux.
 """
@@ -10,15 +10,15 @@ from relight.base.values import NO_LIMIT
 from relight.host.devices import content
 
 PLENTY = 2 << 30
-"""Bytes; more than twice the memory of a process with torch, its CUDA libraries and the HF
-Trainer imported.
+"""In bytes; more than twice what a process uses after importing torch, its CUDA libraries and the
+HF Trainer.
 """
 _UNLIMITED = 2**60
 
 
 class Limit(NamedTuple):
-    """The files of a cgroup that tell a limit and its use, in version 2 and in version 1. `cache`
-    is the entry of memory.stat that counts as free.
+    """The cgroup files that contain a limit and the current usage, in versions 1 and 2. `cache` is
+    the entry in memory.stat that counts as free.
     """
 
     controller: str
@@ -41,7 +41,7 @@ TASKS = Limit("pids", "pids.max", "pids.max", "pids.current", "pids.current")
 
 
 def available(root: str = "/") -> int:
-    """Return the bytes of memory that new processes can get, on this machine and in its cgroup; or
+    """Return how many bytes of memory new processes can get on this machine and in its cgroup, or
     `NO_LIMIT`.
     """
     left = [each for each in (left_of_cgroup(root, MEMORY),) if each != NO_LIMIT]
@@ -53,10 +53,11 @@ def available(root: str = "/") -> int:
 
 
 def why_scarce(root: str = "/") -> str:
-    """Return why a process that is not needed had better not take memory; empty if it may.
+    """Return why an optional process should not use memory now; empty if it may.
 
-    Pressure alone proves nothing. The kernel measures it for the whole machine: another container
-    at its own limit raises it, and so does reading a file again that was dropped from the cache.
+    Memory pressure alone proves nothing. The kernel measures it for the whole machine, so another
+    container at its own limit raises it, and so does rereading a file that was dropped from the
+    cache.
     """
     left = available(root)
     if left == NO_LIMIT or left >= PLENTY:
@@ -65,7 +66,9 @@ def why_scarce(root: str = "/") -> str:
 
 
 def left_of_cgroup(root: str, kind: Limit) -> int:
-    """Return the smallest remainder of a limit in our cgroup and its ancestors, or NO_LIMIT."""
+    """Return the smallest amount left under a limit in our cgroup and its ancestors, or
+    NO_LIMIT.
+    """
     left = []
     for line in content(os.path.join(root, "proc/self/cgroup")).splitlines():
         _, controllers, path = [*line.split(":", 2), "", ""][:3]

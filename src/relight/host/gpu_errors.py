@@ -4,10 +4,10 @@
     NVRM: GPU 0000:3b:00.0: GPU has fallen off the bus.
     nvidia-nvswitch3: SXid (PCI:0000:84:00.0): 12028, Fatal, Link 46 …
 
-Errors of ECC memory and NVLink are Xids too. `nvidia-smi` is not asked: with a broken driver it
-hangs. Sources: https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html, 2025-10, for
-`_MEANINGS` and `_HARDWARE`; NVIDIA's Fabric Manager user guide for SXids. Loaded only after a
-failure.
+ECC memory errors and NVLink errors are reported as Xids as well. `nvidia-smi` is not used because
+it hangs if the driver is broken. Sources:
+https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html, 2025-10, for `_MEANINGS` and
+`_HARDWARE`; NVIDIA's Fabric Manager user guide for SXids. Loaded only after a failure.
 """
 
 import os
@@ -19,7 +19,9 @@ from relight.host import kernel_log
 
 _DRIVER = "/proc/driver/nvidia"
 _RECENT_S = 600.0
-"""How long before a failure its cause may be: torch's collectives time out after ten minutes."""
+"""How long before a failure its cause may have occurred: torch's collectives time out after ten
+minutes.
+"""
 _XID = re.compile(
     rb"^NVRM: Xid \((?:PCI:)?([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})[^)]*\): (\d{1,5}),? ?"
     rb"(?:pid='?(?:(\d{1,9})|[^',]*)'?, )?(?:name=[^,]*, )?([^\n]*)"
@@ -77,14 +79,17 @@ _HARDWARE = frozenset(
     (46, 48, 54, 62, 64, 74, _FALLEN_OFF, 95, 109, 110, 119, 120, 136, 140, 143, *range(144, 151),
      155, 156, 158)
 )  # fmt: skip
-"""Xids after which NVIDIA asks to reset the GPU, to restart the machine or to check its links; a
-program causes most of the others.
+"""Xids for which NVIDIA recommends resetting the GPU, restarting the machine or checking its links.
+Most of the others are caused by a program.
 """
 
 
 class GpuError(NamedTuple):
-    """An error in the log. `pci` is the device without its function, `0000:3b:00`; `pid` the
-    process that used it, 0 if unknown; `at` is on the monotonic clock. `says` is the log's text.
+    """An error in the log.
+
+    `pci` is the device address without the function, such as `0000:3b:00`. `pid` is the process
+    that was using the device, or 0 if unknown. `at` is on the monotonic clock, and `says` is the
+    text from the log.
     """
 
     code: int
@@ -96,12 +101,12 @@ class GpuError(NamedTuple):
 
     @property
     def is_hardware(self) -> bool:
-        """Whether the device needs a reset or a repair, whatever the program did."""
+        """Whether the device needs a reset or a repair, regardless of what the program did."""
         return self.is_switch or (self.code in _HARDWARE and "Nonfatal" not in self.says)
 
     def text(self, before: float, *, own: bool) -> str:
-        """Describe the error, `own` as one of the GPU of the rank that is reported, at the time
-        before which it happened.
+        """Describe the error and how long before the given time it happened. `own` means that it
+        occurred on the GPU of the reported rank.
         """
         device = "NVSwitch" if self.is_switch else "its GPU" if own else "GPU"
         kind = "SXid" if self.is_switch else "Xid"
@@ -113,10 +118,10 @@ class GpuError(NamedTuple):
 
 
 def recent(now: float, root: str = "/") -> list[GpuError]:
-    """Return the errors of the last ten minutes; none without NVIDIA's driver or a readable log.
+    """Return the errors from the last ten minutes; empty without NVIDIA's driver or a readable log.
 
     Args:
-        now: on the monotonic clock.
+        now: the time on the monotonic clock.
         root: where /proc and /dev are; for tests.
     """
     if not os.path.isdir(os.path.join(root, _DRIVER.lstrip("/"))):
@@ -126,8 +131,9 @@ def recent(now: float, root: str = "/") -> list[GpuError]:
 
 
 def parse(lines: Iterable[bytes], since: float) -> list[GpuError]:
-    """Return the errors in records of the log since a time on the monotonic clock, without those
-    that only follow from others: clean-ups, and notes on what to do.
+    """Return the errors logged since a time on the monotonic clock.
+
+    Errors that merely follow from others are left out, such as clean-ups and recommended actions.
     """
     found = []
     for at, text in filter(None, map(kernel_log.record, lines)):
@@ -150,17 +156,17 @@ def of_worker(
     errors: Iterable[GpuError], *, pid: int, pci: str, visible: Iterable[str], at: float,
     blames_gpu: bool,
 ) -> tuple[str, bool]:  # fmt: skip
-    """Describe the error that may explain the end of a worker, empty for none; return whether its
-    own GPU is broken.
+    """Describe the error that may explain why a worker ended, or return an empty text. Also return
+    whether the worker's own GPU is broken.
 
     Args:
-        errors: those in the log.
+        errors: the errors in the log.
         pid: the worker.
         pci: the address of its GPU, empty if unknown.
-        visible: the addresses of the job's GPUs here.
+        visible: the addresses of the job's GPUs on this node.
         at: when the worker ended, on the monotonic clock.
-        blames_gpu: whether it was killed by a signal of others or has printed an error of CUDA;
-            otherwise only broken hardware counts.
+        blames_gpu: whether the worker was killed by a signal from another process or printed a CUDA
+            error; otherwise only broken hardware counts.
     """
     job = [_device(each) for each in visible]
     before = [each for each in errors if each.at <= at + kernel_log.CLOCKS_DIFFER_S]

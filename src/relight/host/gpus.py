@@ -1,5 +1,5 @@
-"""How busy the NVIDIA GPUs of this machine are, and what processes use of them, as `nvidia-smi`
-tells it.
+"""Reports how busy the NVIDIA GPUs of this machine are and which processes use them, according to
+`nvidia-smi`.
 """
 
 import subprocess
@@ -16,9 +16,11 @@ _LIMIT_S, _AFTER_KILL_S = 5.0, 0.5
 
 
 class Gpu(NamedTuple):
-    """A GPU: its number and model, the percentage of the time in which it was busy, and its memory
-    in MiB, used and total. None replaces values that the driver withholds, as for MIG partitions.
-    `processes` are the pids that compute on it, each with its memory; a container sees none.
+    """A GPU: its number and model, its utilization in percent, and its used and total memory in
+    MiB.
+
+    A value is None if the driver withholds it, as it does for MIG partitions. `processes` maps the
+    pids that compute on the GPU to their memory; it is empty in a container.
     """
 
     number: int
@@ -30,24 +32,28 @@ class Gpu(NamedTuple):
 
 
 class GpuUse(NamedTuple):
-    """What a process uses: how busy their GPUs are, as a share, and their memory in bytes."""
+    """The GPU usage of a process: the utilization of its GPUs, as a share, and its GPU memory in
+    bytes.
+    """
 
     busy: float | None = None
     memory: int | None = None
 
 
 class Gpus:
-    """The GPUs of this machine, until `nvidia-smi` fails once: then it is not asked again, because
-    with a broken driver each call may hang for ever.
+    """The GPUs of this machine.
+
+    Once `nvidia-smi` has failed, it is not run again, because each call may hang forever if the
+    driver is broken.
     """
 
     def __init__(self) -> None:
         self._works = True
         self._numbers: dict[str, int] = {}
-        """The numbers of GPUs by their ids, which `nvidia-smi` names processes by."""
+        """GPU numbers by GPU id. `nvidia-smi` lists processes by GPU id."""
 
     def look(self) -> list[Gpu]:
-        """Return the present state of each GPU; an empty list without GPUs or if `nvidia-smi`
+        """Return the current state of each GPU; empty if there are no GPUs or `nvidia-smi`
         fails.
         """
         text = _output(_QUERY) if self._works else None
@@ -67,7 +73,7 @@ class Gpus:
 
 
 def use_of(gpus: Sequence[Gpu], pid: int) -> GpuUse:
-    """Return what a process and its descendants use of these GPUs."""
+    """Return how much of these GPUs a process and its descendants use."""
     using = [gpu for gpu in gpus if gpu.processes]
     pids = {pid, *system.tree(pid)} if using else set()
     busy, memory = list[int](), list[int]()
@@ -91,7 +97,7 @@ def _output(query: str) -> str | None:
         text, _ = process.communicate(timeout=_LIMIT_S)
     except subprocess.TimeoutExpired:
         process.kill()
-        with suppress(subprocess.TimeoutExpired):  # in the driver, no signal may end it
+        with suppress(subprocess.TimeoutExpired):  # signals can't end a driver call
             process.communicate(timeout=_AFTER_KILL_S)
         return None
     return None if process.returncode else text.decode(errors="replace")
@@ -109,6 +115,6 @@ def _parsed(text: str) -> list[Gpu]:
 
 
 def _rows(text: str | None, size: int) -> list[list[str]]:
-    """Return the lines that have `size` values."""
+    """Return the lines that have exactly `size` values."""
     rows = (line.split(", ") for line in (text or "").splitlines())
     return [row for row in rows if len(row) == size]

@@ -1,4 +1,4 @@
-"""Whose job this is, and which scheduler runs it: what tells one job of a fleet from another."""
+"""Identifies a job within a fleet: its user, its host and its scheduler."""
 
 import socket
 from collections.abc import Mapping
@@ -14,14 +14,14 @@ _SCHEDULERS = {
     "PBS_JOBID": "pbs",
     "LSB_JOBID": "lsf",
 }
-"""The variable in which a scheduler tells a job its id. Sources: srun(1); "AWS Batch job
-environment variables"; qsub(1B) of OpenPBS; "Environment variables set for job execution" of LSF.
+"""The variables in which schedulers set the job id. Sources: srun(1); "AWS Batch job environment
+variables"; qsub(1B) of OpenPBS; "Environment variables set for job execution" of LSF.
 """
 
 
 class Origin(NamedTuple):
-    """The user, the host and the version of relight of this agent; the scheduler of its job, and
-    its id there, empty if there is none.
+    """The user, host and relight version of this agent, and the job's scheduler and scheduler job
+    id, which are empty if there is no scheduler.
     """
 
     user: str
@@ -32,13 +32,15 @@ class Origin(NamedTuple):
 
 
 def of(variables: Mapping[str, str]) -> Origin:
-    """Return the origin of the job whose agent has these variables."""
+    """Return the origin of the job whose agent has these environment variables."""
     scheduler, job = _scheduler(variables)
     return Origin(user_name(), socket.gethostname(), __version__, scheduler, job)
 
 
 def _scheduler(variables: Mapping[str, str]) -> tuple[str, str]:
-    """Return the scheduler, and its id of the job: as `relight submit` said, else its own word."""
+    """Return the scheduler and its job id, as set by `relight submit` or otherwise by the scheduler
+    itself.
+    """
     scheduler, separator, rest = variables.get(_SUBMITTED, "").partition("://")
     if separator:
         return scheduler, rest.partition("/")[2]

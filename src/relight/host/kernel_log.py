@@ -1,10 +1,10 @@
-"""Reads the kernel's log, and finds in it which processes the out-of-memory killer has killed.
+"""Reads the kernel log, and finds the processes that the out-of-memory killer killed.
 
 Each read of /dev/kmsg returns one record, `6,1234,5678901,-;text`, with the time since boot in
 microseconds (Documentation/ABI/testing/dev-kmsg). The killer logs `Out of memory: Killed process
 1234 (python)`, or `Memory cgroup out of memory: Killed process …` (mm/oom_kill.c; before Linux 5.1,
-the second half alone), with the pid of the initial namespace. Root may read the log, and others
-where kernel.dmesg_restrict is 0. Loaded only after a failure.
+only the second half), with the pid in the initial namespace. Root may always read the log. Other
+users may read it if kernel.dmesg_restrict is 0. Loaded only after a failure.
 """
 
 import os
@@ -14,19 +14,21 @@ from typing import NamedTuple
 _PATH = "/dev/kmsg"
 _MOST_RECORDS = 50_000
 _LARGEST = 8192
-"""No record is larger (PRINTKRB_RECORD_MAX)."""
+"""The maximum size of a record (PRINTKRB_RECORD_MAX)."""
 _KILLED = re.compile(
     rb"^(Memory cgroup out of memory: )?(?:Out of memory[^:]*: )?Killed process (\d+) \((.*?)\)[ ,]"
 )
 _INITIAL_NAMESPACE = "pid:[4026531836]"
 """PROC_PID_INIT_INO (include/uapi/linux/nsfs.h)."""
 CLOCKS_DIFFER_S = 1.0
-"""How far the kernel's clock may be from the monotonic one."""
+"""How far the kernel's clock may differ from the monotonic clock."""
 
 
 class Kill(NamedTuple):
-    """A process that the out-of-memory killer has killed. `at` is on the monotonic clock; after a
-    suspend of the machine, it is earlier than the kill. `in_cgroup`: the limit of a cgroup was hit.
+    """A process that the out-of-memory killer killed.
+
+    `at` is on the monotonic clock; after the machine was suspended, it is earlier than the kill.
+    `in_cgroup` means that a cgroup limit was hit.
     """
 
     pid: int
@@ -36,8 +38,8 @@ class Kill(NamedTuple):
 
 
 def kills(since: float) -> list[Kill] | None:
-    """Return the kills since then; None if the log can't be read, does not reach as far back, or
-    has other pids than this process sees.
+    """Return the kills since a point in time. Return None if the log can't be read, doesn't reach
+    back far enough, or uses pids from a different namespace than this process.
 
     Args:
         since: on the monotonic clock.
@@ -47,7 +49,7 @@ def kills(since: float) -> list[Kill] | None:
 
 
 def sees_all_pids() -> bool:
-    """Return whether the pids in the log are those that this process sees."""
+    """Return whether the pids in the log are the ones that this process sees."""
     try:
         return os.readlink("/proc/self/ns/pid") == _INITIAL_NAMESPACE
     except OSError:
@@ -55,7 +57,7 @@ def sees_all_pids() -> bool:
 
 
 def records(path: str = _PATH) -> list[bytes] | None:
-    """Return the records of the log, the oldest first; None if it can't be read."""
+    """Return the records of the log, oldest first; None if it can't be read."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -67,7 +69,9 @@ def records(path: str = _PATH) -> list[bytes] | None:
 
 
 def record(line: bytes) -> tuple[float, bytes] | None:
-    """Return the time of a record, on the monotonic clock, and its text; None for another line."""
+    """Return a record's time on the monotonic clock and its text; None if the line isn't a
+    record.
+    """
     head, _, text = line.partition(b";")
     fields = head.split(b",")
     if len(fields) < 3 or not fields[2].isdigit():
@@ -76,7 +80,7 @@ def record(line: bytes) -> tuple[float, bytes] | None:
 
 
 def parse(lines: list[bytes], since: float) -> list[Kill] | None:
-    """Return the kills in records of the log, as `kills` does."""
+    """Return the kills found in log records, as `kills` does."""
     found: list[Kill] = []
     oldest = float("inf")
     for at, text in filter(None, map(record, lines)):

@@ -1,6 +1,7 @@
 """Functions that need Linux; `portable` has the same functions for other systems.
 
-Some call libc through ctypes, for system calls that Python's standard library does not offer.
+Some of them call libc through ctypes, for system calls that Python's standard library does not
+provide.
 """
 
 import ctypes
@@ -36,22 +37,22 @@ IN_MOVE_SELF = 0x800
 _MFD_CLOEXEC = 1  # linux/memfd.h
 _MFD_ALLOW_SEALING = 2
 _FOLDERS = ("/dev/shm", "/tmp", "/var/tmp")  # noqa: S108
-"""Directories for files that replace anonymous memory."""
+"""Directories for the files that replace anonymous memory."""
 END_LIMIT_S = 10.0
-"""How long processes may take to exit after SIGKILL before whoever waits for them gives up."""
+"""How long to wait for processes to exit after SIGKILL before giving up."""
 REFUSED_LIMIT_S = 1.0
-"""The same for processes that this user may not signal. They may never exit."""
+"""The same limit for processes that this user may not signal. They may never exit."""
 _LET_END_S = 0.5
 _START_MS = 100
-"""How long the guard delays its own setup, so that the starting workers have the processors."""
+"""How long the guard delays its own setup, so that the starting workers get the processors."""
 
-# Functions are looked up once, and not in each process that is forked.
+# Functions are looked up once here, rather than in each forked process.
 _libc = ctypes.CDLL(None)
 _prctl = _libc.prctl
 _sigmask = _libc.pthread_sigmask
 _BLOCK, _UNBLOCK, _SET = int(signal.SIG_BLOCK), int(signal.SIG_UNBLOCK), int(signal.SIG_SETMASK)
 _SIGSET = 128
-"""Bytes of a sigset_t of glibc and musl."""
+"""The size in bytes of a sigset_t in glibc and musl."""
 _ALL_SIGNALS = ctypes.create_string_buffer(_SIGSET)
 _libc.sigfillset(_ALL_SIGNALS)
 _SIGCHLD = ctypes.create_string_buffer(_SIGSET)
@@ -60,13 +61,14 @@ _libc.sigaddset(_SIGCHLD, int(signal.SIGCHLD))
 Selector = selectors.DefaultSelector
 """The selector that the loop uses."""
 own_children: set[int] = set()
-"""The processes that this one has forked with `fork` and not reaped, and those that an earlier
-program of it has left. As a subreaper it has other children too: orphans, which nobody needs.
+"""The processes that this process forked with `fork` and has not reaped, and the ones left by an
+earlier program in this process. As a subreaper, this process also has orphans as children, which
+are not needed.
 """
 
 
 def fork() -> int:
-    """Fork a process other than a worker: the spawner, a warm spawner, a helper."""
+    """Fork a process that isn't a worker: the spawner, a warm spawner or a helper."""
     pid = os.fork()
     if pid:
         own_children.add(pid)
@@ -76,9 +78,9 @@ def fork() -> int:
 
 
 fork_worker = os.fork
-"""Fork a worker, in the spawner."""
+"""Fork a worker. Called in the spawner."""
 SPAWNER_STAYS = True
-"""Whether one spawner can start the workers of several generations."""
+"""Whether a single spawner can start the workers of several generations."""
 
 
 def fit(spec: "LaunchSpec", notes: list[str]) -> "LaunchSpec":
@@ -93,10 +95,11 @@ def require_linux(what: str) -> None:
 
 
 class Child:
-    """A process that was forked with `fork`, referenced so that a reused pid is never signalled.
+    """A process that was forked with `fork`. The reference ensures that a reused pid is never
+    signalled.
 
     The forked process may be a guard (`stand_guard`) whose child is the spawner; the guard exits
-    as its child does. A warm process has forked its guards itself (`preload/warm_process.py`).
+    the same way as its child. A warm process forks its guards itself (`preload/warm_process.py`).
 
     Attributes:
         pid: the spawner.
@@ -111,7 +114,9 @@ class Child:
         self._is_foreign = parent_of(pid) != os.getpid()
 
     def guards(self, pid: int) -> None:
-        """Note the pid of the spawner. If it is not the forked process, that one is its guard."""
+        """Record the pid of the spawner. If the spawner is not the forked process, the forked
+        process is its guard.
+        """
         if pid == self._child:
             return
         try:
@@ -124,11 +129,11 @@ class Child:
             self._processes.pop().close()
 
     def fileno(self) -> int:
-        """Return a descriptor that can be read once the process has ended."""
+        """Return a descriptor that becomes readable once the process has ended."""
         return self._processes[0].fileno()
 
     def send(self, number: int) -> None:
-        """Send a signal to it and to its guard, where they exist."""
+        """Send a signal to the process and to its guard, if they exist."""
         for process in self._processes:
             try:
                 process.send(number)
@@ -136,24 +141,26 @@ class Child:
                 pass
 
     def is_stopped(self) -> bool:
-        """Return whether it or its guard is stopped."""
+        """Return whether the process or its guard is stopped."""
         return is_stopped(self.pid) or is_stopped(self._child)
 
     def reap(self) -> int:
-        """Reap it once `fileno` can be read; return its exit code, negative for a signal. That of a
-        process which another one has forked can't be known: such a process has told why it ends,
+        """Reap the process once `fileno` is readable, and return its exit code, negative for a
+        signal.
+
+        The exit code is unknown if another process forked it. Such a process reports why it ends,
         unless it was killed.
 
         Raises:
-            ChildProcessError: if this process has reaped it before.
+            ChildProcessError: if this process has already reaped it.
         """
         if self._is_foreign:
             return -signal.SIGKILL
         return os.waitstatus_to_exitcode(reap(self._child, END_LIMIT_S) or 0)
 
     def kill_orphans(self) -> bool:
-        """Kill the orphans that it left when it was killed, which are now children of this process,
-        a subreaper; return whether some are still there.
+        """Kill the orphans that the process left when it was killed; return whether some still
+        exist. They are now children of this process, which is a subreaper.
         """
         return bool(reap_and_kill(own_children))
 
@@ -169,19 +176,19 @@ class Child:
 
 
 def stand_guard(agent: int, of: str = "worker", held: Collection[int] = ()) -> int:
-    """Fork, continue in the child, and stay as its guard in the parent.
+    """Fork and continue in the child; the parent stays behind as its guard.
 
-    If the agent ends, the guard kills all descendants; if the child is killed, the guard kills the
+    If the agent ends, the guard kills all descendants. If the child is killed, the guard kills the
     child's orphans and exits the same way. All signals are blocked.
 
     Args:
         agent: the parent of this process.
-        of: the kind of processes that the child spawns, for the name of the guard.
-        held: descriptors that the guard keeps as long as it lives.
+        of: the kind of processes that the child spawns; used in the guard's name.
+        held: descriptors that the guard keeps open as long as it lives.
 
     Returns:
-        The descriptor of a pipe to the guard. Write the path of a directory to it, and the guard
-        removes the directory at the end if the agent is gone.
+        The descriptor of a pipe to the guard. If a directory path is written to it, the guard
+        removes that directory at the end if the agent no longer exists.
 
     Raises:
         OSError: if the fork failed, or no descriptor is left.
@@ -196,11 +203,11 @@ def stand_guard(agent: int, of: str = "worker", held: Collection[int] = ()) -> i
 
 
 def _guard(pid: int, agent: int, directory: int, of: str, held: Collection[int]) -> None:
-    """Guard a child of this process; does not return."""
+    """Guard a child of this process. Does not return."""
     try:
         poll = select.poll()
-        die_with_parent(signal.SIGCONT)  # a stopped guard must see that the agent is gone
-        # Or peers of the agent would not see its connections end.
+        die_with_parent(signal.SIGCONT)  # a stopped guard must notice that the agent has exited
+        # Otherwise, the agent's peers would not see their connections close.
         close_all_but((directory, *held))
         child = ProcessHandle(pid)
         poll.register(child, select.POLLIN)
@@ -225,7 +232,7 @@ def _guard(pid: int, agent: int, directory: int, of: str, held: Collection[int])
 
 
 def _stay(agent: int, poll: select.poll, of: str) -> None:
-    """Wait as the guard until the agent or the child is gone."""
+    """Wait as the guard until the agent or the child has exited."""
     os.setsid()
     rename_process(f"{of} guard of {agent}")
     try:
@@ -237,9 +244,9 @@ def _stay(agent: int, poll: select.poll, of: str) -> None:
 
 
 def let_end(child: ProcessHandle) -> None:
-    """Continue a child whose agent is gone, and give it a bounded time to exit.
+    """Resume a child whose agent has exited, and give it a bounded time to exit.
 
-    It kills its descendants; no process would if both it and this process were killed now.
+    The child kills its descendants. If it and this process were both killed now, no process would.
     """
     os.kill(child.pid, signal.SIGCONT)
     child.wait(_LET_END_S)
@@ -260,7 +267,7 @@ def end_as(status: int) -> NoReturn:
 
 
 def ends_within(process: "Popen[bytes]", seconds: float) -> bool:
-    """Wait until a child has ended, at most for a time; return whether it has."""
+    """Wait up to a time limit for a child to end; return whether it has."""
     handle = ProcessHandle(process.pid)
     try:
         return handle.wait(seconds)
@@ -269,7 +276,7 @@ def ends_within(process: "Popen[bytes]", seconds: float) -> bool:
 
 
 def signal_if(pid: int, number: int, still: Callable[[], bool]) -> None:
-    """Send a signal to a process if `still()` confirms that it is the same one; its pid can't be
+    """Send a signal to a process if `still()` confirms that it is the same one. Its pid can't be
     reused in between.
 
     Raises:
@@ -287,9 +294,9 @@ def catches_signal(pid: int, number: int, unknown: bool) -> bool:
     """Return whether a process has a handler for a signal, or blocks it to wait (proc(5)).
 
     Args:
-        pid: the process; for one that has ended, the result is False.
+        pid: the process; if it has ended, the result is False.
         number: the signal.
-        unknown: the result where the system does not show handlers.
+        unknown: the result if the system does not show handlers.
     """
     del unknown
     try:
@@ -301,7 +308,8 @@ def catches_signal(pid: int, number: int, unknown: bool) -> bool:
 
 
 def reopen(fd: int, flags: int) -> int:
-    """Return a new descriptor, with its own flags, for the file, pipe or terminal of another one.
+    """Open the file, pipe or terminal of another descriptor again, and return the new descriptor,
+    which has its own flags.
 
     Raises:
         OSError: if it can't be opened.
@@ -310,13 +318,13 @@ def reopen(fd: int, flags: int) -> int:
 
 
 def anonymous_file(name: str) -> int:
-    """Return the descriptor of a new file in memory; links in /proc/PID/fd have its name.
+    """Return the descriptor of a new in-memory file; links in /proc/PID/fd show its name.
 
-    memfd_create(2) needs Linux 3.17, and CPython has it if it was built with glibc 2.27 or newer.
-    Without it, the file has been removed from a directory.
+    memfd_create(2) needs Linux 3.17, and CPython supports it if built with glibc 2.27 or newer.
+    Without it, a file is created in a directory and immediately removed.
 
     Raises:
-        OSError: if no descriptor is left, or no directory can be written to.
+        OSError: if no descriptor is left, or no directory is writable.
     """
     try:
         if hasattr(os, "memfd_create"):
@@ -348,12 +356,14 @@ def open_files() -> int:
 
 
 def most_open_files(hard: int) -> int:
-    """Return how many files this process can have open where the system allows `hard`."""
+    """Return how many files this process can have open if the system allows `hard`."""
     return hard
 
 
 def cpus() -> int:
-    """Return how many CPUs this process may run on; those of the machine if that is hidden."""
+    """Return how many CPUs this process may run on, or all CPUs of the machine if that is
+    hidden.
+    """
     try:
         return len(os.sched_getaffinity(0))
     except (AttributeError, OSError):
@@ -361,7 +371,9 @@ def cpus() -> int:
 
 
 def end_with_parent(pid: int, number: int) -> bool:
-    """Have this process get a signal when its parent `pid` ends; return False if it has ended."""
+    """Have this process receive a signal when its parent `pid` ends; return False if it has ended
+    already.
+    """
     die_with_parent(number)
     return os.getppid() == pid
 
@@ -372,20 +384,22 @@ def die_with_parent(number: int) -> None:
 
 
 def is_subreaper() -> bool:
-    """Return whether this process is the parent of descendants whose own parents die."""
+    """Return whether this process adopts descendants whose parents have died."""
     found = ctypes.c_int()
     _prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(found), 0, 0, 0)
     return bool(found.value)
 
 
 def become_subreaper(is_one: bool = True) -> None:
-    """Become the parent of all descendants whose own parents die (prctl(2), Linux 3.4), or none."""
+    """Become the parent of all descendants whose own parents die (prctl(2), Linux 3.4), or stop
+    being it.
+    """
     _prctl(_PR_SET_CHILD_SUBREAPER, int(is_one), 0, 0, 0)
 
 
 def adopt_orphans() -> None:
-    """Become the parent of all descendants whose own parents die. Children that exist by now are
-    none: a shell that has become this program may have left some.
+    """Become the parent of all descendants whose own parents die. Children that already exist don't
+    count as adopted: a shell that was replaced by this program may have left some.
     """
     if not is_subreaper():
         own_children.update(children())
@@ -393,7 +407,7 @@ def adopt_orphans() -> None:
 
 
 def inotify_open() -> int:
-    """Return a new non-blocking inotify descriptor, or -1 if none is left."""
+    """Return a new non-blocking inotify descriptor, or -1 if no descriptor is left."""
     return int(_libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
 
 
@@ -405,23 +419,23 @@ def inotify_watch(fd: int, path: str, mask: int) -> int:
 def close_all_but(keep: Collection[int]) -> None:
     """Close all descriptors of this process except these."""
     if 0 not in keep:
-        _close(0)  # none may be left, and the listing needs one
+        _close(0)  # no descriptor may be left, and the listing needs one
     for fd in [int(name) for name in os.listdir("/proc/self/fd")]:
         if fd not in keep:
             _close(fd)
 
 
 def libffi_descriptors() -> set[int]:
-    """Return the descriptors of its own file from which libffi 3.5 maps code for each callback of
-    ctypes (src/tramp.c). A fork that reuses one of these numbers would execute the contents of
-    another file.
+    """Return the descriptors of the file from which libffi 3.5 maps code for each ctypes callback
+    (src/tramp.c). If a fork reused one of these numbers, it would execute the contents of another
+    file.
     """
     found = set()
     for name in os.listdir("/proc/self/fd"):
         try:
             path = os.readlink(f"/proc/self/fd/{name}")
         except OSError:
-            continue  # that of the listing itself
+            continue  # the descriptor of the listing itself
         if os.path.basename(path).startswith("libffi.so"):
             found.add(int(name))
     return found
@@ -431,14 +445,14 @@ def _close(fd: int) -> None:
     try:
         os.close(fd)
     except OSError:
-        pass  # it is closed: the descriptor of the listing itself
+        pass  # already closed: the descriptor of the listing itself
 
 
 def block_signals() -> Any:
-    """Block all signals of this thread; return the mask from before, for `restore_signals`.
+    """Block all signals in this thread; return the previous mask, for `restore_signals`.
 
-    `signal.pthread_sigmask` turns each signal into an enum member. A process that was just forked
-    would copy some 60 pages for that.
+    `signal.pthread_sigmask` converts each signal to an enum member, which would make a newly forked
+    process copy some 60 pages.
     """
     before = ctypes.create_string_buffer(_SIGSET)
     _sigmask(_BLOCK, _ALL_SIGNALS, before)
@@ -446,7 +460,7 @@ def block_signals() -> Any:
 
 
 def restore_signals(mask: Any) -> None:
-    """Set the signal mask of this thread to what `block_signals` has returned."""
+    """Set this thread's signal mask to the one that `block_signals` returned."""
     _sigmask(_SET, mask, None)
 
 
@@ -461,47 +475,54 @@ def system_call(number: int, *arguments: int) -> int:
 
 
 def get_control(option: int) -> int:
-    """Return what prctl(2) returns for an option without arguments; -1 if it fails."""
+    """Return the result of prctl(2) for an option without arguments, or -1 if it fails."""
     return int(_prctl(option, 0, 0, 0, 0))
 
 
 def rename_process(name: str, *, exactly: bool = False) -> None:
-    """Set the command line and the short name of this process, which ps, top and pkill show.
+    """Set the command line and the short name of this process, as shown by ps, top and pkill.
 
-    The command line is overwritten in place (proc(5): arg_start and arg_end of /proc/self/stat), so
-    a long name is cut to the length of the old one, and zero bytes follow a short one, unless it
-    must be shown `exactly`: for that, a process that was just forked copies 50 pages more.
+    The command line is overwritten in place (proc(5): arg_start and arg_end in /proc/self/stat). A
+    long name is therefore cut to the length of the old one, and a short one is padded with zero
+    bytes. `exactly` avoids the padding, but makes a newly forked process copy 50 more pages.
     """
     show_as(name.encode(), name.encode(), exactly=exactly)
 
 
 def show_as(short: bytes, command_line: bytes, *, exactly: bool = True) -> None:
-    """Set the two names of this process; the words of a command line end with zero bytes."""
+    """Set both names of this process. Each word of a command line ends with a zero byte."""
     _prctl(_PR_SET_NAME, short[:15] + b"\0", 0, 0, 0)
     _overwrite(_COMMAND_LINE, command_line, exactly=exactly)
 
 
 def show_environment(variables: Mapping[str, str]) -> None:
-    """Set what /proc/PID/environ shows of this process, up to the size of the environment that the
-    program was started with.
+    """Set what /proc/PID/environ shows for this process, limited to the size of the environment
+    that the program was started with.
     """
     pairs = b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in variables.items())
     _overwrite(_ENVIRONMENT, pairs, exactly=True)
 
 
 _COMMAND_LINE, _ENVIRONMENT = 48, 50
-"""Fields of /proc/self/stat: arg_start and env_start, each followed by the end (proc(5))."""
+"""Fields in /proc/self/stat: arg_start and env_start. Each is followed by the corresponding end
+(proc(5)).
+"""
 _MAP = (26, 27, 45, 46, 47, 0, 28, 48, 49, 50, 51)
-"""Fields of /proc/self/stat in the order of `struct prctl_mm_map` (linux/prctl.h); 0 replaces the
-end of the heap, which stat lacks."""
+"""Fields in /proc/self/stat in the order of `struct prctl_mm_map` (linux/prctl.h). 0 stands for the
+end of the heap, which stat lacks.
+"""
 _places: dict[int, tuple[int, int]] = {}
-"""Where these words began and ended when this program was started, with the room that they have."""
+"""Where the command line and the environment began and ended, including their spare room, when this
+program was started.
+"""
 
 
 def _overwrite(field: int, data: bytes, *, exactly: bool) -> None:
-    """Overwrite the memory of this process from which proc(5) shows words; a word that does not fit
-    is cut, and zero bytes follow the last one. With `exactly`, and where the kernel lets a process
-    (PR_SET_MM_MAP, Linux 3.18 with CONFIG_CHECKPOINT_RESTORE), nothing follows it.
+    """Overwrite the memory from which proc(5) shows the command line or the environment. Data that
+    does not fit is cut, and shorter data is padded with zero bytes.
+
+    With `exactly`, there is no padding if the kernel allows that (PR_SET_MM_MAP, Linux 3.18 with
+    CONFIG_CHECKPOINT_RESTORE).
     """
     try:
         fields: list[Any] = [0, 0, 0, *read_small("/proc/self/stat").rpartition(b")")[2].split()]
@@ -523,16 +544,16 @@ def _overwrite(field: int, data: bytes, *, exactly: bool) -> None:
 
 
 def children() -> list[int]:
-    """Return the pids of this process's unreaped children, unordered."""
+    """Return the pids of this process's unreaped children, in no particular order."""
     return children_of(os.getpid())
 
 
 def kill_children() -> dict[int, bool]:
-    """Send SIGKILL to the children of this process. Their pids can't be reused before it reaps
-    them.
+    """Send SIGKILL to this process's children. Their pids can't be reused until they are reaped.
 
     Returns:
-        Their pids, each with whether the system refused the signal, as for another user's process.
+        Their pids, and for each whether the system refused the signal, as it does for another
+        user's process.
     """
     return _kill(children())
 
@@ -551,22 +572,26 @@ def _kill(pids: Iterable[int]) -> dict[int, bool]:
 
 
 def reap_and_kill(keep: Collection[int] = ()) -> dict[int, bool]:
-    """Reap children but those to keep, then kill the others; return these as `kill_children` does.
+    """Reap all children except those in `keep`, then kill the remaining ones and return them as
+    `kill_children` does.
 
-    Reaping comes first because the system refuses a signal even to another user's zombie.
+    Reaping comes first because the system refuses to signal another user's process even if it is a
+    zombie.
     """
     for pid in set(children()).difference(keep):
         try:
             os.waitpid(pid, os.WNOHANG)
         except ChildProcessError:
-            pass  # another thread has reaped it
+            pass  # another thread reaped it
     return _kill(set(children()).difference(keep))
 
 
 def end_children(limit_s: float, keep: Collection[int] = ()) -> list[int]:
-    """Kill all children but those to keep, and the orphans that we adopt; return the pids of those
-    that are left when the time is up. Nothing ends one in an uninterruptible call, and for one that
-    we may not signal there is less time (`REFUSED_LIMIT_S`).
+    """Kill all children except those in `keep`, and the orphans that we adopt; return the pids of
+    those that still exist after the time limit.
+
+    A process in an uninterruptible call can't be killed. For a process that we may not signal, the
+    limit is shorter (`REFUSED_LIMIT_S`).
     """
     begin, pause, before = time.monotonic(), 0.0, dict[int, bool]()
     while left := reap_and_kill(keep):
@@ -580,8 +605,8 @@ def end_children(limit_s: float, keep: Collection[int] = ()) -> list[int]:
 
 
 def reap_any() -> tuple[int, int]:
-    """Reap a child that has ended, in the spawner; return its pid, or 0 if none has, and its
-    waitpid(2) status.
+    """Reap a child that has ended. Return its pid, or 0 if none has ended, and its waitpid(2)
+    status. Called in the spawner.
 
     Raises:
         ChildProcessError: if this process has no children.
@@ -590,11 +615,11 @@ def reap_any() -> tuple[int, int]:
 
 
 def reap(pid: int, limit_s: float) -> int | None:
-    """Reap a child that has ended or is about to; return its waitpid(2) status, or None if it still
-    runs when the time is up.
+    """Reap a child that has ended or is about to. Return its waitpid(2) status, or None if it is
+    still running after the time limit.
 
     Raises:
-        ChildProcessError: if it was reaped before.
+        ChildProcessError: if it has already been reaped.
     """
     end, pause = time.monotonic() + limit_s, 0.0005
     while True:
@@ -613,8 +638,8 @@ def reap(pid: int, limit_s: float) -> int | None:
 
 
 def name_and_user(pid: int) -> tuple[str, str]:
-    """Return the short name of a process and that of its user, or the user's number if it has no
-    name; both are empty for a process that is gone.
+    """Return a process's short name and its user's name, or the uid if the user has no name. Both
+    are empty if the process has exited.
     """
     import pwd
 
@@ -630,8 +655,8 @@ def name_and_user(pid: int) -> tuple[str, str]:
 
 
 def _log_left(agent: int, pids: Collection[int]) -> None:
-    """Write to the system log that processes could not be killed. The stderr of an agent that is
-    gone has no reader.
+    """Log to the system log that processes could not be killed. The agent has exited, so nobody
+    would read its stderr.
     """
     if not pids:
         return
@@ -644,7 +669,7 @@ def _log_left(agent: int, pids: Collection[int]) -> None:
 
 
 def tree(pid: int) -> list[int]:
-    """Return the pids of all descendants of a process, each after its parent."""
+    """Return the pids of all descendants of a process, parents before children."""
     found = children_of(pid)
     for each in found:  # the list grows in the loop
         found += children_of(each)
@@ -652,14 +677,14 @@ def tree(pid: int) -> list[int]:
 
 
 def children_of(pid: int) -> list[int]:
-    """Return the children of a process, of all its threads."""
+    """Return the children of all threads of a process."""
     found = []
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):
             with open(f"/proc/{pid}/task/{thread}/children") as file:
                 found += [int(word) for word in file.read().split()]
     except (FileNotFoundError, ProcessLookupError):
-        # It has ended, before open(2) or before read(2); or the kernel lacks CONFIG_PROC_CHILDREN.
+        # It ended before open(2) or before read(2), or the kernel lacks CONFIG_PROC_CHILDREN.
         if os.path.exists(f"/proc/{pid}/task"):
             all_pids = map(int, filter(str.isdecimal, os.listdir("/proc")))
             return [child for child in all_pids if parent_of(child) == pid]
@@ -677,17 +702,17 @@ def is_running(pid: int) -> bool:
 
 
 def is_uninterruptible(pid: int) -> bool:
-    """Return whether a process is in a system call that no signal can interrupt."""
+    """Return whether a process is in a system call that signals can't interrupt."""
     return _state(pid) == b"D"
 
 
 def parent_of(pid: int) -> int:
-    """Return the parent of a process; 0 for a process without one or that has ended."""
+    """Return a process's parent; 0 if it has none or has ended."""
     return int(_state_and_parent(pid)[1])
 
 
 def _state(pid: int) -> bytes:
-    """Return the state letter of proc(5); empty for a process that is gone."""
+    """Return the state letter from proc(5); empty if the process has exited."""
     return _state_and_parent(pid)[0]
 
 
@@ -702,9 +727,9 @@ _TICKS_S = os.sysconf("SC_CLK_TCK")
 
 
 def usage(pid: int) -> tuple[float, int, int]:
-    """Return the use of a process and of the children that it has reaped: seconds of CPU time,
-    bytes passed to read(2) and write(2), and page faults; 0 for values that can't be read
-    (proc(5)).
+    """Return the resource usage of a process and the children that it has reaped: seconds of CPU
+    time, bytes passed to read(2) and write(2), and page faults (proc(5)). A value that can't be
+    read is 0.
     """
     cpu_s, faults, io_bytes = 0.0, 0, 0
     try:
@@ -723,8 +748,8 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def resident(pid: int) -> int:
-    """Return the memory of a process in bytes, shared pages included; 0 where it can't be read.
-    Unlike `memory`, it takes the same time for a process of any size.
+    """Return the memory of a process in bytes, including shared pages; 0 if it can't be read.
+    Unlike `memory`, it takes the same time regardless of the size of the process.
     """
     try:
         with open(f"/proc/{pid}/statm", "rb") as file:
@@ -734,8 +759,8 @@ def resident(pid: int) -> int:
 
 
 def memory(pid: int) -> int:
-    """Return the memory of a process in bytes, shared pages counted in part (PSS, Linux 4.14); 0
-    where it can't be read.
+    """Return the memory of a process in bytes, with shared pages counted proportionally (PSS, Linux
+    4.14); 0 if it can't be read.
     """
     try:
         with open(f"/proc/{pid}/smaps_rollup", "rb") as file:

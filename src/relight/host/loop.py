@@ -1,7 +1,8 @@
-"""The agent's event loop: readable and writable descriptors, deadlines, signals; no polling.
+"""The agent's event loop. It handles readable and writable descriptors, deadlines and signals,
+without polling.
 
-It runs in one thread. It is not asyncio, whose import alone costs 40 ms, most of the time budget
-of a launch (docs/decisions/0001).
+It runs in one thread. It doesn't use asyncio, whose import alone costs 40 ms, most of the time
+budget for a launch (docs/decisions/0001).
 """
 
 import heapq
@@ -17,7 +18,7 @@ from relight.host import system
 
 Callback = Callable[[], None]
 _LONGEST_WAIT_S = 1e6
-"""epoll_wait(2) takes milliseconds as an int: three weeks."""
+"""epoll_wait(2) takes milliseconds as an int, which limits it to three weeks."""
 
 
 class HasFileno(Protocol):
@@ -31,7 +32,7 @@ Fd = int | HasFileno
 
 
 class Timer:
-    """A call scheduled for a time; `cancel` prevents it."""
+    """A call scheduled for a point in time; `cancel` prevents it."""
 
     __slots__ = ("callback", "when")
 
@@ -45,10 +46,10 @@ class Timer:
 
 
 class Alarm:
-    """A call at a time that can be changed.
+    """A call scheduled for a time that can be changed.
 
     Args:
-        loop: calls back.
+        loop: makes the call.
         callback: called at that time.
     """
 
@@ -59,17 +60,17 @@ class Alarm:
 
     @property
     def when(self) -> float | None:
-        """When it calls back, or None if it does not."""
+        """When the callback is due, or None if it isn't scheduled."""
         return None if self._timer is None else self._timer.when
 
     def set(self, when: float | None) -> None:
-        """Call back once, at `when` instead of the time set before; None: not at all."""
+        """Schedule a single call at `when`, replacing the previously set time. None cancels it."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None if when is None else self._loop.call_at(when, self._ring)
 
     def set_after(self, seconds: float) -> None:
-        """Call back once, in `seconds` instead of at the time set before."""
+        """Schedule a single call in `seconds`, replacing the previously set time."""
         self.set(self._loop.now() + seconds)
 
     def _ring(self) -> None:
@@ -78,13 +79,14 @@ class Alarm:
 
 
 class Loop:
-    """Waits for events and runs their callbacks, until a condition is true.
+    """Waits for events and runs their callbacks until a condition is true.
 
-    Signal handlers only write a byte to a pipe; callbacks of `on_signal` run in the loop.
+    Signal handlers only write a byte to a pipe; the callbacks registered with `on_signal` run in
+    the loop.
 
     Attributes:
-        on_mistake: called with a description and an exception, when input from outside has caused
-            an exception that is a bug of relight. By default, raises it.
+        on_mistake: called with a description and an exception when outside input triggers an
+            exception that is a bug in relight. The default raises the exception.
     """
 
     def __init__(self) -> None:
@@ -98,7 +100,7 @@ class Loop:
                 hint="check `ulimit -n`",
             ) from None
         self._callbacks: dict[int, list[Callback | None]] = {}
-        self._timers: list[tuple[float, int, Timer]] = []  # a heap; calls of one time are in order
+        self._timers: list[tuple[float, int, Timer]] = []  # a heap, stable for equal times
         self._timers_set = 0
         self._signals: dict[int, Callable[[int], None]] = {}
         self._previous: dict[int, object] = {}
@@ -113,15 +115,15 @@ class Loop:
         return time.monotonic()
 
     def on_readable(self, fd: Fd, callback: Callback | None) -> None:
-        """Call back whenever `fd` can be read; None stops that."""
+        """Call back whenever `fd` is readable. None stops that."""
         self._watch(fd, selectors.EVENT_READ, callback)
 
     def on_writable(self, fd: Fd, callback: Callback | None) -> None:
-        """Call back whenever `fd` can be written; None stops that."""
+        """Call back whenever `fd` is writable. None stops that."""
         self._watch(fd, selectors.EVENT_WRITE, callback)
 
     def forget(self, fd: Fd) -> None:
-        """Stop watching `fd`; call it before closing the descriptor."""
+        """Stop watching `fd`. Call it before closing the descriptor."""
         self.on_readable(fd, None)
         self.on_writable(fd, None)
 
@@ -129,7 +131,9 @@ class Loop:
         return (fd if isinstance(fd, int) else fd.fileno()) in self._callbacks
 
     def call_at(self, when: float, callback: Callback) -> Timer:
-        """Call back once at the monotonic time `when`; calls for one time are made in order."""
+        """Call back once at the monotonic time `when`. Calls scheduled for the same time are made
+        in order.
+        """
         timer = Timer(when, callback)
         self._timers_set += 1
         heapq.heappush(self._timers, (when, self._timers_set, timer))
@@ -146,10 +150,11 @@ class Loop:
         self._previous.setdefault(number, signal.signal(number, lambda *_: None))
 
     def run_guarded(self, act: Callback, what: str) -> bool:
-        """Run `act`, which handles input from outside; return whether it succeeded.
+        """Run `act`, which handles outside input; return whether it succeeded.
 
-        Input from another machine must never end this process: an exception is a bug of ours and
-        goes to `on_mistake`, except for those that are meant for the user.
+        Input from another machine must never end this process. An exception is therefore treated as
+        a bug in relight and passed to `on_mistake`, except for exceptions that are meant for the
+        user.
         """
         try:
             act()
@@ -161,7 +166,7 @@ class Loop:
         return True
 
     def run_until(self, done: Callable[[], bool], limit_s: float | None = None) -> None:
-        """Handle events until `done()` is true, at most for `limit_s` (None: without limit)."""
+        """Handle events until `done()` is true, for at most `limit_s` seconds (None: no limit)."""
         end = None if limit_s is None else self.now() + limit_s
         while not done():
             left = None if end is None else end - self.now()
@@ -170,7 +175,7 @@ class Loop:
             self.run_once(left)
 
     def run_once(self, timeout_s: float | None) -> None:
-        """Wait for events, at most `timeout_s` (None: without limit), and handle them."""
+        """Wait up to `timeout_s` seconds for events (None: no limit), and handle them."""
         while self._timers and self._timers[0][-1].callback is None:
             heapq.heappop(self._timers)
         if self._timers:
@@ -178,7 +183,7 @@ class Loop:
             timeout_s = left if timeout_s is None else min(left, timeout_s)
         for key, events in self._selector.select(timeout_s):
             for bit, index in ((selectors.EVENT_READ, 0), (selectors.EVENT_WRITE, 1)):
-                # A callback may have removed a descriptor whose event is still in the list.
+                # A callback may have removed a descriptor that still has an event in the list.
                 pair = self._callbacks.get(key.fd)
                 if events & bit and pair is not None and (callback := pair[index]) is not None:
                     callback()
@@ -189,7 +194,7 @@ class Loop:
                 due()
 
     def close(self) -> None:
-        """Restore the signal handlers and close all that the loop opened."""
+        """Restore the signal handlers and close everything that the loop opened."""
         for number, previous in self._previous.items():
             signal.signal(number, previous)  # type: ignore[arg-type]  # as signal() returned it
         signal.set_wakeup_fd(-1)

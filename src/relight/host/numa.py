@@ -1,7 +1,8 @@
-"""Chooses the CPUs of each worker for `--numa-binding`, from the topology under /sys.
+"""Chooses each worker's CPUs for `--numa-binding`, from the topology under /sys.
 
-A worker's home is the NUMA node of its GPU; the mode selects CPUs there. The meaning of the modes
-is torchrun's (torch 2.13); the masks are set with sched_setaffinity, so that no numactl is needed.
+A worker's home is the NUMA node of its GPU; the mode selects CPUs there. The modes have the same
+meaning as in torchrun (torch 2.13). The masks are set with sched_setaffinity, so numactl is not
+needed.
 """
 
 import os
@@ -19,19 +20,19 @@ Cpus = frozenset[int]
 def bind(
     mode: str, local_world_size: int, env: Environment, root: str = "/", allowed: Cpus | None = None
 ) -> tuple[Cpus, ...]:
-    """Return the affinity mask of each worker, in the order of local ranks.
+    """Return each worker's affinity mask, ordered by local rank.
 
     - `node`: all CPUs of the worker's home;
-    - `socket`: all CPUs of the NUMA nodes of its socket;
-    - `exclusive`: its own part of the home's physical cores; remaining cores go to the lowest
-      local ranks;
-    - `core-complex`: the home's cores that share one last-level cache, round-robin, the largest
-    first.
+    - `socket`: all CPUs of the NUMA nodes on the same socket;
+    - `exclusive`: the worker's own share of the home's physical cores; remaining cores go to the
+      lowest local ranks;
+    - `core-complex`: the home's cores that share one last-level cache, assigned round-robin,
+      largest group first.
 
-    The home is the NUMA node of the GPU whose index is the local rank. `exclusive` and
-    `core-complex` leave the part of a visible GPU without a worker unused. Without GPUs
-    (torchrun refuses that), the workers' homes are spread evenly over the cores: with 4 workers on
-    2 equal nodes, 2 are at home on each.
+    The home is the NUMA node of the GPU whose index is the local rank. With `exclusive` and
+    `core-complex`, the share of a visible GPU that has no worker stays unused. Without GPUs (which
+    torchrun rejects), the workers' homes are spread evenly over the cores: of 4 workers on 2 equal
+    nodes, 2 have their home on each node.
 
     Args:
         mode: one of the four words.
@@ -62,14 +63,14 @@ def bind(
     word = "GPUs" if found else "workers"
     masks: dict[int, Cpus] = {}
     for node in dict.fromkeys(homes[:local_world_size]):
-        # GPUs without a worker also have a share.
+        # GPUs without a worker get a share as well.
         at_home = [index for index, home in enumerate(homes) if home == node]
         masks.update(zip(at_home, topology.share(node, len(at_home), word), strict=True))
     return tuple(masks[local_rank] for local_rank in range(local_world_size))
 
 
 class _Topology:
-    """The NUMA nodes of this machine and those of their CPUs that may be used."""
+    """The NUMA nodes of this machine, with the CPUs in each that may be used."""
 
     def __init__(self, mode: str, root: str, allowed: Cpus) -> None:
         self.mode = mode
@@ -85,7 +86,9 @@ class _Topology:
         self.cpus = {node: cpus & allowed for node, cpus in self.all_cpus.items()}
 
     def node_of(self, index: int, gpu: Device) -> int:
-        """Return the NUMA node that a GPU is attached to; 0 where the firmware doesn't say."""
+        """Return the NUMA node that a GPU is attached to, or 0 if the firmware doesn't report
+        it.
+        """
         if not gpu.pci:
             raise UsageError(
                 f"--numa-binding={self.mode}: the driver's files don't contain the location "
@@ -96,7 +99,8 @@ class _Topology:
 
     def spread(self, local_world_size: int) -> list[int]:
         """Return a home for each of `local_world_size` workers without a GPU."""
-        # By cores rather than nodes: a container may have more of one node than of another.
+        # Spread by cores rather than by nodes: a container may have more cores on one node than on
+        # another.
         homes = [node for node, cpus in self.cpus.items() for _ in self._cores(cpus)]
         if not homes:
             raise UsageError(
@@ -106,7 +110,7 @@ class _Topology:
         return [homes[index * len(homes) // local_world_size] for index in range(local_world_size)]
 
     def share(self, node: int, number: int, word: str) -> list[Cpus]:
-        """Return the CPUs of each of `number` GPUs or workers whose home is a node."""
+        """Return the CPUs for each of `number` GPUs or workers whose home is this node."""
         cpus = self._socket(node) if self.mode == "socket" else self.cpus.get(node, frozenset())
         if not cpus:
             raise UsageError(
@@ -140,7 +144,7 @@ class _Topology:
     def _socket_of(self, node: int) -> int:
         cpus = self.all_cpus.get(node)
         if not cpus:
-            return -1 - node  # only memory, or absent: a socket of its own
+            return -1 - node  # only memory, or absent: treat it as a separate socket
         return int(self._read(f"{self.cpu_folder}/cpu{min(cpus)}/topology/physical_package_id"))
 
     def _cores(self, cpus: Cpus) -> list[Cpus]:
@@ -166,7 +170,9 @@ class _Topology:
         return self._cpus_in(f"{levels[max(levels)]}/shared_cpu_list")
 
     def _groups(self, cpus: Cpus, sharing: Callable[[int], Cpus]) -> list[Cpus]:
-        """Group CPUs that share a resource, ordered by the lowest CPU of each whole group."""
+        """Group CPUs that share a resource; order the groups by the lowest CPU of each whole
+        group.
+        """
         groups: dict[int, Cpus] = {}
         left = set(cpus)
         while left:
@@ -177,7 +183,7 @@ class _Topology:
         return [groups[first] for first in sorted(groups)]
 
     def _cpus_in(self, path: str) -> Cpus:
-        """Return the CPUs of a list such as `0-3,8`."""
+        """Parse a CPU list such as `0-3,8`."""
         cpus: set[int] = set()
         for part in self._read(path).split(","):
             first, _, last = part.partition("-")

@@ -1,4 +1,4 @@
-"""Finds out whether the kernel's out-of-memory killer has killed a worker.
+"""Determines whether the kernel's out-of-memory killer killed a worker.
 
 The kernel does not tell a parent why its child got SIGKILL. In the order of their worth:
 
@@ -27,7 +27,7 @@ _UNLIMITED = 2**60
 _SAME_S = 5.0
 """How long before its end a process may have been killed: the kernel frees its memory first."""
 _PAUSE_S = 0.1
-"""The time between two reads of a counter that changes all the time, near its limit."""
+"""The minimum time between two reads of a counter that keeps changing close to its limit."""
 
 
 class _Cgroup(NamedTuple):
@@ -40,12 +40,12 @@ class _Cgroup(NamedTuple):
 
 
 class OomKills:
-    """The out-of-memory kills since this object was made.
+    """The out-of-memory kills since this object was created.
 
     Args:
         proc: where proc(5) is mounted.
         root: where cgroups are mounted.
-        log: returns the kills in the kernel's log since a time; None if they are unknown.
+        log: returns the kills in the kernel log since a point in time, or None if they are unknown.
     """
 
     def __init__(
@@ -62,13 +62,13 @@ class OomKills:
         self._before = self._last = _read(self._counter)
         self._machine_before = _read(self._vmstat)
         self._times: list[float] | None = None
-        """When the counter has increased; None if nobody watches it."""
+        """When the counter increased; None if it isn't being watched."""
         self._inotify = -1
         self._loop: Loop | None = None
         self._alarm: Alarm | None = None
 
     def watch(self, loop: Loop) -> None:
-        """Note the times of kills from now on, until `close`, where the kernel tells them."""
+        """Record the times of kills from now on, until `close`, if the kernel reports them."""
         if not self._counter.endswith("memory.events"):
             return
         self._inotify = system.inotify_open()
@@ -83,7 +83,7 @@ class OomKills:
         self._listen()
 
     def close(self) -> None:
-        """Stop watching; keep the findings so far."""
+        """Stop watching, but keep the findings so far."""
         if self._inotify >= 0 and self._loop is not None and self._alarm is not None:
             self._note()
             self._alarm.set(None)
@@ -92,7 +92,7 @@ class OomKills:
             self._inotify = -1
 
     def of_worker(self, pid: int, at: float) -> str:
-        """Describe whether a process that got SIGKILL was killed for lack of memory.
+        """Describe whether a process that received SIGKILL was killed for lack of memory.
 
         Args:
             pid: the process.
@@ -109,12 +109,12 @@ class OomKills:
         return f"out of memory{limit}: the kernel killed it{place} (kernel log)"
 
     def of_child(self, at: float, *, is_worker: bool) -> str:
-        """Describe whether a process that a worker had started was killed for lack of memory, given
-        that it got SIGKILL; empty without any sign of that.
+        """Describe whether a process that a worker started was killed for lack of memory, given
+        that it received SIGKILL; empty if nothing indicates that.
 
         Args:
             at: when the worker ended, on the monotonic clock.
-            is_worker: whether the worker, a shell, has ended as if it were that process.
+            is_worker: whether the worker is a shell that exited with the status of that process.
         """
         logged = self._logged()
         if logged is None:
@@ -135,7 +135,7 @@ class OomKills:
         return kernel_log.kills(self._began)
 
     def _counted(self, at: float) -> str:
-        """Describe the kill that the counters show at this time; empty for no kill."""
+        """Describe the kill that the counters show at this time; empty if there was none."""
         here = _increase(self._before, _read(self._counter))
         if here and self._cgroup is not None:
             if self._inotify >= 0:
@@ -165,7 +165,7 @@ class OomKills:
         return "" if self._machine_before is None else NOBODY
 
     def _place(self) -> tuple[str, str]:
-        """Return the limit and the cgroup, for a sentence; empty texts if they are unknown."""
+        """Return the limit and the cgroup, for use in a sentence; both are empty if unknown."""
         if self._cgroup is None:
             return "", ""
         limit = _limit(self._cgroup)
@@ -184,7 +184,7 @@ class OomKills:
             self._alarm.set_after(_PAUSE_S)
 
     def _note(self) -> None:
-        """Note whether the counter has increased."""
+        """Record whether the counter increased."""
         try:
             os.read(self._inotify, 4096)
         except BlockingIOError:
@@ -196,7 +196,7 @@ class OomKills:
 
 
 NOBODY = "neither relight nor the out-of-memory killer sent it"
-"""Of a SIGKILL, if nobody has recorded who sent it."""
+"""Explanation for a SIGKILL whose sender is unknown."""
 
 
 def _other(kill: "Kill", at: float) -> str:
@@ -204,7 +204,7 @@ def _other(kill: "Kill", at: float) -> str:
 
 
 def _memory_cgroup(memberships: str, root: str) -> _Cgroup | None:
-    """Return the memory cgroup of this process (cgroups(7)), if its counter can be read."""
+    """Return this process's memory cgroup (cgroups(7)), if its counter can be read."""
     try:
         rows = [line.split(":", 2) for line in os.fsdecode(read_small(memberships)).split("\n")]
     except OSError:
@@ -216,7 +216,7 @@ def _memory_cgroup(memberships: str, root: str) -> _Cgroup | None:
             mount, counter, limit = f"{root}/memory", "memory.oom_control", "memory.limit_in_bytes"
         else:
             continue
-        # In a container the path may be the host's, and the mount its own root.
+        # In a container, the path may be the one on the host, with the mount as the cgroup's root.
         for where in (path, "/"):
             folder = os.path.normpath(f"{mount}/{where}")
             if _read(f"{folder}/{counter}") is not None:
@@ -225,7 +225,7 @@ def _memory_cgroup(memberships: str, root: str) -> _Cgroup | None:
 
 
 def _read(path: str) -> int | None:
-    """Return the `oom_kill` counter in a file."""
+    """Return the `oom_kill` counter from a file."""
     try:
         _, found, after = (b"\n" + read_small(path)).partition(b"\noom_kill ")
         if found:
@@ -240,7 +240,7 @@ def _increase(before: int | None, now: int | None) -> int | None:
 
 
 def _limit(cgroup: _Cgroup) -> int:
-    """Return the smallest limit of a cgroup and its parents; 0 without a limit."""
+    """Return the smallest limit of a cgroup and its parents; 0 if there is none."""
     limits = []
     path = cgroup.path.strip("/")
     while True:
@@ -248,7 +248,7 @@ def _limit(cgroup: _Cgroup) -> int:
             with open(os.path.normpath(f"{cgroup.mount}/{path}/{cgroup.limit}")) as file:
                 limits.append(int(file.read()))
         except (OSError, ValueError):
-            pass  # `max`, or the root
+            pass  # the value is `max`, or this is the root
         if not path:
             return min((limit for limit in limits if limit < _UNLIMITED), default=0)
         path = path.rpartition("/")[0]

@@ -1,11 +1,12 @@
-"""The functions of `linux` with what macOS has too: select, process groups, ps, a guardian process.
+"""The functions of `linux`, implemented with what macOS provides: select, process groups, ps, and a
+guardian process.
 
-They have the same meaning as far as possible; docs/macos.md lists the exceptions. Only jobs of one
-node run here.
+They behave like the Linux versions wherever possible; docs/macos.md lists the exceptions. Only
+single-node jobs are supported.
 
 macOS lacks parent-death signals and subreapers, so a separate process, the guardian
-(`processes/guardian.py`), ends the workers when the spawner is killed. Each worker reports itself
-to the guardian through a pipe before its program starts; the spawner reports each worker that it
+(`processes/guardian.py`), ends the workers if the spawner is killed. Each worker reports itself to
+the guardian through a pipe before its program starts; the spawner reports each worker that it
 reaps.
 """
 
@@ -32,24 +33,26 @@ _MOST_FILES = 1024
 _PS = "/bin/ps"
 _PARENT_LOOK_S = 0.2
 _SETTLE_S = 2.0
-"""How long to wait for killed processes to be gone."""
+"""How long to wait for killed processes to exit."""
 END_LIMIT_S = 10.0
 REFUSED_LIMIT_S = 1.0
 own_children: set[int] = set()
-"""Nothing here. This process adopts no orphans."""
+"""Always empty. This process adopts no orphans."""
 
 SPAWNER_STAYS = False
-"""Whether one spawner can start the workers of several generations: its guardian can't."""
+"""Whether a single spawner can start the workers of several generations. Its guardian can't handle
+that.
+"""
 
 Selector = selectors.SelectSelector
-"""kqueue(2) and poll(2) of macOS do not support all kinds of terminals; select(2) does."""
+"""On macOS, kqueue(2) and poll(2) do not support all kinds of terminals; select(2) does."""
 
 
 class _GuardianPipes(NamedTuple):
     """This process's pipes to a forked process and its guardian.
 
-    `ended` becomes readable when the forked process has ended, `swept` when the guardian has; while
-    `alive` is open, the guardian knows that this process runs.
+    `ended` becomes readable when the forked process has ended, `swept` when the guardian has. As
+    long as `alive` is open, the guardian knows that this process is running.
     """
 
     ended: int
@@ -59,21 +62,21 @@ class _GuardianPipes(NamedTuple):
 
 _guards: dict[int, _GuardianPipes] = {}
 _pipe = -1
-"""The pipe to the guardian, in the spawner."""
+"""The pipe to the guardian. Used in the spawner."""
 _kept: set[int] = set()
 _running: set[int] = set()
 _reaped: set[int] = set()
 
 
 def fit(spec: "LaunchSpec", notes: list[str]) -> "LaunchSpec":
-    """Return the spec without the options that this system lacks.
+    """Return the spec without the options that this system does not support.
 
     Args:
         spec: the launch's options.
-        notes: gets a line for each such option.
+        notes: receives a line for each such option.
 
     Raises:
-        UsageError: if the launch does not work here at all.
+        UsageError: if the launch can't work on this system at all.
     """
     if not spec.runs_locally():
         require_linux("a job of several nodes (--nnodes)")
@@ -109,7 +112,7 @@ def require_linux(what: str) -> None:
 
 
 def fork() -> int:
-    """Fork the spawner, and start its guardian.
+    """Fork the spawner and start its guardian.
 
     Raises:
         OSError: if no process can be forked, or no descriptor is left.
@@ -139,7 +142,7 @@ def fork() -> int:
         _guards.clear()
         _pipe = tell
         _kept.update((tell, ends))
-        _kept.add(told)  # or SIGPIPE would end the workers if the guardian was killed
+        _kept.add(told)  # otherwise, SIGPIPE would end the workers if the guardian were killed
         _running.clear()
         _reaped.clear()
         _tell(f"holder {os.getpid()}")
@@ -151,10 +154,10 @@ def fork() -> int:
 
 
 def _start_guardian(told: int, sweeps: int, watched: int) -> None:
-    """Start the guardian without a living parent, in its own session, with its own command line:
-    killing the agent by its name or its group must not kill the guardian.
+    """Start the guardian without a living parent, in its own session and with its own command line,
+    so that killing the agent by name or by process group doesn't kill the guardian.
     """
-    mask = block_signals()  # inherited
+    mask = block_signals()  # the guardian inherits the mask
     try:
         pid = os.fork()
         if pid == 0:
@@ -193,7 +196,7 @@ def _become_guardian(told: int, sweeps: int, watched: int) -> None:
 
 
 class Child:
-    """A process that was forked with `fork`. Signals to it are dropped once it was reaped.
+    """A process that was forked with `fork`. Once it has been reaped, signals to it are dropped.
 
     Raises:
         OSError: only on Linux.
@@ -205,11 +208,11 @@ class Child:
         self._reaped = self._closed = False
 
     def fileno(self) -> int:
-        """Return a descriptor that can be read once the process has ended."""
+        """Return a descriptor that becomes readable once the process has ended."""
         return self._guard.ended
 
     def send(self, number: int) -> None:
-        """Send it a signal, if it exists."""
+        """Send it a signal if it exists."""
         if not self._reaped:
             try:
                 os.kill(self.pid, number)
@@ -225,13 +228,17 @@ class Child:
         return is_stopped(self.pid)
 
     def reap(self) -> int:
-        """Reap it once `fileno` can be read; return its exit code, negative for a signal."""
+        """Reap the process once `fileno` is readable; return its exit code, negative for a
+        signal.
+        """
         status = reap(self.pid, END_LIMIT_S)
         self._reaped = True
         return os.waitstatus_to_exitcode(status or 0)
 
     def kill_orphans(self) -> bool:
-        """Return whether the guardian still has to kill orphans that it left when it was killed."""
+        """Return whether the guardian still has to kill orphans that the process left when it was
+        killed.
+        """
         return not select.select([self._guard.swept], [], [], 0)[0]
 
     @property
@@ -247,13 +254,15 @@ class Child:
 
 
 def stand_guard(agent: int, of: str = "worker", held: Collection[int] = ()) -> int:
-    """Do nothing, and return no descriptor (-1): the guardian does this, as far as possible."""
+    """Do nothing and return -1 instead of a descriptor. The guardian does this as far as
+    possible.
+    """
     del agent, of, held
     return -1
 
 
 def fork_worker() -> int:
-    """Fork a worker, in the spawner; it reports itself to the guardian."""
+    """Fork a worker, which reports itself to the guardian. Called in the spawner."""
     pid = os.fork()
     if pid == 0:
         _tell(f"began {os.getpid()}")
@@ -263,8 +272,8 @@ def fork_worker() -> int:
 
 
 def reap_any() -> tuple[int, int]:
-    """Reap a child that has ended, in the spawner, and report it to the guardian; return its pid,
-    or 0 if none has, and its waitpid(2) status.
+    """Reap a child that has ended and report it to the guardian. Return its pid, or 0 if none has
+    ended, and its waitpid(2) status. Called in the spawner.
 
     Raises:
         ChildProcessError: if this process has no children.
@@ -285,7 +294,7 @@ def _tell(line: str) -> None:
 
 
 def ends_within(process: "Popen[bytes]", seconds: float) -> bool:
-    """Wait until a child has ended, at most for a time; return whether it has."""
+    """Wait up to a time limit for a child to end; return whether it has."""
     from subprocess import TimeoutExpired
 
     try:
@@ -327,7 +336,9 @@ def adopt_orphans() -> None:
 
 
 def end_with_parent(pid: int, number: int) -> bool:
-    """Have this process get a signal when its parent `pid` ends; return False if it has ended."""
+    """Have this process receive a signal when its parent `pid` ends; return False if it has ended
+    already.
+    """
     import _thread
 
     def look() -> None:
@@ -347,7 +358,7 @@ class _PsRow(NamedTuple):
 
 
 def _processes() -> list[_PsRow]:
-    """Return all processes of this machine except ps itself; none if ps is missing."""
+    """Return all processes on this machine except ps itself; empty if ps is missing."""
     readable, writable = os.pipe()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     try:
@@ -377,12 +388,13 @@ def _processes() -> list[_PsRow]:
 
 
 def descendants(running: Collection[int], reaped: Collection[int]) -> list[int]:
-    """Return the workers and the descendants that can be found: all processes in a worker's
-    session, and all whose parents are alive up to such a process, each after that parent.
+    """Return the workers and those of their descendants that can be found, parents before children.
+    These are all processes in a worker's session, and all processes with an unbroken chain of
+    living ancestors up to such a process.
 
     Args:
         running: workers that have not been reaped.
-        reaped: workers that have been reaped; a process that has such a pid now is unrelated, and
+        reaped: workers that have been reaped; a process that now has such a pid is unrelated, and
             so are the processes in its session.
     """
     processes = {process.pid: process for process in _processes()}
@@ -405,10 +417,11 @@ def descendants(running: Collection[int], reaped: Collection[int]) -> list[int]:
 
 
 def sweep(running: Collection[int], reaped: Collection[int]) -> None:
-    """Kill the processes of `descendants`; return when they are gone, or stuck in the kernel.
+    """Kill the processes of `descendants`; return when they have exited or are stuck in the kernel.
 
-    All are stopped before the first is killed, and children are killed before their parents: a
-    process can't be found once its parent has ended, and this one may be killed midway.
+    All of them are stopped before the first one is killed, and children are killed before their
+    parents. Otherwise a process could not be found once its parent has ended, even if this process
+    is killed midway.
     """
     stopped: list[int] = []
     while more := [pid for pid in descendants(running, reaped) if pid not in stopped]:
@@ -430,8 +443,8 @@ def _kill(pids: Collection[int], number: int) -> None:
 
 
 def kill_children() -> dict[int, bool]:
-    """Kill the workers of this process and their descendants; return the pids of the workers
-    that are not reaped yet, each with False.
+    """Kill the workers of this process and their descendants; return the pids of the workers that
+    have not been reaped yet, each with False.
     """
     sweep(_running, _reaped)
     _reaped.clear()
@@ -440,11 +453,11 @@ def kill_children() -> dict[int, bool]:
 
 
 def reap(pid: int, limit_s: float) -> int | None:
-    """Reap a child that has ended or is about to; return its waitpid(2) status, or None if it still
-    runs when the time is up.
+    """Reap a child that has ended or is about to. Return its waitpid(2) status, or None if it is
+    still running after the time limit.
 
     Raises:
-        ChildProcessError: if it was reaped before.
+        ChildProcessError: if it has already been reaped.
     """
     end = time.monotonic() + limit_s
     while True:
@@ -457,7 +470,9 @@ def reap(pid: int, limit_s: float) -> int | None:
 
 
 def name_and_user(pid: int) -> tuple[str, str]:
-    """Return the short name of a process and that of its user; empty for one that is gone."""
+    """Return a process's short name and its user's name; both are empty if the process has
+    exited.
+    """
     return os.path.basename(_ps("comm", pid)), _ps("user", pid)
 
 
@@ -472,8 +487,8 @@ def is_running(pid: int) -> bool:
 
 
 def tree(pid: int) -> list[int]:
-    """Return the pids of a process's descendants, each after its parent, except those whose parents
-    have ended.
+    """Return the pids of a process's descendants, parents before children. Processes whose parents
+    have ended are not found.
     """
     processes = _processes()
     found = [process.pid for process in processes if process.parent == pid]
@@ -483,7 +498,9 @@ def tree(pid: int) -> list[int]:
 
 
 def children_of(pid: int) -> list[int]:
-    """Return none: each look would have to start a process, and orphans have another parent."""
+    """Return an empty result: each call would have to start a process, and orphans have a different
+    parent.
+    """
     del pid
     return []
 
@@ -495,24 +512,24 @@ def is_uninterruptible(pid: int) -> bool:
 
 
 def parent_of(pid: int) -> int:
-    """Return the parent of a process; 0 for a process without one or that has ended."""
+    """Return a process's parent; 0 if it has none or has ended."""
     parent = _ps("ppid", pid)
     return int(parent) if parent.isdecimal() else 0
 
 
 def usage(pid: int) -> tuple[float, int, int]:
-    """Return nothing. Only --hang-timeout needs it, which this system lacks."""
+    """Return zeros. Only --hang-timeout needs the usage, and this system does not support it."""
     del pid
     return 0.0, 0, 0
 
 
 def resident(pid: int) -> int:
-    """Return the memory of a process in bytes, shared pages included; 0 where it can't be read."""
+    """Return the memory of a process in bytes, including shared pages; 0 if it can't be read."""
     return memory(pid)
 
 
 def memory(pid: int) -> int:
-    """Return the memory of a process in bytes, shared pages included; 0 where it can't be read."""
+    """Return the memory of a process in bytes, including shared pages; 0 if it can't be read."""
     size = _ps("rss", pid)
     return int(size) * 1024 if size.isdecimal() else 0
 
@@ -533,12 +550,12 @@ def _ps(column: str, pid: int) -> str:
 
 
 def block_signals() -> Any:
-    """Block all signals of this thread; return the mask from before, for `restore_signals`."""
+    """Block all signals in this thread; return the previous mask, for `restore_signals`."""
     return signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
 
 
 def restore_signals(mask: Any) -> None:
-    """Set the signal mask of this thread to what `block_signals` has returned."""
+    """Set this thread's signal mask to the one that `block_signals` returned."""
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
@@ -548,7 +565,7 @@ def unblock_sigchld() -> None:
 
 
 def rename_process(name: str, *, exactly: bool = False) -> None:
-    """Do nothing: a process of this system keeps its name."""
+    """Do nothing: processes can't be renamed on this system."""
     del name, exactly
 
 
@@ -556,10 +573,10 @@ def rename_process(name: str, *, exactly: bool = False) -> None:
 
 
 def close_all_but(keep: Collection[int]) -> None:
-    """Close all descriptors of this process except these and those that its guardian needs."""
+    """Close all of this process's descriptors except these and the ones that its guardian needs."""
     begin = 0
     for fd in (*sorted({*keep, *_kept}), open_files()):
-        if begin < fd:  # closerange(0, 0) closes all
+        if begin < fd:  # closerange(0, 0) would close all of them
             os.closerange(begin, fd)
         begin = fd + 1
 
@@ -574,10 +591,10 @@ def reopen(fd: int, flags: int) -> int:
 
 
 def anonymous_file(name: str) -> int:
-    """Return the descriptor of a new file that was removed from its directory.
+    """Return the descriptor of a new file that has already been removed from its directory.
 
     Raises:
-        OSError: if it can't be made.
+        OSError: if it can't be created.
     """
     import tempfile
 
@@ -587,23 +604,23 @@ def anonymous_file(name: str) -> int:
 
 
 def open_files() -> int:
-    """Return how many files this process may have open, as far as `Selector` can use them."""
+    """Return how many files this process may have open, limited to what `Selector` supports."""
     files = os.sysconf("SC_OPEN_MAX")
     return _MOST_FILES if files < 0 else min(files, _MOST_FILES)
 
 
 def most_open_files(hard: int) -> int:
-    """Return how many files this process can have open where the system allows `hard`."""
+    """Return how many files this process can have open if the system allows `hard`."""
     return _MOST_FILES if hard < 0 else min(hard, _MOST_FILES)
 
 
 def inotify_open() -> int:
-    """Return -1. Files are polled, as macOS lacks inotify."""
+    """Return -1. macOS lacks inotify, so files are polled."""
     return -1
 
 
 def inotify_watch(fd: int, path: str, mask: int) -> int:
-    """Return -1, as macOS lacks inotify."""
+    """Return -1, because macOS lacks inotify."""
     del fd, path, mask
     return -1
 

@@ -1,9 +1,9 @@
 """Runs background work at the lowest priority, and restores the priority afterwards.
 
 Without privileges, a priority lowered by nice(2) or SCHED_IDLE can't be raised again, and processes
-that are forked later would inherit it. So SCHED_IDLE is used only where a trial shows that it can
-be undone; otherwise the work sleeps most of the time. Where autogroups are enabled, a low priority
-of the session's autogroup (sched(7)) also helps; each worker has its own session.
+forked later would inherit it. SCHED_IDLE is therefore used only if a trial shows that it can be
+undone; otherwise the work sleeps most of the time. If autogroups are enabled, lowering the priority
+of the session's autogroup (sched(7)) helps as well; each worker has its own session.
 """
 
 import os
@@ -16,34 +16,39 @@ from typing import Any
 from relight.host import linux
 
 IDLE_S = 15.0
-"""How long the work may get hardly any time, on a machine whose processors are all busy."""
+"""How long the work may be starved on a machine whose processors are all busy."""
 GENTLE_S = 45.0
-"""Seconds after which it gets the usual priority, so that it ends about as soon as other work."""
+"""Seconds after which the work gets normal priority, so that it finishes about as soon as other
+work.
+"""
 STARVED_S = 60.0
-"""How long work that stays low may starve at SCHED_IDLE: by then, where half a processor is idle,
-the imports of a job have ended.
+"""How long work that stays at low priority may starve at SCHED_IDLE. By then, a job's imports have
+finished if half a processor is idle.
 """
 _STARVED_SHARE = 0.25
-"""Work that gets less of a processor starves."""
+"""Work that gets less than this share of a processor counts as starved."""
 _STARVED_NICE = 19
-"""Gives 1.4 % of a processor beside one process of normal priority, SCHED_IDLE 0.3 % (sched(7)):
-too little to slow down ranks that wait for each other by more than that, however long it takes.
+"""Next to one process of normal priority, this gets 1.4 % of a processor; SCHED_IDLE gets 0.3 %
+(sched(7)). That is too little to slow down ranks that wait for each other by more than that,
+however long the work takes.
 """
 _SHARE = 4
-"""Without SCHED_IDLE: one part of the time in this many is for work, the rest for others."""
+"""Without SCHED_IDLE, the work runs for one part in this many; the rest of the time is left to
+others.
+"""
 _BUSY_PAUSE = 100
-"""Work that stays low without SCHED_IDLE gets about 1 % of a busy processor."""
+"""Without SCHED_IDLE, work that stays at low priority gets about 1 % of a busy processor."""
 _QUARTER_NICE = 5
-"""Gives a quarter of a processor beside one process of normal priority (sched(7))."""
+"""Gets a quarter of a processor next to one process of normal priority (sched(7))."""
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}.get(platform.machine(), 0)
 _IDLE_CLASS = 3 << 13  # linux/ioprio.h
 
 
 def lower(*, stays_low: bool = False) -> Callable[[], None]:
-    """Take the lowest priority that can be undone; return the function that undoes it.
+    """Switch to the lowest priority that can be undone; return a function that undoes it.
 
     Args:
-        stays_low: whether the work never gets the usual priority.
+        stays_low: whether the work never gets normal priority.
     """
     idle = _can_come_back()
     nice = os.getpriority(os.PRIO_PROCESS, 0)
@@ -68,17 +73,20 @@ def lower(*, stays_low: bool = False) -> Callable[[], None]:
 
 
 def raise_step_by_step(pid: int, seconds: float, *, stays_low: bool = False) -> float | None:
-    """Raise the priority of a process that works at SCHED_IDLE: after `IDLE_S` to a quarter of a
-    processor, after `GENTLE_S` to that of this process. If it is to stay low, raise it to nice 19,
-    and only if it starves for `STARVED_S`.
+    """Raise the priority of a process that runs at SCHED_IDLE.
+
+    After `IDLE_S`, it gets a quarter of a processor, and after `GENTLE_S` the priority of this
+    process. If it is supposed to stay low, it is raised only to nice 19, and only if it starves for
+    `STARVED_S`.
 
     Args:
         pid: the process. Without SCHED_IDLE it works a quarter of the time, and ends that itself.
-        seconds: since it began.
+        seconds: time since it began.
         stays_low: whether it never gets the priority of this process.
 
     Returns:
-        After how many seconds, counted from its begin, to call this again; None for never.
+        The number of seconds, counted from when it began, after which to call this again, or None
+        if that isn't necessary.
     """
     try:
         policy, usual = os.sched_getscheduler(pid), os.getpriority(os.PRIO_PROCESS, 0)
@@ -98,7 +106,7 @@ def raise_step_by_step(pid: int, seconds: float, *, stays_low: bool = False) -> 
         elif seconds >= IDLE_S and policy == os.SCHED_IDLE:
             _raise(pid, usual + _QUARTER_NICE, _QUARTER_NICE)
     except OSError:
-        pass  # it has ended, or may not raise the priority that it has lowered
+        pass  # it has ended, or may not raise a priority that it lowered
     if seconds < IDLE_S:
         return IDLE_S
     return GENTLE_S if seconds < GENTLE_S else None
@@ -111,7 +119,7 @@ def _raise(pid: int, nice: int, autogroup: int) -> None:
 
 
 class _Pacer:
-    """An import finder that delays each import for a while; it finds no module itself."""
+    """An import finder that briefly delays each import. It never finds a module itself."""
 
     def __init__(self, *, stays_low: bool) -> None:
         self._stays_low = stays_low
@@ -128,15 +136,15 @@ class _Pacer:
 
 
 def pause_s(worked_s: float, waited_s: float) -> float:
-    """Return how long to pause after work, so that it gets a quarter of an idle processor, and
-    little of a busy one, where it waited about as long as it worked.
+    """Return how long to pause after work. Work gets a quarter of an idle processor, and little of
+    a busy one, on which it waits about as long as it works.
     """
     return worked_s * (_SHARE - 1) + min(waited_s, worked_s) * _BUSY_PAUSE
 
 
 def _runqueue_wait_s() -> float:
-    """Return how long this process was ready to run without a processor (Documentation/scheduler/
-    sched-stats.rst of Linux); 0 where the system does not tell.
+    """Return how long this process was ready to run but had no processor
+    (Documentation/scheduler/sched-stats.rst of Linux); 0 if the system does not report it.
     """
     try:
         with open("/proc/self/schedstat", "rb") as file:

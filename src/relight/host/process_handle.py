@@ -1,7 +1,7 @@
-"""A reference to a process that never means another one, even after its pid has been reused.
+"""A process reference that stays correct even after the pid has been reused.
 
-Linux has descriptors for that, pidfds (pidfd_open(2), Linux 5.3). Three ways to use them, the first
-one that works:
+Linux has descriptors for this purpose, called pidfds (pidfd_open(2), Linux 5.3). There are three
+implementations, and the first one that works is used:
 
     os.pidfd_open       CPython has it if it was built with kernel headers that do
     the system call     by its number
@@ -24,19 +24,22 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _PIDFD_SEND_SIGNAL, _PIDFD_OPEN = 424, 434
-"""The same on all architectures since Linux 5.1, but for Alpha and MIPS (syscalls(2))."""
+"""These numbers are the same on all architectures except Alpha and MIPS since Linux 5.1
+(syscalls(2)).
+"""
 _REFUSALS = (errno.ENOSYS, errno.EPERM, errno.EACCES)
-"""How kernels and seccomp filters refuse a system call; pidfd_open(2) itself never fails with
-these."""
+"""The errors with which kernels and seccomp filters refuse a system call. pidfd_open(2) itself
+never fails with these.
+"""
 _LOOK_S = 0.05
 
 
 class ProcessHandle:
-    """A process. Without pidfds, `fileno` starts a thread. Forked processes lack the thread; there,
-    `fileno` starts another.
+    """A process. Without pidfds, `fileno` starts a thread. Forked processes don't inherit the
+    thread, so `fileno` starts another one there.
 
     Args:
-        pid: of the process; it may have ended, if it was not reaped.
+        pid: the process; it may have ended if it has not been reaped.
 
     Raises:
         ProcessLookupError: if the process does not exist.
@@ -51,16 +54,16 @@ class ProcessHandle:
             _, self._started = _state_and_start(pid)
         self._pipe = -1
         self._owner = 0
-        """The process whose thread writes to the pipe."""
+        """The process that owns the thread that writes to the pipe."""
         self._is_closed = False
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        """The descriptors that a forked process must keep open for this reference."""
+        """The descriptors that a forked process must keep open for this reference to work."""
         return () if self._pidfd < 0 else (self._pidfd,)
 
     def fileno(self) -> int:
-        """Return a descriptor that can be read once the process has ended.
+        """Return a descriptor that becomes readable once the process has ended.
 
         Raises:
             OSError: if no descriptor or thread is left.
@@ -77,8 +80,8 @@ class ProcessHandle:
         return self.wait(0)
 
     def wait(self, limit_s: float | None = None) -> bool:
-        """Wait until the process has ended, at most for a time in seconds; return whether it has.
-        It is not reaped.
+        """Wait up to a limit in seconds for the process to end; return whether it has. It is not
+        reaped.
         """
         if self._pidfd >= 0:
             poll = select.poll()
@@ -91,7 +94,7 @@ class ProcessHandle:
             except ProcessLookupError:
                 return True
             except OSError:
-                state, started = b"", self._started  # no descriptor is left: look again later
+                state, started = b"", self._started  # no descriptor is left: check again later
             if started != self._started or state in (b"Z", b"X"):
                 return True
             left = _LOOK_S if end is None else end - time.monotonic()
@@ -104,7 +107,7 @@ class ProcessHandle:
 
         Raises:
             ProcessLookupError: if it has ended.
-            PermissionError: if it is another user's.
+            PermissionError: if it belongs to another user.
         """
         if self._pidfd >= 0 and _pidfd_send_signal(self._pidfd, number):
             return
@@ -122,7 +125,7 @@ class ProcessHandle:
 
     def _start_thread(self) -> int:
         reading, writing = os.pipe()
-        # A signal must interrupt the main thread, so this one gets none.
+        # Signals must interrupt the main thread, so this thread receives none.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             _thread.start_new_thread(self._report_end, (writing,))
@@ -143,7 +146,7 @@ class ProcessHandle:
 
 
 def _pidfd_open(pid: int) -> int:
-    """Return a pidfd; -1 on systems without pidfds.
+    """Return a pidfd, or -1 on systems that don't support them.
 
     Raises:
         OSError: if the process does not exist, or no descriptor is left.
@@ -159,10 +162,10 @@ def _pidfd_open(pid: int) -> int:
 
 
 def _pidfd_send_signal(pidfd: int, number: int) -> bool:
-    """Send a signal; return False if that was refused.
+    """Send a signal; return False if the system call was refused.
 
     Raises:
-        ProcessLookupError: if the process was reaped.
+        ProcessLookupError: if the process has been reaped.
     """
     try:
         if hasattr(signal, "pidfd_send_signal"):

@@ -1,11 +1,14 @@
-"""The scratch directory of a job that keeps no logs. It holds the workers' error files; it is made
-when workers start, and removed at the end.
+"""The scratch directory of a job that keeps no logs.
 
-If the agent is killed, its spawner removes the directory; if the spawner is killed too, a later job
-of this user does. `TMPDIR/relight_<boot>_<random>/lock` is locked (lockf(3)) as long as the agent
-lives. `relight.launch` has its own such directory: if it is killed, its agent ends and removes it.
-All containers and pid namespaces of a machine share its kernel, hence its locks and its boot id;
-directories of other machines, on a network file system, are not removed.
+It holds the workers' error files. It is created when the workers start and removed when the job
+ends.
+
+If the agent is killed, its spawner removes the directory. If the spawner is killed as well, one of
+this user's later jobs removes it. `TMPDIR/relight_<boot>_<random>/lock` is locked (lockf(3)) as
+long as the agent is alive. `relight.launch` has such a directory of its own: if it is killed, its
+agent ends and removes it. All containers and pid namespaces on a machine share its kernel, hence
+its locks and its boot id. Directories that belong to other machines, on a network file system, are
+not removed.
 """
 
 import errno
@@ -16,35 +19,35 @@ from relight.host.files import read_small, remove_tree
 from relight.host.loop import Loop
 
 _FALLBACKS = ("/dev/shm", "/tmp", "/var/tmp")  # noqa: S108
-"""Where the directory is made if TMPDIR is full or missing. Without the directory, workers
-share no memory with their agent and can't be asked to save.
+"""Where the directory is created if TMPDIR is full or missing. Without the directory, workers share
+no memory with their agent and can't be asked to save a checkpoint.
 """
 _LOCK = "lock"
 _TRIES = 3
 _SWEEP_AFTER_S = 1.0
-"""Delay before the sweep, so that it does not delay the workers' start."""
+"""How long to wait before the sweep, so that it does not delay the start of the workers."""
 _MOST_LOOKED_AT = 10_000
-"""The most names in TMPDIR that are checked: a full one must not block the agent."""
+"""The maximum number of names in TMPDIR to check: a crowded directory must not block the agent."""
 
 
 class Scratch:
-    """Makes and removes one such directory.
+    """Creates and removes one such directory.
 
     Args:
         loop: the agent's loop.
-        base: the parent directory, if a directory can be made there: TMPDIR. Empty to make none.
+        base: the preferred parent directory, TMPDIR; empty to create none.
     """
 
     def __init__(self, loop: Loop, base: str) -> None:
         self.path = ""
-        """The directory; empty before it is made."""
+        """The directory; empty until it is created."""
         self._loop = loop
         self._base = base
         self._lock = -1
 
     def make(self) -> str:
-        """Make the directory if it does not exist, and return it; empty if that fails everywhere:
-        a job can run without error files.
+        """Create the directory if it does not exist, and return it; empty if no location works. A
+        job can run without error files.
         """
         for base in (self._base, *_FALLBACKS) if self._base and not self.path else ():
             try:
@@ -57,7 +60,7 @@ class Scratch:
         return self.path
 
     def remove(self) -> None:
-        """Remove the directory, its content, and the directories of dead agents."""
+        """Remove the directory and its content, and the directories of dead agents."""
         if self.path:
             remove_tree(self.path)
             os.close(self._lock)
@@ -65,24 +68,24 @@ class Scratch:
         self._sweep()
 
     def _sweep(self) -> None:
-        """Remove this user's scratch directories whose agents are gone."""
+        """Remove this user's scratch directories whose agents no longer exist."""
         boot = _boot() if self._base else ""
         try:
             if boot and _is_safe(os.stat(self._base)):
                 _sweep(self._base, f"relight_{boot}_", self.path)
         except OSError:
-            pass  # optional work
+            pass  # the sweep is optional
 
 
 def make(base: str) -> tuple[str, int]:
-    """Make a directory that a later job of this user removes if this process can't.
+    """Create a directory that one of this user's later jobs removes if this process can't.
 
     Returns:
         Its path, and the lock: a descriptor to close when the directory is removed. This process
         must not open the file `lock` elsewhere: closing that descriptor would release the lock.
 
     Raises:
-        OSError: if it can't be made.
+        OSError: if it can't be created.
     """
     for _ in range(_TRIES):
         path = os.path.join(base, f"relight_{_boot()}_{os.urandom(8).hex()}")
@@ -95,8 +98,8 @@ def make(base: str) -> tuple[str, int]:
 
 
 def _boot() -> str:
-    """Return an id that is the same for all processes of this machine until it reboots; empty on
-    systems without one.
+    """Return an id that all processes on this machine share until it reboots; empty on systems
+    without one.
     """
     try:
         return read_small("/proc/sys/kernel/random/boot_id")[:8].decode(errors="replace")
@@ -105,13 +108,13 @@ def _boot() -> str:
 
 
 def _is_safe(base: os.stat_result) -> bool:
-    """Return whether other users can't move this user's files in a directory."""
+    """Return whether a directory prevents other users from moving this user's files."""
     shared = base.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not base.st_mode & stat.S_ISVTX
     return base.st_uid in (0, os.geteuid()) and not shared
 
 
 def _take(path: str) -> int:
-    """Lock a directory that was just made; return -1 if another job was about to remove it."""
+    """Lock a newly created directory; return -1 if another job was about to remove it."""
     name = os.path.join(path, _LOCK)
     fd = -1
     try:
@@ -121,7 +124,7 @@ def _take(path: str) -> int:
             return fd
     except OSError as error:
         if fd >= 0 and error.errno in (errno.ENOLCK, errno.EINVAL, errno.EOPNOTSUPP):
-            return fd  # a file system without locks: no other job can lock it, so none removes it
+            return fd  # no locks on this file system, so no other job can remove it
     if fd >= 0:
         os.close(fd)
     return -1
@@ -145,7 +148,8 @@ def _remove_abandoned(path: str) -> None:
     try:
         fd = os.open(os.path.join(path, _LOCK), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
-        # Its agent has ended, or has not made the lock yet: then the agent makes another directory.
+        # The agent ended, or has not created the lock yet. In that case it creates another
+        # directory.
         os.rmdir(path)
         return
     try:

@@ -1,4 +1,4 @@
-"""Reads the lines of files that may grow, and of files that come later."""
+"""Reads lines from files that may grow, and from files that appear later."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +20,7 @@ def lines(
     goes_on: Callable[[], bool],
     wait: Callable[[], object] = _pause,
 ) -> Iterator[str]:
-    """Return the lines of files, as `lines_by_path` does."""
+    """Yield lines from files, as `lines_by_path` does, but without paths."""
     return (line for _, line in lines_by_path(find, goes_on, wait))
 
 
@@ -29,13 +29,14 @@ def lines_by_path(
     goes_on: Callable[[], bool],
     wait: Callable[[], object] = _pause,
 ) -> Iterator[tuple[str, str]]:
-    """Return the lines of files with their paths, then those that are added, including an
-    incomplete last one.
+    """Yield lines from files with their paths, then the lines that are added later, including an
+    incomplete last line.
 
     Args:
-        find: returns the paths, in the order in which they are read.
-        goes_on: returns whether more may come; all is read once more after it has returned false.
-        wait: waits until it is time to look again.
+        find: returns the paths, in the order in which to read them.
+        goes_on: returns whether more lines may follow. After it has returned false, everything is
+            read once more.
+        wait: waits until it is time to check again.
 
     Raises:
         MachineError: if a file can't be read.

@@ -1,10 +1,10 @@
-"""The user who owns a job."""
+"""Determines the user who owns a job."""
 
 import os
 
 
 def user_name() -> str:
-    """Return the name of this process's user, or the uid if it has no name."""
+    """Return the name of this process's user, or the uid if the user has no name."""
     try:
         import pwd
     except ImportError:  # Windows

@@ -1,9 +1,10 @@
-"""Unix sockets of processes of one user, in a directory that only that user can enter.
+"""Unix sockets for one user's processes, in a directory that only that user can enter.
 
-The directory is `$XDG_RUNTIME_DIR/relight`, or `/tmp/relight-UID` where no session has made one
-(`/tmp/relight-UID-1`, … where another user has taken that name: files.own_directory).
-Whoever connects still asks the kernel whose process it is (SO_PEERCRED, unix(7)). Agents load this
-file while their workers run, so it imports little.
+The directory is `$XDG_RUNTIME_DIR/relight`, or `/tmp/relight-UID` if the session has not created a
+runtime directory (`/tmp/relight-UID-1`, … if another user has taken that name:
+files.own_directory). Connecting processes still ask the kernel who owns the process at the other
+end (SO_PEERCRED, unix(7)). Agents load this file while their workers are running, so it imports
+little.
 """
 
 import errno
@@ -17,11 +18,11 @@ from typing import NamedTuple
 from relight.host import files
 
 JOBS, OF_JOB = "jobs", ".sock"
-"""The directory below, in which agents have their sockets, and how the names of these end."""
+"""The subdirectory that contains the agents' sockets, and the suffix of their names."""
 _CREDENTIALS = struct.Struct("3i")
 _BACKLOG = 16
 NEW = ".new"
-"""Suffix of sockets that do not listen yet."""
+"""Suffix of sockets that are not listening yet."""
 _OTHERS = 0o077
 _SHARED = "/tmp"  # noqa: S108  # files.own_directory checks what it finds there
 
@@ -34,14 +35,14 @@ class Peer(NamedTuple):
 
 
 def directory(variables: Mapping[str, str], below: str = "") -> str:
-    """Return this user's directory, or one below it; make it if it does not exist.
+    """Return this user's directory, or one below it; create it if it does not exist.
 
     Args:
         variables: the environment.
-        below: a name in it.
+        below: the name of a subdirectory.
 
     Raises:
-        OSError: if it can't be made, or is not this user's alone.
+        OSError: if it can't be created, or other users have access to it.
     """
     base = variables.get("XDG_RUNTIME_DIR", "")
     if os.path.isabs(base) and os.path.isdir(base):
@@ -61,11 +62,13 @@ def directory(variables: Mapping[str, str], below: str = "") -> str:
 
 
 def listen(path: str) -> socket.socket:
-    """Return a listening socket, which gets its name only once it listens: `connect` removes
-    sockets that refuse connections as leftovers of dead processes.
+    """Return a listening socket. It gets its final name only once it is listening, because
+    `connect` treats sockets that refuse connections as leftovers of dead processes and removes
+    them.
 
     Raises:
-        OSError: if it can't be made, or this system does not say who connects (macOS).
+        OSError: if it can't be created, or this system does not identify connecting processes
+            (macOS).
     """
     if not hasattr(socket, "SO_PEERCRED"):
         raise OSError(errno.ENOTSUP, "this system does not say who connects")
@@ -85,8 +88,8 @@ def listen(path: str) -> socket.socket:
 
 
 def connect(path: str, timeout_s: float) -> socket.socket | None:
-    """Return a connection to the process that listens on a socket, with a time limit; None if
-    nobody listens, in which case the socket is removed.
+    """Connect to the process that listens on a socket, and set a time limit on the connection.
+    Return None if no process is listening, and remove the socket in that case.
     """
     connection = socket.socket(socket.AF_UNIX)
     connection.settimeout(timeout_s)
@@ -101,13 +104,13 @@ def connect(path: str, timeout_s: float) -> socket.socket | None:
     except ConnectionRefusedError:
         _remove(path)
     except OSError:
-        pass  # it has just been removed, or its process does not answer
+        pass  # it was just removed, or its process does not respond
     connection.close()
     return None
 
 
 def peer(connection: socket.socket) -> Peer:
-    """Return the process at the other end; the pid is 0 for a process in another container."""
+    """Return the process at the other end. Its pid is 0 if it runs in another container."""
     data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, user, _ = _CREDENTIALS.unpack(data)
     return Peer(pid, user)
@@ -128,8 +131,8 @@ def _remove(path: str) -> None:
 
 
 def _shortened(path: str) -> tuple[int, str]:
-    """Return a path for the kernel, which takes at most 107 bytes for a socket, and a descriptor
-    that must be open as long as it is used.
+    """Return a path short enough for the kernel, which accepts at most 107 bytes for a socket, and
+    a descriptor that must stay open while the path is used.
     """
     folder = os.open(os.path.dirname(path), os.O_PATH | os.O_CLOEXEC | os.O_DIRECTORY)
     return folder, f"/proc/self/fd/{folder}/{os.path.basename(path)}"

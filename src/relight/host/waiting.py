@@ -1,11 +1,13 @@
-"""Waits for what sends no event."""
+"""Waits for conditions that send no event."""
 
 import time
 from collections.abc import Callable
 
 
 def wait_until(is_so: Callable[[], bool], limit_s: float, poll_s: float) -> bool:
-    """Look at intervals of `poll_s` seconds until something is so; return False after `limit_s`."""
+    """Poll every `poll_s` seconds until a condition is true; return False after `limit_s`
+    seconds.
+    """
     end = time.monotonic() + limit_s
     while not is_so():
         if time.monotonic() >= end:

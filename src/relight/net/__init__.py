@@ -1,7 +1,7 @@
-"""Bytes between nodes: connections, heartbeats, TLS, names, ports, and the store for torch.
+"""The network layer between nodes: connections, heartbeats, TLS, names, ports, and torch's store.
 
 `listener` accepts, `handshake` authenticates and agrees on a version, `connection` carries messages
 over a `byte_stream` (plain or `tls`); `heartbeats` are datagrams. `tcp_store` serves torch's
-TCPStore protocol at MASTER_PORT, one for each generation; `missing_at_init` reads from it which
-workers others wait for. Input from the network is bounded and dropped if malformed.
+TCPStore protocol at MASTER_PORT, with one store per generation; `missing_at_init` uses it to find
+the workers that others are waiting for. Network input is bounded, and malformed input is dropped.
 """

@@ -1,4 +1,4 @@
-"""Bytes to and from one peer over a socket that never blocks, plain or in TLS."""
+"""A byte stream to one peer over a non-blocking socket, in plain text or TLS."""
 
 import os
 import socket
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from relight.net.tls import TlsChannel
 
-_READ_SIZE = 64 * 1024  # above a TLS record, so that none stays behind half read
+_READ_SIZE = 64 * 1024  # larger than a TLS record, so that none is left half read
 _LINGER_READS = 16
 
 
@@ -23,13 +23,13 @@ class ByteStream:
     It watches for writability only while there is something to write.
 
     Args:
-        loop: the loop.
+        loop: the event loop.
         sock: the socket; closed with the stream.
-        on_ready: called when there may be something to read, or when a step of the connection or of
-            TLS can continue.
-        on_broken: called with the error when sending has become impossible. Data from the peer can
+        on_ready: called when there may be something to read, or when connecting or the TLS
+            handshake can continue.
+        on_broken: called with the error when sending becomes impossible. Data from the peer can
             still be read.
-        connecting: the connection is not established yet.
+        connecting: whether the connection is still being established.
         connect_error: the immediate errno of connect(2), or 0.
 
     Attributes:
@@ -67,7 +67,7 @@ class ByteStream:
         return self._sock is None
 
     def own_address(self) -> str:
-        """Return the address of this machine that the peer sees, or an empty string."""
+        """Return this machine's address as seen by the peer, or an empty string."""
         return dns.own_address(self._sock) if self._sock is not None else ""
 
     def connect(self) -> bool:
@@ -80,12 +80,12 @@ class ByteStream:
         error = self._connect_error or self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if error:
             raise OSError(error, os.strerror(error))
-        # An event of an earlier socket with this descriptor also leads here.
+        # An event for an earlier socket with the same descriptor number also leads here.
         self.connecting = not dns.peer_of(self._sock)
         return not self.connecting
 
     def peek(self) -> bytes | None:
-        """Return the next byte and leave it unread; results and errors as for `read`."""
+        """Return the next byte but leave it unread; results and errors are as for `read`."""
         assert self._sock is not None
         try:
             return self._sock.recv(1, socket.MSG_PEEK)
@@ -93,7 +93,7 @@ class ByteStream:
             return None
 
     def start(self, tls: "ssl.SSLContext | None", *, server_side: bool) -> None:
-        """Prepare the socket for small messages, and TLS if there is a context for it.
+        """Prepare the socket for small messages, and start TLS if a context is given.
 
         Raises:
             OSError: if the connection has ended.
@@ -122,7 +122,7 @@ class ByteStream:
             return False
 
     def read(self) -> bytes | None:
-        """Return received bytes: empty if the peer has closed its end, None without data.
+        """Return received bytes: empty if the peer has closed its end, None if there is no data.
 
         Raises:
             OSError: if the connection has failed.
@@ -135,7 +135,7 @@ class ByteStream:
             return None
 
     def write(self, data: bytes) -> None:
-        """Queue bytes, and send as much as the kernel accepts."""
+        """Queue bytes and send as much as the kernel accepts."""
         self.unsent += data
         self.flush()
 
@@ -154,7 +154,7 @@ class ByteStream:
         self._watch()
 
     def release(self) -> socket.socket:
-        """Stop watching the socket and return it: its new owner uses it from now on."""
+        """Stop watching the socket and hand it over to its new owner."""
         sock = self._sock
         assert sock is not None
         self._loop.forget(self._fd)

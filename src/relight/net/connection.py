@@ -2,8 +2,8 @@
 
     dial / accept -> handshake -> messages
 
-Until a peer has authenticated (`net/handshake.py`), it has five seconds, 4 KiB a frame, and one of
-a bounded number of places.
+Until a peer has authenticated (`net/handshake.py`), it has a time limit of five seconds and a limit
+of 4 KiB per frame. The number of unauthenticated peers is also limited.
 """
 
 import errno
@@ -34,7 +34,7 @@ CLOSED = "the peer closed the connection"
 
 
 class Security(NamedTuple):
-    """The credentials that a peer must prove it has; none are required where it is empty."""
+    """The credentials that a peer must prove it has; an empty field requires nothing."""
 
     secret: bytes = b""
     tls_server: "ssl.SSLContext | None" = None
@@ -42,7 +42,7 @@ class Security(NamedTuple):
 
     @property
     def is_open(self) -> bool:
-        """Whether any peer is let in."""
+        """Whether any peer is accepted."""
         return not self.secret and self.tls_server is None
 
 
@@ -56,11 +56,13 @@ class ConnectionOwner(Protocol):
         """Called with each message."""
 
     def closed(self, connection: "Connection", reason: str) -> None:
-        """Called when the connection ended or never opened; not after our own `close`."""
+        """Called when the connection has ended or could not be opened, but not after our own
+        `close`.
+        """
 
 
 class Connection:
-    """One peer, from the first byte on. Made by `dial` and by `Listener`.
+    """The connection to one peer, from the first byte on. Created by `dial` and by `Listener`.
 
     Args:
         divert: takes an accepted socket whose first byte, still unread, is 0: a client of torch's
@@ -69,12 +71,12 @@ class Connection:
     Attributes:
         owner: receives the events.
         opening: the handshake: both sides exchange a hello and prove that they know the token.
-        peer: its address for people, `10.0.0.3:41234`.
-        heard_at: loop time at which bytes last arrived.
-        is_open: the peer has authenticated, and messages flow.
-        refused: connection refused: the host is up, the port is closed.
-        turned_away: the two sides have different tokens or versions of the protocol, or only one
-            has TLS.
+        peer: its human-readable address, such as `10.0.0.3:41234`.
+        heard_at: when bytes last arrived, in loop time.
+        is_open: whether the peer has authenticated and messages flow.
+        refused: whether the connection was refused, so the host is up but the port is closed.
+        turned_away: whether the two sides have different tokens or protocol versions, or only one
+            of them uses TLS.
     """
 
     def __init__(
@@ -127,11 +129,11 @@ class Connection:
         return not self._stream.connecting
 
     def own_address(self) -> str:
-        """Return the address of this machine that the peer sees, or an empty string."""
+        """Return this machine's address as seen by the peer, or an empty string."""
         return self._stream.own_address()
 
     def send(self, message: Message) -> None:
-        """Send a message, or queue it if it can't be sent now; drop it on an ended connection.
+        """Send a message, or queue it if it can't be sent now; drop it if the connection has ended.
 
         Raises:
             ValueError: if the message is too large for the protocol.
@@ -185,7 +187,7 @@ class Connection:
             self.fail(f"it sent an invalid message: {error}")
 
     def _read(self) -> bytes | None:
-        """Return bytes of frames, after the handshake."""
+        """Return the bytes of frames received after the handshake."""
         try:
             if self._handshake is not None and not self._handshake.proceed():
                 return None
@@ -245,7 +247,7 @@ class Connection:
         self._fail_later(_words(error), _LAST_READS_S)
 
     def _fail_later(self, reason: str, seconds: float) -> None:
-        """End the connection in `seconds`, to read a reason that the peer may have sent."""
+        """End the connection in `seconds`, so that a reason sent by the peer can still be read."""
         self._stream.unsent.clear()
         if not self._doom:
             self._doom = reason
@@ -275,7 +277,7 @@ def dial(
     *,
     timeout_s: float = OPEN_TIMEOUT_S,
 ) -> Connection:
-    """Connect to a numeric address within `timeout_s`; the owner is called on success and failure.
+    """Connect to a numeric address within `timeout_s`; the owner is called on success or failure.
 
     Raises:
         ValueError: if the address is a name (see `resolve`), or the hello is too large.

@@ -1,4 +1,4 @@
-"""Names and addresses. Host names are resolved only here."""
+"""Names and addresses. This is the only module that resolves host names."""
 
 import socket
 from collections.abc import Callable
@@ -42,7 +42,7 @@ def outward_address() -> str:
     """Return this machine's source address for packets to the outside, or an empty string."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         try:
-            sock.connect(("198.51.100.1", 9))  # RFC 5737: unused; a datagram socket sends nothing
+            sock.connect(("198.51.100.1", 9))  # RFC 5737: unused; UDP connect sends nothing
         except OSError:
             return ""
         return own_address(sock)
@@ -58,7 +58,7 @@ def is_numeric(host: str) -> bool:
 
 
 def sock_address(host: str, port: int) -> tuple[int, tuple[Any, ...]]:
-    """Return the family of a numeric address, and the address tuple for a socket of that family.
+    """Return a numeric address's family, and the address tuple for a socket of that family.
 
     Raises:
         ValueError: if the address is not numeric.
@@ -89,16 +89,18 @@ def own_address(sock: socket.socket) -> str:
 
 
 def text_of(host: str, port: int) -> str:
-    """Return an address as people write it: `10.0.0.3:29400`, `[::1]:29400`."""
+    """Return a human-readable address, such as `10.0.0.3:29400` or `[::1]:29400`."""
     host = without_prefix(host)
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def without_prefix(host: str) -> str:
-    """Return an address without the `::ffff:` prefix of an IPv4 address on a dual-stack socket."""
+    """Return an address without the `::ffff:` prefix that IPv4 addresses have on a dual-stack
+    socket.
+    """
     return host.removeprefix("::ffff:") if "." in host else host
 
 
 def _quick(host: str) -> str | bytes:
-    """Return a name for getaddrinfo; as bytes if possible, since a str loads the IDNA codec."""
+    """Return a name for getaddrinfo, as bytes if possible because a str loads the IDNA codec."""
     return host.encode() if host.isascii() else host

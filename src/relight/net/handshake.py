@@ -1,9 +1,9 @@
-"""The handshake of two peers before messages flow.
+"""The handshake between two peers before messages flow.
 
-    connected, or the first byte of a caller -> [TLS handshake] -> hello -> [proof of the token]
+    connected, or the caller's first byte -> [TLS handshake] -> hello -> [proof of the token]
 
-The side that dialled speaks first; the listener answers only a hello, or the greeting of another
-version, so that a port scan learns nothing.
+The connecting side speaks first. The listener only answers a hello, or the greeting of another
+protocol version, so that a port scan learns nothing.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,12 +21,12 @@ SAID_NOTHING = "the peer closed the connection without sending anything"
 
 
 class HandshakeFailed(Exception):  # noqa: N818
-    """The peer can't be reached, is refused, or refuses us.
+    """The peer can't be reached, was refused, or refuses us.
 
     Args:
-        reason: why, for people.
-        refused: no process of a peer listens there.
-        turned_away: the two sides have different tokens, or only one has TLS.
+        reason: why the handshake failed, in readable form.
+        refused: whether no peer is listening at that address.
+        turned_away: whether the two sides have different tokens, or only one of them uses TLS.
     """
 
     def __init__(self, reason: str, *, refused: bool = False, turned_away: bool = False) -> None:
@@ -40,12 +40,12 @@ class Handshake:
     """One side of the handshake, up to the peer's authentication.
 
     Args:
-        stream: the bytes.
-        opening: hello and proof of the two sides.
-        tls: the TLS context of this side, if the job uses TLS.
-        dialled: this side opened the connection.
-        divert: called if the caller's first byte is 0, a client of torch's TCPStore; releases the
-            stream.
+        stream: the byte stream.
+        opening: the hello and proof of both sides.
+        tls: this side's TLS context, if the job uses TLS.
+        dialled: whether this side opened the connection.
+        divert: called if the caller's first byte is 0, which identifies a client of torch's
+            TCPStore; releases the stream.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Handshake:
         """Continue as far as possible without waiting; return whether frames flow.
 
         Raises:
-            HandshakeFailed: if there will be no connection.
+            HandshakeFailed: if the handshake has failed for good.
             OSError: if the connection has failed.
         """
         return next(self._steps, True)
@@ -82,7 +82,7 @@ class Handshake:
             body: its JSON.
 
         Raises:
-            HandshakeFailed: if the peer is refused, or refuses us.
+            HandshakeFailed: if the peer was refused, or refuses us.
         """
         try:
             for answer in self._opening.receive(message, body):
@@ -92,13 +92,13 @@ class Handshake:
                 self._say(refusal.answer)
             raise HandshakeFailed(
                 refusal.reason,
-                refused=refusal.itself and self._dialled,  # TCP can do that on a free port
+                refused=refusal.itself and self._dialled,  # possible with TCP on a free port
                 turned_away=not refusal.itself,
             ) from None
         return self._opening.done
 
     def answer_other_version(self) -> None:
-        """Send this side's protocol version to a caller with another one."""
+        """Send this side's protocol version to a caller that has a different one."""
         if not self._dialled:
             self._say(self._opening.hello)
 
@@ -111,7 +111,7 @@ class Handshake:
         return f"no answer to the greeting within {seconds:g} s (is it relight?)"
 
     def if_closed(self) -> str:
-        """Describe where in the handshake the peer has closed the connection."""
+        """Describe where in the handshake the peer closed the connection."""
         if self._opening.peer_hello is not None:
             return "the peer closed the connection after its hello (do the tokens differ?)"
         return "the peer closed the connection instead of a greeting (is it relight?)"
@@ -128,7 +128,7 @@ class Handshake:
                 raise HandshakeFailed(SAID_NOTHING)
             if first == b"\0" and self._divert is not None:
                 self._divert()
-                yield False  # for good: the stream is released
+                yield False  # from now on: the stream has been released
             if self._tls is not None and first != b"\x16":
                 if first == wire.GREETING[:1]:
                     self._say(wire.body_of({"type": "refused", "reason": "tls"}))

@@ -1,13 +1,14 @@
-"""Heartbeats and ballots as UDP datagrams: unlike in a TCP stream, none waits for a lost one.
+"""Heartbeats and ballots as UDP datagrams. Unlike in a TCP stream, none is held up by a lost one.
 
-A datagram is a key that identifies the connection (8 bytes), a number (8 bytes, big-endian) or a
-ballot, and an authentication code over both (8 bytes of keyed BLAKE2b, RFC 7693), made with the
-connection's session key.
+A datagram consists of a key that identifies the connection (8 bytes), a number (8 bytes,
+big-endian) or a ballot, and an authentication code over both (8 bytes of keyed BLAKE2b, RFC 7693),
+computed with the connection's session key.
 
-If no process has a datagram's port, the destination reports it (ICMP port unreachable, RFC 792 and
-4443). The processes that outlive an agent share its socket for as long as they have workers, so the
-report proves that all of them are gone. It counts only if it comes from that machine itself, not
-from a firewall or gateway in between, and concerns an address that has sent datagrams before.
+If no process has a datagram's destination port, the destination machine reports that (ICMP port
+unreachable, RFC 792 and 4443). The processes that outlive an agent share its socket as long as they
+have workers, so such a report proves that all of them are gone. It only counts if it comes from the
+machine itself, rather than a firewall or gateway in between, and if it concerns an address that has
+sent datagrams before.
 """
 
 import errno
@@ -22,15 +23,15 @@ from typing import Any
 from relight.host.loop import Loop, Timer
 
 Address = tuple[Any, ...]
-"""An address of the socket module."""
+"""An address as used by the socket module."""
 SIZE = 24
 PROBE_S = 0.05
-"""Probe interval for a port whose process may have ended."""
+"""Probe interval for a port whose process may have exited."""
 _ROUNDS_AT_FIRST, _LATER_EACH = 20, 5
 _OPEN_AGAIN_S = 1.0
 _RECVERR = (socket.IPPROTO_IP, 11), (socket.IPPROTO_IPV6, 25)
-"""IP_RECVERR and IPV6_RECVERR (linux/in.h, in6.h): errors can be read, with the address that they
-concern, from MSG_ERRQUEUE (ip(7)).
+"""IP_RECVERR and IPV6_RECVERR (linux/in.h, in6.h): errors can be read from MSG_ERRQUEUE, with the
+address that they concern (ip(7)).
 """
 _MSG_ERRQUEUE = 0x2000
 _error = struct.Struct("=IBBBxII")
@@ -38,24 +39,26 @@ _error = struct.Struct("=IBBBxII")
 _FROM_NETWORK = (2, 3)
 """SO_EE_ORIGIN_ICMP and SO_EE_ORIGIN_ICMP6."""
 _OFFENDER = 8
-"""Least size of SO_EE_OFFENDER, a sockaddr_in or sockaddr_in6 after the error."""
+"""Minimum size of SO_EE_OFFENDER, a sockaddr_in or sockaddr_in6 after the error."""
 _MOST_BYTES = 1200
-"""Never fragmented on any network (RFC 8200 requires packets of 1,280 bytes)."""
+"""A size that is never fragmented on any network (RFC 8200 requires support for 1,280-byte
+packets).
+"""
 _AT_ONCE = 256
 _number = struct.Struct(">Q")
 
 
 class Heartbeats:
-    """A socket for heartbeats. Does nothing if it can't be opened.
+    """A socket for heartbeats. It does nothing if it can't be opened.
 
     Args:
         loop: the agent's loop.
-        address: where to bind, host and port; port 0 for any.
-        family: of the address.
+        address: the host and port to bind; port 0 means any port.
+        family: the address family.
         on_datagram: called with each datagram and its sender.
 
     Attributes:
-        on_unreachable: called with the address, host and port, of a datagram that no process
+        on_unreachable: called with the destination (host and port) of a datagram that no process
             received.
     """
 
@@ -82,8 +85,8 @@ class Heartbeats:
             self._socket.bind(address)
             self._loop.on_readable(self._socket, self._receive)
         except OSError as error:
-            self.close()  # the connection also carries heartbeats
-            if error.errno == errno.EADDRINUSE:  # by remains of a previous agent
+            self.close()  # heartbeats are also sent over the connection
+            if error.errno == errno.EADDRINUSE:  # by remaining processes of a previous agent
                 self._timer = self._loop.call_after(
                     _OPEN_AGAIN_S, lambda: self._open(address, family)
                 )
@@ -92,7 +95,7 @@ class Heartbeats:
             try:
                 self._socket.setsockopt(*option, 1)
             except OSError:
-                pass  # not of this family; without either, nothing proves that a process has ended
+                pass  # wrong family; without either option, exits can't be detected
 
     @property
     def port(self) -> int:
@@ -104,8 +107,8 @@ class Heartbeats:
         return -1 if self._socket is None else self._socket.fileno()
 
     def probe(self, target: Address, *, on: bool = True) -> None:
-        """Start or stop probing an address with datagrams, to which its machine replies if no
-        process has it.
+        """Start or stop probing an address with datagrams. Its machine replies to them if no
+        process has the address.
         """
         if on:
             self._probed.setdefault(target, _Probe())
@@ -138,7 +141,7 @@ class Heartbeats:
         """Send a datagram; it is dropped if that fails."""
         if self._socket is None:
             return
-        for _ in range(2):  # the first may fail as an earlier one has not arrived anywhere
+        for _ in range(2):  # the first try may report the error of an earlier datagram
             try:
                 self._socket.sendto(data, target)
             except OSError:
@@ -152,7 +155,7 @@ class Heartbeats:
 
     @classmethod
     def datagram(cls, number: int, session_key: bytes) -> bytes:
-        """Return the heartbeat with a number."""
+        """Return the heartbeat datagram with this number."""
         return cls.sealed(_number.pack(number), session_key)
 
     @classmethod
@@ -171,7 +174,7 @@ class Heartbeats:
 
     @staticmethod
     def is_genuine(data: bytes, session_key: bytes) -> bool:
-        """Return whether the sender of a datagram has the session key."""
+        """Return whether a datagram's sender has the session key."""
         return _code(data[:-8], session_key) == data[-8:]
 
     def _receive(self) -> None:
@@ -183,7 +186,7 @@ class Heartbeats:
             except BlockingIOError:
                 break
             except OSError:
-                continue  # it is in the queue of errors, too
+                continue  # it is also in the error queue
             self._loop.run_guarded(partial(self._on_datagram, data, sender), "a datagram")
         self._receive_errors()
 
@@ -201,8 +204,8 @@ class Heartbeats:
                     self._loop.run_guarded(answer, "a refused datagram")
 
     def _on_refused(self, sent: bytes, target: Address) -> None:
-        """Handle an answer to a probe. Linux quotes the whole probe, so an attacker who can't read
-        it in transit can't forge an answer.
+        """Handle the reply to a probe. Linux quotes the whole probe, so an attacker who can't read
+        it in transit can't forge a reply.
         """
         for each, probe in list(self._probed.items()):
             if each[:2] == target[:2] and sent == probe.content:
@@ -211,7 +214,7 @@ class Heartbeats:
 
 
 class _Probe:
-    """A datagram that tests whether a process has a port."""
+    """A datagram that tests whether any process has a port."""
 
     def __init__(self) -> None:
         self.content = os.urandom(8)
@@ -219,13 +222,14 @@ class _Probe:
 
 
 def numeric(address: Address) -> tuple[str, int]:
-    """Return the host and port of an address; a socket for both kinds names an IPv4 one in IPv6."""
+    """Return an address's host and port; dual-stack sockets report IPv4 addresses in IPv6 form."""
     return str(address[0]).removeprefix("::ffff:"), int(address[1])
 
 
 def _is_refusal(data: bytes, host: str) -> bool:
-    """Return whether the destination itself, not a firewall in between, reports an unused port.
-    `data` is a sock_extended_err with the address of the reporter.
+    """Return whether the destination itself, rather than a firewall in between, reported an unused
+    port. `data` is a sock_extended_err, followed by the address of the machine that reported the
+    error.
     """
     if len(data) < _error.size + _OFFENDER:
         return False
@@ -245,7 +249,7 @@ def _is_refusal(data: bytes, host: str) -> bool:
 
 
 def _code(content: bytes, session_key: bytes) -> bytes:
-    # Loading OpenSSL takes two milliseconds, too long for the start of a job.
+    # Loading OpenSSL takes two milliseconds, which is too long at job startup.
     from hashlib import blake2b
 
     return blake2b(content, key=session_key, digest_size=8).digest()

@@ -1,4 +1,4 @@
-"""Accepts connections from other machines, and passes on those whose peer has authenticated."""
+"""Accepts connections from other machines and passes on those whose peers have authenticated."""
 
 import errno
 import os
@@ -17,11 +17,11 @@ _NO_DESCRIPTOR_PAUSE_S = 0.1
 
 
 class Listener:
-    """Accepts connections and passes those whose peer has authenticated to the owner.
+    """Accepts connections and passes those whose peers have authenticated to the owner.
 
     Args:
-        sock: bound and listening; `close` closes it.
-        hello: sent to each peer that says hello; the attribute may be replaced.
+        sock: the bound and listening socket; `close` closes it.
+        hello: the message sent to each peer that sends a hello; the attribute may be replaced.
         divert: takes an accepted socket whose first byte, still unread, is 0: a client of torch's
             TCPStore.
 
@@ -48,14 +48,14 @@ class Listener:
         self._security = security
         self._divert = divert
         self._strangers: dict[Connection, None] = {}
-        # Strangers must not take the descriptors that workers need.
+        # Unauthenticated peers must not use up the descriptors that workers need.
         self.most_strangers = max(1, min(MAX_STRANGERS, os.sysconf("SC_OPEN_MAX") // 2))
         self._closed = False
         sock.setblocking(False)
         self._listen()
 
     def close(self) -> None:
-        """Stop listening; connections that are open stay, the others end."""
+        """Stop listening; open connections stay, and pending ones are closed."""
         self._closed = True
         self._loop.forget(self._sock)
         self._sock.close()
@@ -69,11 +69,11 @@ class Listener:
         self._owner.opened(connection, hello)
 
     def received(self, connection: Connection, message: Message) -> None:
-        """Never called: a connection that is open has another owner."""
+        """Never called, because an open connection has a different owner."""
         raise AssertionError(connection.peer, message)
 
     def closed(self, connection: Connection, reason: str) -> None:
-        """Report a peer that was refused, or closed its connection."""
+        """Report a peer that was refused or that closed its connection."""
         self._strangers.pop(connection, None)
         self.on_refused(f"{connection.peer}: {reason}")
 
@@ -89,9 +89,9 @@ class Listener:
                 return
             except OSError as error:
                 if error.errno not in _NO_DESCRIPTOR:
-                    continue  # the caller went away meanwhile
+                    continue  # the caller has already disconnected
                 if attempt:
-                    return  # also raised when no connection waits; the loop calls again
+                    return  # also raised when no connection is pending; the loop calls again
                 if not self._drop_oldest():
                     self._loop.forget(self._sock)
                     self._loop.call_after(_NO_DESCRIPTOR_PAUSE_S, self._listen)

@@ -1,8 +1,8 @@
-"""Finds the workers of this node that others wait for in init_process_group.
+"""Finds the workers on this node that others are waiting for in init_process_group.
 
-A worker that has reached init_process_group is connected to the store. Which process has a
-connection is read from proc(5): the sockets of /proc/<pid>/net/tcp{,6} that lead to the store's
-port, and the inodes of the descriptors in /proc/<pid>/fd.
+A worker that has reached init_process_group is connected to the store. proc(5) shows which process
+has a connection: /proc/<pid>/net/tcp{,6} lists the sockets connected to the store's port, and
+/proc/<pid>/fd lists the inodes of the process's descriptors.
 """
 
 import os
@@ -14,15 +14,15 @@ from relight.processes.worker_processes import Workers
 
 
 def explain(workers: Workers, formed: GenerationFormed, store: StorePort | None) -> str:
-    """Describe which workers have not connected; empty if all have, or none has.
+    """Describe which workers have not connected; empty if all or none have.
 
     Args:
-        workers: the workers of this node.
-        formed: their generation.
-        store: the store of the generation, if it is on this node.
+        workers: the workers on this node.
+        formed: the workers' generation.
+        store: the generation's store, if it is on this node.
     """
     place, port = formed.place, formed.generation.master_port
-    if not os.path.isdir("/proc/self/net"):  # how many have connected is known, but not which
+    if not os.path.isdir("/proc/self/net"):  # only the number of connected workers is known
         come = store.clients if store is not None else 0
         if not 0 < come < place.world_size:
             return ""
@@ -47,14 +47,14 @@ def explain(workers: Workers, formed: GenerationFormed, store: StorePort | None)
 
 
 def arrived(pids: Iterable[int], port: int) -> set[int]:
-    """Return which of these processes have a connection to a TCP port on any machine.
+    """Return the processes among these that have a connection to a TCP port on any machine.
 
     Args:
-        pids: processes of this machine; those that have ended count as not connected.
-        port: the store's.
+        pids: processes on this machine; those that have exited count as not connected.
+        port: the store's port.
     """
     result = set()
-    connected: dict[str, set[str]] = {}  # by network namespace: the tables are long
+    connected: dict[str, set[str]] = {}  # by network namespace, because the tables are long
     for pid in pids:
         try:
             network = os.readlink(f"/proc/{pid}/ns/net")
@@ -68,7 +68,7 @@ def arrived(pids: Iterable[int], port: int) -> set[int]:
 
 
 def _connected(pid: int, port: int) -> set[str]:
-    """Return the inodes of the established connections to a port in the process's network."""
+    """Return the inodes of established connections to a port in the process's network namespace."""
     wanted = f":{port:04X}"
     inodes = set()
     for name in ("tcp", "tcp6"):
@@ -76,7 +76,7 @@ def _connected(pid: int, port: int) -> set[str]:
             with open(f"/proc/{pid}/net/{name}") as file:
                 rows = file.readlines()[1:]
         except (FileNotFoundError, ProcessLookupError):
-            continue  # no IPv6 here, or the process has ended
+            continue  # no IPv6 here, or the process has exited
         for row in rows:
             fields = row.split()
             if fields[2].endswith(wanted) and fields[3] == "01":  # TCP_ESTABLISHED
@@ -91,7 +91,7 @@ def _sockets(pid: int) -> set[str]:
         try:
             target = os.readlink(f"{folder}/{name}")
         except (FileNotFoundError, ProcessLookupError):
-            continue  # closed in the meantime, or the process has ended
+            continue  # closed in the meantime, or the process has exited
         if target.startswith("socket:["):
             found.add(target[8:-1])
     return found

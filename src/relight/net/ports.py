@@ -1,4 +1,6 @@
-"""Addresses and ports of this machine, found by binding to them: name lookups are unreliable."""
+"""This machine's addresses and ports, determined by binding to them because name lookups are
+unreliable.
+"""
 
 import errno
 import os
@@ -8,12 +10,12 @@ from relight.base.errors import MachineError, UsageError
 
 _BACKLOG = 4096
 PORT_RANGE = "RELIGHT_PORT_RANGE"
-"""The variable with the ports for the workers' store."""
-_RANGE = "/proc/sys/net/ipv4/ip_local_port_range"  # of IPv6 as well (ip-sysctl.rst)
+"""The variable that lists the ports for the workers' store."""
+_RANGE = "/proc/sys/net/ipv4/ip_local_port_range"  # applies to IPv6 as well (ip-sysctl.rst)
 
 
 class PortTakenError(UsageError):
-    """Another program has the port."""
+    """The port is in use by another program."""
 
 
 def is_loopback(address: str) -> bool:
@@ -22,17 +24,19 @@ def is_loopback(address: str) -> bool:
 
 
 def is_ours(address: str) -> bool:
-    """Return whether a numeric address is one of this machine's."""
+    """Return whether a numeric address belongs to this machine."""
     try:
         with socket.socket(_family(address), socket.SOCK_STREAM) as sock:
             sock.bind((address, 0))
     except OSError as error:
-        return error.errno == errno.EADDRINUSE  # no free port: the address was checked before
+        return error.errno == errno.EADDRINUSE  # no port is free; so the address itself is valid
     return True
 
 
 def free_ports() -> str:
-    """Return from which ports the kernel takes those for port 0 and for outgoing connections."""
+    """Describe the range from which the kernel chooses ports for port 0 and for outgoing
+    connections.
+    """
     try:
         with open(_RANGE) as file:
             first, last = file.read().split()
@@ -53,7 +57,7 @@ def no_free_port(what: str) -> MachineError:
 
 
 def any_address() -> str:
-    """Return the wildcard address, for all addresses of this machine."""
+    """Return the wildcard address, which stands for all addresses of this machine."""
     try:
         socket.socket(socket.AF_INET6, socket.SOCK_STREAM).close()
     except OSError:
@@ -62,8 +66,8 @@ def any_address() -> str:
 
 
 def listen(address: str, port: int) -> socket.socket | None:
-    """Return a socket that listens on a numeric address, or, if that is empty, on all of this
-    machine's; None if the port is taken, or no port is free for port 0.
+    """Return a socket that listens on a numeric address, or on all of this machine's addresses if
+    that is empty; None if the port is taken, or if port 0 is given and no port is free.
     """
     address = address or any_address()
     sock = socket.socket(_family(address), socket.SOCK_STREAM)
@@ -83,10 +87,10 @@ def bind(host: str, port: int, *, listen: bool = False, among: range = range(0))
     """Return a socket bound for the workers' store.
 
     Args:
-        host: the address, or its name.
-        port: the port, 0 for any free one.
-        listen: whether it listens.
-        among: the ports of which port 0 is the first free one; empty for all.
+        host: the address or host name.
+        port: the port; 0 means any free port.
+        listen: whether the socket listens.
+        among: the candidates for port 0, which takes the first free one; empty means all ports.
 
     Raises:
         UsageError: if the port is taken, or the address does not belong to this machine.
@@ -106,8 +110,8 @@ def bind(host: str, port: int, *, listen: bool = False, among: range = range(0))
 
 
 def _bind(host: str, port: int, *, listen: bool, alone: bool = False) -> socket.socket:
-    """Bind one port; `alone`: not if connections that have ended still have it, nor beside another
-    socket that does not listen.
+    """Bind one port. With `alone`, fail if closed connections still occupy the port or another
+    non-listening socket is bound to it.
     """
     host = host.strip("[]")
     hint = "--master-addr and --local-addr take an address of this machine"
@@ -124,12 +128,12 @@ def _bind(host: str, port: int, *, listen: bool, alone: bool = False) -> socket.
         hint = "check `ulimit -n`" if error.errno in (errno.EMFILE, errno.ENFILE) else ""
         raise MachineError(f"can't open a socket: {error.strerror}", hint=hint) from None
     try:
-        # A restart on a given port must not wait for the old connections' TIME_WAIT.
+        # A restart on a given port must not wait for old connections in TIME_WAIT.
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, listen or not alone)
         bound.bind(address)
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # for the worker that serves
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # for a worker that serves it
         if listen:
-            bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # connections inherit it
+            bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # inherited by connections
             bound.listen(_BACKLOG)
     except OSError as error:
         bound.close()

@@ -1,7 +1,8 @@
-"""MASTER_PORT of a generation: bound before it is announced, so that no other process can take it.
+"""The MASTER_PORT of a generation. It is bound before it is announced, so that no other process can
+take it.
 
-The agent of rank 0 serves torch's TCPStore there (net/tcp_store), or, without the agent's store,
-rank 0's worker does.
+The agent on the node with rank 0 serves torch's TCPStore there (net/tcp_store). If agents don't
+provide the store, rank 0's worker serves it.
 """
 
 import socket
@@ -16,19 +17,19 @@ if TYPE_CHECKING:
 
 
 class StorePort:
-    """A port of this machine for the store of one generation's workers.
+    """A port on this machine for the store of one generation's workers.
 
-    If the agent serves it, the socket listens immediately, and the server is loaded when the first
-    client connects, so workers start without waiting for it. Otherwise the socket is bound but does
-    not listen: the kernel reserves the port, while a server with SO_REUSEADDR, like torch's, may
-    still bind and listen on it.
+    If the agent serves the store, the socket listens immediately and the server is loaded when the
+    first client connects, so that workers start without waiting for it. Otherwise the socket is
+    bound but does not listen: the kernel reserves the port, while a server with SO_REUSEADDR, like
+    torch's, may still bind and listen on it.
 
     Args:
         loop: the agent's loop.
         host: the address to bind; a name is resolved.
-        port: the port, 0 for any free one; the attribute `port` then has its number.
+        port: the port; 0 means any free port. The attribute `port` has the actual number.
         served: whether the agent serves the store.
-        among: candidates for port 0, which takes the first free one; empty for all.
+        among: the candidates for port 0, which takes the first free one; empty means all ports.
 
     Raises:
         UsageError: if the port is taken, or the address does not belong to this machine.
@@ -53,8 +54,8 @@ class StorePort:
         return self._store.clients if self._store is not None else 0
 
     def tell_arrivals(self, most: int, tell: Callable[[int], None]) -> None:
-        """Call `tell` with the number of clients of the agent's server when the first one has
-        connected, and when `most` have.
+        """Call `tell` with the number of connected clients of the agent's server, first when one
+        client has connected and again when `most` clients have.
         """
         due = sorted({1, most})
 
@@ -66,7 +67,7 @@ class StorePort:
         self._on_client = on_client
 
     def adopt(self, connection: socket.socket) -> None:
-        """Serve a client that has connected on another port."""
+        """Serve a client that connected through another port."""
         self._server().adopt(connection)
 
     def close(self) -> None:
@@ -84,6 +85,6 @@ class StorePort:
         if self._store is None:
             from relight.net.tcp_store import TCPStore
 
-            self._store = TCPStore(self._loop, self._socket)  # it takes over the socket
+            self._store = TCPStore(self._loop, self._socket)  # the store takes over the socket
             self._store.on_client = self._on_client
         return self._store

@@ -1,16 +1,16 @@
-"""The server of torch's TCPStore protocol at MASTER_ADDR:MASTER_PORT, one for each generation.
+"""A server for torch's TCPStore protocol at MASTER_ADDR:MASTER_PORT, one for each generation.
 
-It starts empty, so no worker reads addresses of an earlier generation. Every rank is a client
-(`TORCHELASTIC_USE_AGENT_STORE=True`). This file is loaded when the first one connects
+It starts empty, so no worker can read addresses from an earlier generation. Every rank is a client
+(`TORCHELASTIC_USE_AGENT_STORE=True`). This module is loaded when the first client connects
 (net/store_port).
 
-The protocol is that of torch 2.13 (torch/csrc/distributed/c10d/TCPStore.cpp, TCPStoreBackend.hpp,
-TCPStoreLibUvBackend.cpp). A client first sends VALIDATE and a magic number. A request is one byte
-for the query and its fields: integers are 8 bytes in the byte order of the machine, keys and values
-are a length and that many bytes.
+The protocol is the one in torch 2.13 (torch/csrc/distributed/c10d/TCPStore.cpp,
+TCPStoreBackend.hpp, TCPStoreLibUvBackend.cpp). A client first sends VALIDATE and a magic number. A
+request is one byte for the query, followed by its fields. Integers are 8 bytes in the machine's
+byte order; keys and values are a length followed by that many bytes.
 
-Any host may connect, so everything is bounded. A request that does not parse or is too large closes
-the connection, and nothing is read from a peer that does not read its answers.
+Any host may connect, so everything is bounded. The connection is closed if a request is malformed
+or too large, and nothing is read from a peer that doesn't read its replies.
 """
 
 import socket
@@ -27,20 +27,20 @@ _MAX_VALUE = 8 * 1024 * 1024
 _MAX_KEYS = 128 * 1024
 
 # Limits that torch does not have.
-_MAX_LISTED = 64 * 1024 * 1024  # bytes of all keys in one CHECK or WAIT
-_MAX_STORED = 4 * 1024 * 1024 * 1024  # bytes of all keys and values
-_MAX_UNSENT = 1024 * 1024  # bytes of unread answers
+_MAX_LISTED = 64 * 1024 * 1024  # total size of the keys in one CHECK or WAIT
+_MAX_STORED = 4 * 1024 * 1024 * 1024  # total size of all keys and values
+_MAX_UNSENT = 1024 * 1024  # size of unread replies
 _MAX_SILENT_S = 30.0  # from connecting to the magic number
 _SPARE_FILES = 256  # descriptors reserved for the rest of the agent
 
-_ENTRY = 800  # overhead of a key and its value in bytes, at most
+_ENTRY = 800  # maximum overhead of a key and its value in bytes
 _READ = 64 * 1024
 
 _STOP_WAITING, _WAIT_CANCELED = b"\x00", b"\x01"
 _READY, _NOT_READY = b"\x00", b"\x01"
 
-# A field's size in bytes: if positive, the maximum after a length; if negative, exactly its
-# absolute value.
+# A field's size in bytes. If positive, the field has a length prefix, and this is the maximum; if
+# negative, its absolute value is the exact size.
 _KEY, _VALUE, _NUMBER, _NONCE = _MAX_KEY, _MAX_VALUE, -8, -4
 
 _u64 = struct.Struct("=Q")
@@ -49,10 +49,12 @@ _i64 = struct.Struct("=q")
 _Value = bytes | bytearray
 _AfterRepeats = Callable[["_Client"], None] | None
 _Query = tuple[tuple[int, ...], Callable[..., None]]
-"""The fields of a request, and the method of the store that is called with the client and them."""
+"""The fields of a request, and the store's method that is called with the client and these
+fields.
+"""
 
 
-class _BadRequest(Exception):  # noqa: N818  # a peer's fault, not ours
+class _BadRequest(Exception):  # noqa: N818  # the peer's fault, not ours
     """A request is malformed or exceeds a limit."""
 
 
@@ -61,14 +63,14 @@ class TCPStore:
 
     Args:
         loop: the agent's loop.
-        listener: the socket that clients connect to; `close` closes it.
+        listener: the socket that clients connect to, which `close` closes.
     """
 
     def __init__(self, loop: Loop, listener: socket.socket) -> None:
         self.values: dict[bytes, _Value] = {}
         self.on_client: Callable[[int], None] = lambda _: None
-        """Called with the number of clients when one has connected."""
-        self._queues: dict[bytes, deque[bytes]] = {}  # none is empty
+        """Called with the number of clients whenever one connects."""
+        self._queues: dict[bytes, deque[bytes]] = {}  # no queue is empty
         self._stored = 0
         self._waiting: dict[bytes, dict[_Client, None]] = {}  # in order of arrival
         self._clients: set[_Client] = set()
@@ -91,7 +93,7 @@ class TCPStore:
             client.close()
 
     def adopt(self, connection: socket.socket) -> None:
-        """Serve a client that has connected on another port."""
+        """Serve a client that connected through another port."""
         if len(self._clients) < self._max_clients:
             self._clients.add(_Client(self._loop, self, connection))
             self.on_client(len(self._clients))
@@ -117,7 +119,7 @@ class TCPStore:
             try:
                 connection, _ = self._listener.accept()
             except OSError:
-                return  # no more connections, or the peer is gone already
+                return  # no more connections, or the peer is already gone
             self.adopt(connection)
 
     def _set(self, _: "_Client", key: bytes, value: bytes) -> None:
@@ -127,11 +129,11 @@ class TCPStore:
     def _compare_set(self, client: "_Client", key: bytes, expected: bytes, desired: bytes) -> None:
         current = self.values.get(key)
         if current is None and expected:
-            current = expected  # torch's answer for a missing key
+            current = expected  # torch's reply for a missing key
         elif current is None or current == expected:
             self._store(key, current := desired)
         client.reply_value(current)
-        self._wake_all(key)  # whatever the answer, as in torch
+        self._wake_all(key)  # whatever the result, as in torch
 
     def _get(self, client: "_Client", key: bytes) -> None:
         client.reply_value(self.values.get(key, b""))
@@ -172,7 +174,7 @@ class TCPStore:
 
     def _append(self, _: "_Client", key: bytes, value: bytes) -> None:
         current = self.values.get(key, b"")
-        if isinstance(current, bytearray):  # so that each append does not copy it
+        if isinstance(current, bytearray):  # so that appending does not copy it each time
             self._account(len(value))
             current += value
         else:
@@ -198,7 +200,7 @@ class TCPStore:
         for client in list(self._waiting.get(key, ())):
             self._wake(client, key)
             if not client.awaited:
-                return  # one value, one client
+                return  # one value is for one client
 
     def _queue_pop(self, client: "_Client", key: bytes) -> None:
         queue = self._queues.get(key, deque())
@@ -293,20 +295,20 @@ class _Client:
     """One connection: bytes in, queries, bytes out."""
 
     def __init__(self, loop: Loop, store: TCPStore, connection: socket.socket) -> None:
-        self.awaited: set[bytes] = set()  # missing keys that it waits for
-        self.listed: list[bytes] = []  # keys of its CHECK or WAIT that have arrived so far
+        self.awaited: set[bytes] = set()  # missing keys that the client is waiting for
+        self.listed: list[bytes] = []  # keys of its CHECK or WAIT received so far
         self.listed_size = 0
         self._loop = loop
         self._store = store
         self._socket = connection
         self._queries: dict[int, _Query] = {0: ((_NONCE,), self._validate)}
         self._repeated_query = self._queries[0]
-        self._repeats_left = 0  # how many times `_repeated_query` still follows
+        self._repeats_left = 0  # how many more times `_repeated_query` follows
         self._after_repeats: _AfterRepeats = None
         self._unread = bytearray()
         self._needed = 1  # the size of `_unread` from which parsing can succeed
         self._unsent = bytearray()
-        self._paused = False  # no reading until an answer could be sent
+        self._paused = False  # don't read until a reply has been sent
         self._closed = False
         self._deadline = loop.call_after(_MAX_SILENT_S, self.close)
         connection.setblocking(False)
@@ -320,7 +322,7 @@ class _Client:
         self._unsent += value
 
     def repeat(self, count: bytes, query: _Query, then: _AfterRepeats = None) -> None:
-        """Expect the fields of `query`, without its number, `count` times; then call `then`."""
+        """Expect the fields of `query`, without the query byte, `count` times, then call `then`."""
         (self._repeats_left,) = _u64.unpack(count)
         if self._repeats_left > _MAX_KEYS:
             raise _BadRequest
@@ -336,7 +338,7 @@ class _Client:
             self._store.forget(self)
 
     def send(self) -> None:
-        """Send the queued replies, as far as the peer takes them."""
+        """Send as much of the queued replies as the peer accepts."""
         if self._closed:
             return
         if self._unsent:
@@ -379,7 +381,7 @@ class _Client:
             self.close()
 
     def _answer_all(self, data: bytes) -> None:
-        """Answer the requests that `data` completes; keep an incomplete rest."""
+        """Answer the requests that `data` completes; keep any incomplete rest."""
         if self._unread:
             data = bytes(self._unread + data)
             self._unread.clear()
@@ -416,7 +418,9 @@ class _Client:
 
 
 def _parse(data: bytes, position: int, layout: tuple[int, ...]) -> tuple[list[bytes], int]:
-    """Parse a request; return its fields and its end, beyond the data if it is incomplete."""
+    """Parse a request; return its fields and its end, which is beyond the data if it is
+    incomplete.
+    """
     fields, size = [], len(data)
     for limit in layout:
         if limit < 0:

@@ -1,7 +1,7 @@
-"""Mutual TLS: each node shows a certificate that the job's certificate authority signed.
+"""Mutual TLS: each node presents a certificate signed by the job's certificate authority.
 
-Names in certificates are not checked: agents know each other by address. This module is imported
-only when TLS is enabled.
+Names in certificates are not checked because agents know each other by address. This module is
+imported only when TLS is enabled.
 """
 
 import socket
@@ -11,12 +11,13 @@ from relight.base.errors import UsageError
 
 
 def contexts(cert: str, key: str, ca: str) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """Return the TLS contexts of the listening side and of the dialling side.
+    """Return the TLS contexts for the listening side and the connecting side.
 
     Args:
-        cert: file with this node's certificate, optionally with the chain up to the authority.
-        key: file with its key.
-        ca: file with the certificates of the authority that signed those of all nodes.
+        cert: the file with this node's certificate, optionally including the chain up to the
+            authority.
+        key: the file with the certificate's key.
+        ca: the file with the certificates of the authority that signed all nodes' certificates.
 
     Raises:
         UsageError: if a file is missing, unreadable or malformed.
@@ -49,12 +50,12 @@ def contexts(cert: str, key: str, ca: str) -> tuple[ssl.SSLContext, ssl.SSLConte
 class TlsChannel:
     """TLS over a non-blocking socket.
 
-    A call that would block raises BlockingIOError: call again when the socket can be read, or
-    written if `wants_write`.
+    A call that would block raises BlockingIOError. Call again when the socket is readable, or
+    writable if `wants_write` is set.
 
     Attributes:
-        sock: the socket, which replaces the one given.
-        shaking: whether the handshake is not complete, so that nothing may be sent yet.
+        sock: the TLS socket, which replaces the one that was passed in.
+        shaking: whether the handshake is still incomplete, so that nothing may be sent yet.
     """
 
     def __init__(self, sock: socket.socket, context: ssl.SSLContext, *, server_side: bool) -> None:
@@ -75,7 +76,7 @@ class TlsChannel:
         return True
 
     def recv(self, size: int) -> bytes:
-        """Return received bytes; `size` must be above that of a TLS record."""
+        """Return received bytes; `size` must be larger than a TLS record."""
         self.wants_write = False
         try:
             return self.sock.recv(size)
@@ -83,7 +84,7 @@ class TlsChannel:
             raise self._translated(error) from None
 
     def send(self, data: bytes | bytearray) -> int:
-        """Send the beginning of `data`; after BlockingIOError the same bytes must come again."""
+        """Send the beginning of `data`; after BlockingIOError, pass the same bytes again."""
         try:
             return self.sock.send(data)
         except OSError as error:
@@ -124,7 +125,7 @@ def _check_readable(option: str, path: str) -> None:
 
 
 def _why_no_pair(cert: str, key: str, error: OSError) -> str:
-    """Return which of the two files is wrong."""
+    """Describe which of the two files is wrong."""
     if isinstance(error, ssl.SSLError) and error.reason == "KEY_VALUES_MISMATCH":
         return f"tls_key: {key} is not the key of {cert}"
     try:

@@ -1,13 +1,13 @@
-"""Writes the output of many workers to one terminal without mixing two ranks in a line.
+"""Writes the output of many workers to one terminal without mixing two ranks in one line.
 
-A stream hands over whole lines as soon as it has them. An unfinished line is delayed for a moment,
-then shown, and from then on the console belongs to that stream until its line ends; the others
-wait. A line is broken, by a newline, when others wait and its owner goes quiet, starts it again
-with a carriage return (a progress bar), or has kept them waiting for too long. Bytes pass
-unchanged, whatever they are.
+A stream passes on whole lines as soon as it has them. An unfinished line is shown after a short
+delay. From then on the console belongs to that stream until its line ends, and the other streams
+wait. If others are waiting, the line is broken with a newline when its owner pauses, restarts the
+line with a carriage return (a progress bar), or has kept them waiting for too long. The bytes
+themselves are never changed.
 
-Nothing here blocks: when the console is full, the streams stop reading. A worker that writes
-through a pipe then waits as it would on the console itself; one that writes to a file does not.
+Nothing here blocks. When the console is full, the streams stop reading. A worker that writes to a
+pipe then blocks as it would on the console itself; a worker that writes to a file doesn't.
 """
 
 import errno
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from relight.core.workers.repeated_lines import RepeatedLines
 
 _PARTIAL_S = 0.1
-"""Delay of an unfinished line."""
+"""How long an unfinished line is delayed."""
 _QUIET_S = 0.5
-"""Maximum pause of the console's owner in mid-line while others wait."""
+"""How long the console's owner may pause in mid-line while others wait."""
 _PATIENCE_S = 5.0
-"""Maximum wait of others for a line that keeps growing, such as endless dots."""
+"""How long others wait for a line that keeps growing, such as endless dots."""
 _LONG_LINE = 64 * 1024
 _QUEUE = 256 * 1024
 _ATOMIC = select.PIPE_BUF
-"""The bytes that a pipe takes without blocking when poll(2) reports it writable."""
+"""Number of bytes that a pipe takes without blocking when poll(2) reports it writable."""
 
 
 class Console:
@@ -43,7 +43,7 @@ class Console:
         self.fd = _reopen(fd)
         self.streams: set[ConsoleStream] = set()
         self.on_error: Callable[[str], None] = lambda _: None
-        """Called once with the reason why nothing can be written, but not for EPIPE."""
+        """Called once with the reason if writing fails, except for EPIPE."""
         self.before_output: Callable[[], None] = _nothing
         """Called before anything is shown."""
         self.broken = False
@@ -56,10 +56,12 @@ class Console:
         self._waiting: dict[ConsoleStream, None] = {}
         self._waiting_since = 0.0
         self._again: bool | None = None
-        """Whether to serve the waiting streams another time; None while they are not served."""
+        """Whether to serve the waiting streams once more; None while they are not being served."""
         self._patience = Alarm(loop, self._on_patience)
         self.shows_once: Callable[[], RepeatedLines] | None = None
-        """Merges equal lines of several ranks into one with a note; created at the first output."""
+        """Merges identical lines from several ranks into one line with a note; created at the first
+        output.
+        """
         self._repeated: RepeatedLines | None = None
         self._notes = Alarm(loop, self._on_notes)
         may_block = self.fd == fd and not stat.S_ISREG(os.fstat(fd).st_mode)
@@ -78,25 +80,25 @@ class Console:
         return len(self._queue)
 
     def say(self, text: str) -> None:
-        """Write a message of the agent as a separate line."""
+        """Write a message from the agent as a separate line."""
         self._end_line()
         if self._repeated is not None:
             self._say_notes(self._repeated.all_notes())
             self._repeated.said()
         try:
             line = text.encode(errors="surrogateescape")
-        except UnicodeEncodeError:  # not a file name that was decoded here
+        except UnicodeEncodeError:  # not a file name that was decoded in this process
             line = text.encode(errors="backslashreplace")
         self._put(line + b"\n")
         self._serve()
 
     @property
     def is_at_line_start(self) -> bool:
-        """Whether all is written, and no stream is in the middle of a line."""
+        """Whether everything has been written and no stream is in the middle of a line."""
         return not self._queue and self._owner is None
 
     def overwrite(self, data: bytes | bytearray) -> None:
-        """Write text that is not output, before the line that output will begin."""
+        """Write text that isn't output, before the next line of output."""
         if not self.broken:
             self._queue += data
             self._drain()
@@ -104,8 +106,8 @@ class Console:
     def flush(
         self, stop_waiting: Callable[[], bool] = lambda: False, limit_s: float | None = None
     ) -> None:
-        """Return when everything is written, the reader is gone, `stop_waiting()` is true, or
-        `limit_s` seconds have passed (None: without limit).
+        """Return when everything has been written, the reader is gone, `stop_waiting()` is true, or
+        `limit_s` seconds have passed (None means no limit).
         """
         if self._repeated is not None:
             self._say_notes(self._repeated.all_notes())
@@ -117,11 +119,11 @@ class Console:
 
     @property
     def contested(self) -> bool:
-        """Whether some stream waits for its turn."""
+        """Whether a stream is waiting for its turn."""
         return bool(self._waiting)
 
     def may_write(self, stream: "ConsoleStream") -> bool:
-        """Return whether `stream` may write now; if not, its `flush` is called when it may."""
+        """Return whether `stream` may write now; if not, its `flush` is called once it may."""
         owner = self._owner
         if owner is not None and owner is not stream and (self._at_return or owner.over):
             self._end_line()
@@ -136,7 +138,7 @@ class Console:
         return False
 
     def write(self, stream: "ConsoleStream", data: bytes | bytearray) -> None:
-        """Write for a stream that `may_write` has allowed."""
+        """Write output for a stream that `may_write` has allowed to write."""
         if self.shows_once is not None:
             data = self._without_repeated(self.shows_once, stream, data)
             if not data:
@@ -169,7 +171,7 @@ class Console:
             self._serve()
 
     def close(self) -> None:
-        """Close its descriptor, unless it is stdout or stderr themselves."""
+        """Close the descriptor, unless it is stdout or stderr itself."""
         if self.fd > 2:
             self.loop.forget(self.fd)
             os.close(self.fd)
@@ -180,7 +182,7 @@ class Console:
         stream: "ConsoleStream",
         data: bytes | bytearray,
     ) -> bytes | bytearray:
-        """Return what to show of a stream's output."""
+        """Return the part of a stream's output to show."""
         if self._repeated is None:
             self._repeated = make()
         if stream.rank is None or len(self.streams) == 1:
@@ -218,9 +220,9 @@ class Console:
             self._owner = None
 
     def _serve(self) -> None:
-        """Let the waiting streams write, first come, first served.
+        """Let the waiting streams write, in first-come, first-served order.
 
-        If one of them ends the line that blocked those before it, these are retried.
+        If one of them ends a line that was blocking streams ahead of it, those are tried again.
         """
         is_served, self._again = self._again is not None, True
         if is_served:
@@ -247,7 +249,7 @@ class Console:
         except OSError as error:
             self.broken = True
             self.reader_is_gone = error.errno == errno.EPIPE
-            if not self.reader_is_gone:  # `| head` has seen enough
+            if not self.reader_is_gone:  # with `| head`, this is normal
                 self.on_error(os.strerror(error.errno or 0))
             self._queue.clear()
             self.loop.call_after(0, self._tell_streams)
@@ -265,12 +267,12 @@ class Console:
 
 
 class ConsoleStream:
-    """The output of one worker on its way to a console.
+    """One worker's output on its way to a console.
 
     Args:
         console: its destination.
         prefix: the prefix of each line, such as `[default0]:`, or empty.
-        rank: of the worker; None if its lines are not compared with those of others.
+        rank: the worker's rank; None if its lines are not compared with other workers' lines.
     """
 
     def __init__(self, console: Console, prefix: bytes = b"", rank: int | None = None) -> None:
@@ -290,12 +292,12 @@ class ConsoleStream:
 
     @property
     def full(self) -> bool:
-        """Whether the reader of the worker's output should stop for now."""
+        """Whether to stop reading the worker's output for now."""
         return len(self._buffer) >= _LONG_LINE
 
     @property
     def over(self) -> bool:
-        """Whether the stream has ended and everything was handed over."""
+        """Whether the stream has ended and everything has been passed on."""
         return self._ended and not self._buffer
 
     @property
@@ -305,21 +307,21 @@ class ConsoleStream:
 
     @property
     def reader_is_gone(self) -> bool:
-        """Whether the console has lost its reader, as after `| head`."""
+        """Whether the console's reader is gone, for example after `| head`."""
         return self._console.reader_is_gone
 
     def feed(self, data: bytes) -> None:
-        """Accept output of the worker."""
+        """Accept output from the worker."""
         self._buffer += data
         self.flush()
 
     def end(self) -> None:
-        """Show the rest of the worker's output, also a last line without a newline."""
+        """Show the rest of the worker's output, even a last line without a newline."""
         self._ended = True
         self.flush()
 
     def drop(self) -> int:
-        """Discard pending output; return the number of bytes."""
+        """Discard pending output; return the number of bytes discarded."""
         size = len(self._buffer)
         self._buffer.clear()
         self.end()
@@ -343,7 +345,7 @@ class ConsoleStream:
             self.on_room()
 
     def begin_line(self) -> None:
-        """Begin a new line, because the console has broken this stream's line."""
+        """Begin a new line because the console has broken this stream's line."""
         self._at_line_start, self._at_return = True, False
 
     def _presentable(self) -> int:
@@ -352,10 +354,10 @@ class ConsoleStream:
         if self._ended or (len(console.streams) == 1 and not self._prefix):
             return len(buffer)
         size = buffer.rfind(b"\n") + 1
-        if self._prefix:  # each move of a progress bar is a line; \r\n may be cut in two here
+        if self._prefix:  # each update of a progress bar is a line; \r\n may be split here
             size = max(size, buffer.rfind(b"\r", 0, len(buffer) - 1) + 1)
         elif not size and console.owned_by(self) and console.contested:
-            size = buffer.find(b"\r", 0, len(buffer) - 1) + 1  # a progress bar starts again
+            size = buffer.find(b"\r", 0, len(buffer) - 1) + 1  # a progress bar restarts its line
         if size or not (self.full or console.owned_by(self)):
             return size
         return len(buffer)
@@ -371,7 +373,7 @@ class ConsoleStream:
         self._console.write(self, data)
 
     def with_prefix(self, data: bytes | bytearray) -> bytes | bytearray:
-        """Return output, with the prefix before each line that begins in it."""
+        """Return the output with the prefix before each line that begins in it."""
         if not self._prefix:
             return data
         text = self._prefix.join(data.splitlines(keepends=True))
@@ -383,7 +385,7 @@ class ConsoleStream:
 
 
 class Consoles(NamedTuple):
-    """The agent's own stdout and stderr; one object where both lead to the same place."""
+    """The agent's own stdout and stderr, as a single object if they lead to the same place."""
 
     stdout: Console
     stderr: Console
@@ -402,16 +404,16 @@ class Consoles(NamedTuple):
         return cls(stdout, stderr)
 
     def close(self) -> None:
-        """Close the descriptors that `open` has opened."""
+        """Close the descriptors that `open` opened."""
         for console in set(self):
             console.close()
 
 
 def _reopen(fd: int) -> int:
-    """Return a descriptor of our own for a pipe or a terminal, which never blocks, or `fd` itself.
+    """Return a separate, non-blocking descriptor for a pipe or a terminal, or `fd` itself.
 
-    O_NONBLOCK on `fd` would affect every process that shares it, such as the user's shell. And poll
-    on a terminal only promises that it takes one byte.
+    Setting O_NONBLOCK on `fd` would affect every process that shares it, such as the user's shell.
+    And for a terminal, poll only guarantees that it takes one byte.
     """
     mode = os.fstat(fd).st_mode
     if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
@@ -419,7 +421,7 @@ def _reopen(fd: int) -> int:
         try:
             return system.reopen(fd, flags)
         except OSError:
-            pass  # the terminal belongs to another user (su), or the pipe has lost its reader
+            pass  # the terminal belongs to another user (su), or the pipe's reader is gone
     return fd
 
 

@@ -1,10 +1,10 @@
-"""Error files: `@record` in a worker writes one, and the agent writes one for its parent process.
+"""Error files. `@record` writes one in a worker, and the agent writes one for its parent process.
 
 The file's path is in TORCHELASTIC_ERROR_FILE; its format is that of torch 2.13
 (torch/distributed/elastic/multiprocessing/errors): `{"message": {"message": …, "extraInfo":
-{"py_callstack": …, "timestamp": …}}}`, or a text instead of the inner object. The agent adds
-`errorCode` to the inner object, as torchrun does: the exit code, negative for a signal. In a job of
-`relight submit`, it also adds `headline` beside `message`: the failure in one line.
+{"py_callstack": …, "timestamp": …}}}`, or a string instead of the inner object. The agent adds
+`errorCode` to the inner object, as torchrun does: the exit code, negative for a signal. In a
+`relight submit` job, it also adds `headline` next to `message`: the failure in one line.
 """
 
 import json
@@ -28,13 +28,15 @@ def read(path: str) -> ErrorReport | None:
 
 
 def line_in(path: str) -> str:
-    """Return why a program failed, in one line of its error file; empty if that says nothing."""
+    """Return a one-line reason for a program's failure from its error file; empty if there
+    is none.
+    """
     return line_of(_text(path))
 
 
 def line_of(text: str) -> str:
-    """Return why a program failed, from the text of its error file: the headline of an agent, or
-    else the exception.
+    """Return why a program failed, from the text of its error file: an agent's headline if there is
+    one, or otherwise the exception.
     """
     report = from_error_file(text) if text else None
     if report is None:
@@ -51,7 +53,7 @@ def write(path: str, failure: Failure, source: str, headline: str = "") -> None:
     Args:
         path: the agent's own TORCHELASTIC_ERROR_FILE.
         failure: the root cause.
-        source: the worker's error file; its content is copied if it exists.
+        source: the worker's error file, whose content is copied if it exists.
         headline: the failure in one line; empty to omit it, as torchrun does.
 
     Raises:
@@ -78,8 +80,8 @@ def write(path: str, failure: Failure, source: str, headline: str = "") -> None:
 
 
 def _second_of(failure: Failure) -> int:
-    """Return when a worker failed: of several files, torch and TorchX take the earliest for the
-    cause.
+    """Return when a worker failed. If there are several files, torch and TorchX treat the earliest
+    failure as the cause.
     """
     try:
         return int(datetime.strptime(failure.when, "%Y-%m-%d %H:%M:%S%z").timestamp())
@@ -95,7 +97,7 @@ def _message(failure: Failure) -> str:
 
 
 def _load(path: str) -> dict[str, object] | None:
-    """Return the content of a worker's error file, if it has a message."""
+    """Return the content of a worker's error file if it has a message."""
     text = _text(path)
     if not text or from_error_file(text) is None:
         return None

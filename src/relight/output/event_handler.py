@@ -1,9 +1,10 @@
-"""Passes events to a handler of another package (--event-log-handler=NAME), in its own process.
+"""Passes events to a handler from another package (--event-log-handler=NAME), in its own process.
 
-A handler is an entry point of the group `relight.events`: a function that is called with each event
-as a dict, or a `logging.Handler`, as torch's handlers are, that gets its line as a record. It may
-take long, block or raise: the process is a fork of the agent (`processes/helper.py`), which never
-waits for it while the job runs, and for 2 s at most at the end.
+A handler is an entry point in the group `relight.events`. It is either a function that is called
+with each event as a dict, or a `logging.Handler`, like torch's handlers, that receives the event's
+line as a record. It may be slow, block or raise. It runs in a fork of the agent
+(`processes/helper.py`), and the agent never waits for it while the job runs, and for at most 2 s at
+the end.
 """
 
 import json
@@ -24,16 +25,16 @@ from relight.processes.helper import Helper
 
 GROUP = "relight.events"
 _MOST_WAITING = 1 << 20
-"""Bytes of events that may wait for the handler; further ones are dropped."""
+"""Maximum number of bytes queued for the handler; further events are dropped."""
 _END_S = 2.0
-"""Timeout of the handler for the last events."""
+"""How long the handler may take for the last events."""
 
 
 def check(name: str) -> None:
-    """Refuse a name that no handler has.
+    """Reject the name of a handler that doesn't exist.
 
     Raises:
-        UsageError: if no such handler; the error names the known ones.
+        UsageError: if there is no such handler; the error lists the known ones.
     """
     known = (*EVENT_HANDLERS, *sorted(plugins.find(GROUP)))
     if name not in known:
@@ -53,9 +54,10 @@ class EventProcess:
 
     Args:
         loop: the agent's loop.
-        name: the handler's.
-        journal: has the agent's events: those in memory are passed on at once, others as they come.
-        origin: whose job this is (host/job_origin): each event gets it as `agent`.
+        name: the handler's name.
+        journal: the agent's journal. The events in its memory are passed on immediately, later ones
+            as they occur.
+        origin: where the job comes from (host/job_origin); added to each event as `agent`.
 
     Raises:
         OSError: if no process can be started.
@@ -66,13 +68,13 @@ class EventProcess:
         self._waiting = bytearray()
         self._dropped = 0
         self._heard = LineBuffer()
-        self._is_done = False  # the process has said that it ends as it should
+        self._is_done = False  # the process has reported a normal exit
         self._socket, theirs = socket.socketpair()
         with theirs:
             self._process = Helper(
                 (), {}, 2, 2, stdin=theirs.fileno(), call=lambda: _live(name, origin)
             )
-        self._process.watch(loop, lambda: None)  # its end is that of the socket
+        self._process.watch(loop, lambda: None)  # its exit shows as the end of the socket
         self._socket.setblocking(False)
         self.has_ended = False
         loop.on_readable(self._socket, self._receive)
@@ -81,7 +83,7 @@ class EventProcess:
         journal.listeners.append(self._add)
 
     def close(self) -> None:
-        """Let the handler take the last events, then end it."""
+        """Let the handler process the last events, then end it."""
         if self._add in self._journal.listeners:
             self._journal.listeners.remove(self._add)
         until = self._loop.now() + _END_S
@@ -110,12 +112,12 @@ class EventProcess:
         except BlockingIOError:
             sent = 0
         except OSError:
-            return  # its end is read next
+            return  # the exit is detected by the next read
         del self._waiting[:sent]
         self._loop.on_writable(self._socket, self._send if self._waiting else None)
 
     def _receive(self) -> None:
-        """Handle a message of the process: an exception of the handler, or its end."""
+        """Handle a message from the process: an exception in the handler, or its exit."""
         try:
             data = self._socket.recv(4096)
         except BlockingIOError:
@@ -145,8 +147,9 @@ class EventProcess:
 
 
 def _live(name: str, origin: Mapping[str, str]) -> None:
-    """Be the process of the handler, until the agent closes its end of the socket, which is stdin
-    here. stdout has the workers' output alone, so both outputs are the agent's stderr.
+    """Run as the handler's process until the agent closes its end of the socket, which is stdin
+    here. stdout is reserved for the workers' output, so stdout and stderr are both the agent's
+    stderr.
     """
     agent = socket.socket(fileno=os.dup(0))
     null = os.open(os.devnull, os.O_RDONLY)
@@ -157,7 +160,7 @@ def _live(name: str, origin: Mapping[str, str]) -> None:
 
 
 def _serve(name: str, agent: socket.socket, origin: Mapping[str, str]) -> None:
-    """Call the handler; tell the agent what it must know, in lines, and then an empty one."""
+    """Call the handler; report problems to the agent line by line, ending with an empty line."""
     told = False
     try:
         handle = load(name)
@@ -177,7 +180,7 @@ def _serve(name: str, agent: socket.socket, origin: Mapping[str, str]) -> None:
 
 
 def load(name: str) -> Callable[[dict[str, Any]], object]:
-    """Return the function that takes an event; loading it may raise anything."""
+    """Return the function that takes an event; loading it may raise any exception."""
     import logging
 
     found = plugins.find(GROUP)[name].load()

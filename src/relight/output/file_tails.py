@@ -1,8 +1,8 @@
-"""Reads workers' output files while they are written: shows them on the console (--tee), and finds
-tracebacks in those of stderr.
+"""Reads workers' output files while they are being written, to show them on the console (--tee) and
+to find tracebacks in stderr.
 
-A turn reads a bounded amount and returns to the loop, so that a worker that writes all the time
-delays neither the others nor a signal.
+Each turn reads a bounded amount and returns to the loop, so that a worker that writes continuously
+delays neither other workers nor signals.
 """
 
 import os
@@ -15,21 +15,22 @@ from relight.output.pipe_reader import TRACEBACK
 
 _CHUNK = 64 * 1024
 _AT_ONCE = 16
-"""Chunks of the end of a file that are shown before other events are handled."""
+"""How many chunks at the end of a file are shown before other events are handled."""
 _COALESCE_S = 0.01
-"""A file that is written to all the time is read at this interval, not at each write."""
+"""A file that is written to continuously is read at this interval instead of at each write."""
 _POLL_S = 0.1
-"""Polling interval on a machine without a free inotify instance or watch."""
+"""Polling interval on a machine that has no free inotify instance or watch."""
 
 
 class FileTail:
-    """Shows a file while a worker writes it. The file itself is the queue: nothing is kept here.
+    """Shows a file while a worker is writing it. The file itself is the queue; nothing is buffered
+    here.
 
     Args:
         path: an existing file.
         stream: where to show it; None to search for tracebacks only, skipping output that is
             written faster than it is read.
-        copy: called with all data, for filters, even if the console is broken.
+        copy: called with all data, for filters, even after writing to the console has failed.
         on_traceback: called when a traceback begins, before it is shown.
     """
 
@@ -45,7 +46,7 @@ class FileTail:
         self._copy = copy
         self._on_traceback = on_traceback
         self._before = b""
-        """The last bytes read: a traceback's header may be cut there."""
+        """The last bytes read, because a traceback's header may be split there."""
         self._position = 0
 
     @property
@@ -55,13 +56,13 @@ class FileTail:
 
     @property
     def blocked(self) -> bool:
-        """Whether reading is useless, now or for good."""
+        """Whether reading is pointless, for now or permanently."""
         stream = self.stream
         return stream is not None and (stream.full or (stream.broken and self._copy is None))
 
     @property
     def done(self) -> bool:
-        """Whether everything that was written has been handed over."""
+        """Whether everything that was written has been passed on."""
         stream = self.stream
         return self.fd < 0 and (stream is None or stream.over or stream.broken)
 
@@ -70,7 +71,9 @@ class FileTail:
         return 0 if self.blocked or self.fd < 0 else self._read()
 
     def drop(self) -> int:
-        """Discard unshown output; return the number of bytes. They still reach the filters."""
+        """Discard unshown output; return the number of bytes discarded. They still reach the
+        filters.
+        """
         left = 0
         if self.fd >= 0:
             left = max(0, os.fstat(self.fd).st_size - self._position)
@@ -89,7 +92,7 @@ class FileTail:
 
     def _read(self, *, show: bool = True) -> int:
         size = os.fstat(self.fd).st_size
-        if size < self._position:  # it was truncated, as by logrotate's copytruncate
+        if size < self._position:  # truncated, for example by logrotate's copytruncate
             self._position = 0
         if size == self._position:
             return 0
@@ -109,7 +112,7 @@ class FileTail:
 
 
 class FileTails:
-    """The files of a generation that are read while they are written; woken by inotify(7)."""
+    """The files of a generation that are read while they are being written; woken by inotify(7)."""
 
     def __init__(self, loop: Loop) -> None:
         self.on_end: Callable[[], None] = _nothing
@@ -123,11 +126,11 @@ class FileTails:
 
     @property
     def done(self) -> bool:
-        """Whether everything that was written has been handed over."""
+        """Whether everything that was written has been passed on."""
         return all(tail.done for tail in self._tails)
 
     def add(self, tail: FileTail, path: str) -> None:
-        """Read the file at `path` with this tail."""
+        """Read the file at `path` with `tail`."""
         self._tails.append(tail)
         if tail.stream is not None:
             tail.stream.on_room = self._wake
@@ -136,7 +139,9 @@ class FileTails:
             self._wake()
 
     def finish(self) -> None:
-        """Show the rest as the console has room, then close each file; the workers are gone."""
+        """Show the rest as fast as the console accepts it, then close each file; the workers are
+        gone.
+        """
         self._finishing = True
         for _ in range(_AT_ONCE):  # before other streams write to the console
             self._turn()
@@ -144,7 +149,7 @@ class FileTails:
                 break
 
     def drop(self) -> int:
-        """Discard unshown output; return the number of bytes."""
+        """Discard unshown output; return the number of bytes discarded."""
         size = sum(tail.drop() for tail in self._tails)
         self._end()
         return size
@@ -178,7 +183,7 @@ class FileTails:
         self._alarm.set(None)
         if self._inotify >= 0:
             try:
-                os.read(self._inotify, _CHUNK)  # all files are read, whichever changed
+                os.read(self._inotify, _CHUNK)  # all files are read, no matter which changed
             except BlockingIOError:
                 pass
         tails = [tail for tail in self._tails if tail.fd >= 0]
@@ -192,7 +197,7 @@ class FileTails:
             self._end()
             return
         if self._alarm.when is not None:
-            return  # the console has called meanwhile
+            return  # the console has called back in the meantime
         if all(tail.blocked for tail in tails):
             self._mute()
         elif most == _CHUNK or self._finishing:

@@ -1,4 +1,4 @@
-"""The agent's own output: lines on stderr for people, events for programs."""
+"""The agent's own output: readable lines on stderr, and events for programs."""
 
 import os
 import time
@@ -25,23 +25,23 @@ if TYPE_CHECKING:
 
 
 _MOST_KEPT = 64 * 1024
-"""Bytes of the events in memory, at most."""
+"""Maximum size of the events in memory, in bytes."""
 _MOST_CHANGES = 24
-"""Limit of state changes kept in memory per state machine. They are stored apart from other events,
-so a link that flaps for an hour only evicts its own changes.
+"""Limit of state changes kept in memory per state machine. They are stored separately from other
+events, so that a link that flaps for an hour only evicts its own state changes.
 """
 _SIZE = 400
-"""Bytes of an event without its texts, about."""
+"""Approximate size of an event without its strings, in bytes."""
 _SHOWN_AFTER_S = 1.0
-"""Shorter waits are not shown, which saves an import."""
+"""Shorter waits are not shown, to save an import."""
 
 
 class Wait:
-    """A wait that a terminal shows.
+    """A wait that is shown on a terminal.
 
     Args:
-        consoles: of the agent.
-        env: says what terminal this is.
+        consoles: the agent's consoles.
+        env: the environment, which describes the terminal.
     """
 
     def __init__(self, consoles: Consoles, env: Environment) -> None:
@@ -55,7 +55,7 @@ class Wait:
         self._alarm.set_after(_SHOWN_AFTER_S)
 
     def end(self) -> None:
-        """Remove the line."""
+        """Remove the status line."""
         self._alarm.set(None)
         if self._line is not None:
             self._line.hide()
@@ -69,18 +69,18 @@ class Wait:
 
 
 class Journal:
-    """Writes the agent's messages and events, beside the output of its workers.
+    """Writes the agent's messages and events, alongside its workers' output.
 
     Args:
         consoles: the agent's stdout and stderr.
         directory: the directory of the event log, or empty for none.
-        verbose: whether every event is shown to the user, and not only news.
-        on_console: whether the events go to stderr as well (`--event-log-handler=console`).
-        env: says what terminal this is.
+        verbose: whether to show every event to the user instead of only the notable ones.
+        on_console: whether the events are also written to stderr (`--event-log-handler=console`).
+        env: the environment, which describes the terminal.
 
     Attributes:
         events: the event log.
-        listeners: are called with each event that comes.
+        listeners: called with each new event.
     """
 
     def __init__(
@@ -107,8 +107,8 @@ class Journal:
         self._stderr.say(f"relight: {message}")
 
     def say_with_traceback(self, message: str) -> None:
-        """Write a message to stderr, with its traceback in colour if that is a terminal and the
-        environment allows it.
+        """Write a message to stderr, with its traceback in colour if stderr is a terminal and the
+        environment allows colours.
         """
         if os.isatty(self._stderr.fd):
             from relight.core.workers import colours
@@ -117,8 +117,8 @@ class Journal:
         self.say(message)
 
     def set_status(self, what: Callable[[], str]) -> bool:
-        """Show a status line after a second, until `clear_status`. Return False if stderr is not a
-        terminal.
+        """Show a status line after a second, until `clear_status` is called. Return False if stderr
+        isn't a terminal.
         """
         if self._wait is None:
             if not os.isatty(self._stderr.fd) or self._env.get("TERM", "dumb") == "dumb":
@@ -128,18 +128,18 @@ class Journal:
         return True
 
     def clear_status(self) -> None:
-        """Remove what `set_status` shows."""
+        """Remove the line shown by `set_status`."""
         if self._wait is not None:
             self._wait.end()
             self._wait = None
 
     def say_once(self, message: str) -> None:
-        """Write a message to stderr, unless it was the last one."""
+        """Write a message to stderr, unless it repeats the previous message."""
         if message != self._said:
             self.say(message)
 
     def record(self, event: Event) -> None:
-        """Write an event to the log, and show it to the user if it is news."""
+        """Write an event to the log, and show it to the user if it is notable."""
         self.write(event)
         if self.verbose or is_user_visible(event):
             from relight.events.event_text import describe
@@ -149,34 +149,34 @@ class Journal:
     def record_mistake(self, during: str, error: Exception) -> None:
         """Write an unexpected exception to the log, and show it to the user.
 
-        It imports no module of relight, because the exception may be a failed import.
+        It imports none of relight's modules, because the exception may come from a failed import.
         """
         event = InternalErrorEvent(during, describe_bug(error))
         self.write(event)
         self.say(event.text)
 
     def write(self, event: Event) -> None:
-        """Write an event to the log only; the user gets another message about it."""
+        """Write an event to the log only; the user gets a separate message about it."""
         recorded = self.events.write(event)
         for listener in list(self.listeners):
             try:
                 listener(recorded)
-            except Exception as error:  # who looks at the job must not harm it
+            except Exception as error:  # listeners must not harm the job
                 self.listeners.remove(listener)
                 self.record_mistake("an event is shown", error)
 
 
 class EventLog:
-    """The events of this agent, as JSON lines in `events.jsonl` in the run directory, on stderr, or
-    in neither; the latest also stay in memory, for those who ask (agent/status/job_socket).
+    """This agent's events, written as JSON lines to `events.jsonl` in the run directory, to stderr,
+    or to neither. The latest events are also kept in memory, for queries (agent/status/job_socket).
 
     Args:
         directory: the run directory, or empty for no file.
-        say: tells the user, once, that the file can't be written.
-        console: takes a line for the console, if events go there (`--event-log-handler=console`).
+        say: reports to the user, once, that the file can't be written.
+        console: writes a line to the console, if events go there (`--event-log-handler=console`).
 
     Attributes:
-        began: when the log was made, on the monotonic clock.
+        began: when the log was created, on the monotonic clock.
     """
 
     def __init__(
@@ -197,7 +197,7 @@ class EventLog:
         self._size = 0
 
     def write(self, event: Event) -> LoggedEvent:
-        """Add an event, with its number and the time; return it with these."""
+        """Add an event; return it with its number and time."""
         recorded = self._recorded(event)
         self._keep(recorded)
         if self._console is not None:
@@ -206,7 +206,7 @@ class EventLog:
         return recorded
 
     def write_to_file(self, event: Event) -> None:
-        """Add a large event to the file only."""
+        """Write a large event to the file only."""
         self._write_file(self._recorded(event))
 
     def after(self, number: int) -> list[LoggedEvent]:
@@ -238,7 +238,7 @@ class EventLog:
                 file.write(self._before + line_of(recorded) + "\n")
             self._before = ""
         except OSError as error:
-            self._before = "\n"  # the disk is full; a part of the line may be there
+            self._before = "\n"  # the disk is full; part of the line may have been written
             if not self._has_told:
                 self._has_told = True
                 self._say(f"events are missing in {self._path}: {error.strerror}")

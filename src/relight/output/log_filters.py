@@ -1,14 +1,16 @@
-"""Copies the lines of workers that contain a text to a file (--duplicate-stdout-filters)."""
+"""Copies workers' output lines that contain given strings to a file
+(--duplicate-stdout-filters).
+"""
 
 import os
 from collections.abc import Callable
 
 _LONGEST_LINE = 16 * 1024 * 1024
-"""Filters search only this many bytes at the end of a longer line."""
+"""In a longer line, filters search only this many bytes at the end."""
 
 
 class FilteredFile:
-    """A file with the lines of all workers that contain one of the texts.
+    """A file with all workers' lines that contain one of the strings.
 
     Args:
         texts: strings to search for.
@@ -25,11 +27,11 @@ class FilteredFile:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
 
     def wants(self, text: bytes | bytearray) -> bool:
-        """Return whether a part of the output has one of the texts."""
+        """Return whether a piece of output contains one of the strings."""
         return any(wanted in text for wanted in self._texts)
 
     def write(self, lines: bytes) -> None:
-        """Append lines; after an error, such as a full disk, the file is closed."""
+        """Append lines; the file is closed after an error, such as a full disk."""
         try:
             while lines and self._fd >= 0:
                 lines = lines[os.write(self._fd, lines) :]
@@ -45,11 +47,11 @@ class FilteredFile:
 
 
 class LineFilter:
-    """Copies whole lines from the output of one worker, however it arrives.
+    """Copies whole lines from one worker's output, however the output is split up.
 
     Args:
-        file: takes those that it wants.
-        prefix: the start of each line there.
+        file: receives the lines that match.
+        prefix: the prefix of each line in the file.
     """
 
     def __init__(self, file: FilteredFile, prefix: bytes) -> None:
@@ -58,7 +60,7 @@ class LineFilter:
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> None:
-        """Accept a part of the output."""
+        """Accept a piece of output."""
         end = max(data.rfind(b"\n"), data.rfind(b"\r", 0, len(data) - 1)) + 1
         if not end:
             self._rest += data

@@ -1,7 +1,7 @@
 """Reads workers' output from a pipe or a pseudo-terminal.
 
-It reads a bounded amount and returns to the loop, so that a worker that writes all the time delays
-neither the others nor a signal.
+It reads a bounded amount and returns to the loop, so that a worker that writes continuously delays
+neither other workers nor signals.
 """
 
 import errno
@@ -13,9 +13,9 @@ from relight.host.loop import Loop
 from relight.output.console import ConsoleStream
 
 TAIL_SIZE = 64 * 1024
-"""Bytes of a worker's stderr that are kept for its failure report."""
+"""How many bytes of a worker's stderr are kept for its failure report."""
 HEAD_SIZE = 16 * 1024
-"""Bytes to keep from the beginning of the last traceback: its frames and its exception."""
+"""How many bytes to keep from the beginning of the last traceback: its frames and its exception."""
 TRACEBACK = b"Traceback (most recent call last):"
 _CHUNK = 64 * 1024
 _LARGEST_PIPE = 1024 * 1024
@@ -23,8 +23,8 @@ _LARGEST_PIPE = 1024 * 1024
 
 
 class LongOutput(NamedTuple):
-    """The end of an output and, if it is not in there, the beginning of its last traceback;
-    `newlines` are those between the two.
+    """The end of a worker's output and, if not included in that, the beginning of its last
+    traceback; `newlines` is the number of newlines in between.
     """
 
     head: bytes
@@ -33,12 +33,12 @@ class LongOutput(NamedTuple):
 
 
 class PipeReader:
-    """Reads a worker's output from a pipe or a pseudo-terminal, and keeps the end.
+    """Reads a worker's output from a pipe or a pseudo-terminal, and keeps the end of it.
 
     Args:
         loop: the agent's loop.
-        fd: our end, which the reader closes.
-        stream: where to show it, or None.
+        fd: this process's end, which the reader closes.
+        stream: where to show the output, or None.
         on_traceback: called when a traceback begins, before it is shown; None to ignore them.
     """
 
@@ -52,13 +52,13 @@ class PipeReader:
         self.fd = fd
         self.tail = bytearray()
         self.size = 0
-        """Bytes that were read."""
+        """Number of bytes read so far."""
         self._head = bytearray()
         """The beginning of the last traceback."""
         self._head_at = 0
-        """Its offset in bytes."""
+        """The offset of the last traceback in bytes."""
         self._newlines = 0
-        """From its beginning on."""
+        """Number of newlines from the beginning of the last traceback on."""
         self._on_traceback = on_traceback
         self._loop = loop
         self._stream = stream
@@ -70,7 +70,7 @@ class PipeReader:
 
     @property
     def done(self) -> bool:
-        """Whether everything that was written has been handed over."""
+        """Whether everything that was written has been passed on."""
         stream = self._stream
         return self.fd < 0 and (stream is None or stream.over or stream.broken)
 
@@ -83,7 +83,7 @@ class PipeReader:
 
     def finish(self) -> None:
         """Read the rest, even if the console is full, and close; the workers are gone. If a process
-        still writes, continue at the pace of the console.
+        is still writing, continue at the console's pace.
         """
         self._finishing = True
         left = _LARGEST_PIPE
@@ -100,7 +100,7 @@ class PipeReader:
             self._on_readable()
 
     def unread(self) -> int:
-        """Return how many bytes were written and not read, as far as that can be seen."""
+        """Return how many bytes have been written but not read, if that can be determined."""
         try:
             import array
             import fcntl
@@ -113,12 +113,12 @@ class PipeReader:
         return count[0]
 
     def drop(self) -> int:
-        """Discard unshown output; return the number of bytes."""
+        """Discard unshown output; return the number of bytes discarded."""
         self.close()
         return self._stream.drop() if self._stream is not None else 0
 
     def close(self) -> None:
-        """Stop reading; a worker that writes on gets EPIPE, or EIO from a pseudo-terminal."""
+        """Stop reading; a worker that keeps writing gets EPIPE, or EIO from a pseudo-terminal."""
         if self.fd >= 0:
             self._loop.forget(self.fd)
             os.close(self.fd)
@@ -137,20 +137,20 @@ class PipeReader:
             size = fcntl.ioctl(console_fd, termios.TIOCGWINSZ, b"\0" * 8)
             fcntl.ioctl(self.fd, termios.TIOCSWINSZ, size)
         except (ImportError, OSError):
-            return  # terminal gone, or too few descriptors to import a module
+            return  # the terminal is gone, or no descriptor is left to import a module
 
     def _on_room(self) -> None:
         if self.fd < 0:
             return
         if self._stream is not None and self._stream.reader_is_gone:
-            self.close()  # so that the worker gets the error, as on the console itself
+            self.close()  # so that the worker gets the same error as on the console itself
             return
         self._loop.on_readable(self.fd, self._on_readable)
         if self._finishing:
             self._on_readable()
 
     def _on_readable(self) -> None:
-        """Read up to a chunk of available data; a pseudo-terminal returns small pieces."""
+        """Read up to one chunk of available data; a pseudo-terminal returns it in small pieces."""
         left = _CHUNK
         while left > 0:
             if self._stream is not None and self._stream.full:
@@ -162,7 +162,9 @@ class PipeReader:
             left -= size
 
     def _read(self, most: int) -> int:
-        """Read once; return the number of bytes, 0 without data or after the writer has closed."""
+        """Read once; return the number of bytes, or 0 if there is no data or the writer has
+        closed.
+        """
         try:
             data = os.read(self.fd, most)
         except BlockingIOError:
@@ -205,14 +207,14 @@ class PipeReader:
 
 
 def ends(head: bytes, head_at: int, tail: bytes, tail_at: int, newlines: int) -> LongOutput:
-    """Join two parts of an output.
+    """Join two parts of a worker's output.
 
     Args:
         head: the first part; omitted if the second contains it.
-        head_at: its offset in bytes.
+        head_at: the offset of the first part in bytes.
         tail: the second part, the end.
-        tail_at: its offset in bytes.
-        newlines: number of newlines from the beginning of the first part on.
+        tail_at: the offset of the second part in bytes.
+        newlines: the number of newlines from the beginning of the first part on.
     """
     missing = tail_at - (head_at + len(head))
     if not head or head_at >= tail_at:
@@ -223,11 +225,11 @@ def ends(head: bytes, head_at: int, tail: bytes, tail_at: int, newlines: int) ->
 
 
 def channel(console_fd: int) -> tuple[int, int]:
-    """Return (our end, the worker's end) of a pipe, or of a pseudo-terminal where the console is
-    one.
+    """Return (our end, the worker's end) of a pipe, or of a pseudo-terminal if the console is a
+    terminal.
 
     Args:
-        console_fd: where the output will be shown, -1 for nowhere.
+        console_fd: the descriptor that the output will be shown on; -1 for none.
     """
     if console_fd < 0 or not os.isatty(console_fd):
         return os.pipe()
@@ -236,9 +238,9 @@ def channel(console_fd: int) -> tuple[int, int]:
 
         ours, theirs = os.openpty()
     except (ImportError, OSError):  # no descriptor left, or
-        return os.pipe()  # no pseudo-terminal left: colours are lost, nothing else
+        return os.pipe()  # no pseudo-terminal left, so only colours are lost
     attributes = termios.tcgetattr(theirs)
-    attributes[1] &= ~termios.OPOST  # the real terminal translates line ends
+    attributes[1] &= ~termios.OPOST  # the real terminal translates line endings
     attributes[3] &= ~termios.ECHO
     termios.tcsetattr(theirs, termios.TCSANOW, attributes)
     return ours, theirs

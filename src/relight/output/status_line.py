@@ -1,4 +1,6 @@
-"""The last line of a terminal, while the agent waits: gone before anything else is shown."""
+"""The last line on a terminal while the agent waits; it is removed before anything else is
+shown.
+"""
 
 import os
 
@@ -11,21 +13,21 @@ class StatusLine:
     """One line, rewritten in place.
 
     Args:
-        consoles: of the agent; its stderr is a terminal.
-        env: says whether the user wants colours.
+        consoles: the agent's consoles; its stderr is a terminal.
+        env: the environment, which tells whether the user wants colours.
     """
 
     def __init__(self, consoles: Consoles, env: Environment) -> None:
         self._consoles = consoles
         self._coloured = colours.are_wanted(env.get)
         self._is_there = False
-        # stdout may lead to the same terminal through a pipe, as in `relight run … | tee log`.
+        # stdout may end up on the same terminal through a pipe, as in `relight run … | tee log`.
         for console in consoles:
             console.before_output = self.hide
 
     def show(self, what: str, waited_s: float) -> float:
-        """Show the reason to wait, unless a worker is in the middle of a line, or this job is in
-        the background of the terminal; return the seconds until the line changes.
+        """Show the reason for the wait, unless a worker is in the middle of a line or this job runs
+        in the terminal's background; return the seconds until the line changes.
         """
         fd = self._consoles.stderr.fd
         if all(console.is_at_line_start for console in self._consoles) and not _is_behind(fd):
@@ -34,7 +36,7 @@ class StatusLine:
         return status_text.until_next(waited_s)
 
     def hide(self) -> None:
-        """Remove the line if it is shown."""
+        """Remove the line if it is visible."""
         if self._is_there:
             self._is_there = False
             self._write("")
@@ -54,5 +56,5 @@ def _columns(fd: int) -> int:
 def _is_behind(fd: int) -> bool:
     try:
         return os.tcgetpgrp(fd) != os.getpgrp()
-    except OSError:  # it is not the terminal of this session
+    except OSError:  # not the terminal of this session
         return False

@@ -1,7 +1,8 @@
-"""Examines a worker that prints a traceback; on a terminal, holds back the traceback that ends it.
+"""Examines a worker that prints a traceback and, on a terminal, holds back the traceback that ends
+it.
 
-core/diagnosis/printed_traceback decides when to examine it, core/workers/held_traceback which lines
-to hold back. Loaded at the first traceback, or if stderr is a terminal.
+core/diagnosis/printed_traceback decides when to examine the worker, and core/workers/held_traceback
+decides which lines to hold back. Loaded at the first traceback, or if stderr is a terminal.
 """
 
 from collections.abc import Callable
@@ -18,8 +19,8 @@ class TracebackLooks:
     Args:
         loop: the agent's loop.
         program: returns the worker's state.
-        size: returns the maximum number of bytes written to stderr so far.
-        own_time: whether to use its own timer; on a terminal, `TracebackStream` calls `look`.
+        size: returns an upper bound on the number of bytes written to stderr so far.
+        own_time: whether to use a timer of its own; on a terminal, `TracebackStream` calls `look`.
     """
 
     def __init__(
@@ -38,12 +39,12 @@ class TracebackLooks:
         self._alarm = Alarm(loop, self._ring)
 
     def on_traceback(self) -> None:
-        """Note that a traceback begins in the output of the worker."""
+        """Record that a traceback has begun in the worker's output."""
         now = self._loop.now()
         self.core.printed(now)
         due = self.core.deadline()
         if self._own_time and due is not None:
-            if due <= now:  # the worker may be gone in a moment
+            if due <= now:  # the worker may be gone very soon
                 self.look()
             else:
                 self._alarm.set(due)
@@ -59,22 +60,22 @@ class TracebackLooks:
         self.look()
 
     def worker_ended(self) -> None:
-        """Note the end of the worker, whose last output was read."""
+        """Record that the worker has ended and its last output has been read."""
         self.core.worker_ended()
         self._alarm.set(None)
 
 
 class TracebackStream(ConsoleStream):
-    """The output of one worker on its way to a terminal.
+    """One worker's output on its way to a terminal.
 
-    If the agent is killed, the held lines are lost: the last output of a worker that has ended, or
-    is about to.
+    If the agent is killed, the held lines are lost. They are the last output of a worker that has
+    ended or is about to end.
 
     Args:
         console: the terminal.
         is_shutting_down: returns whether the worker no longer runs its program, or None if unknown.
-        on_late: called when a worker takes long to end; may `replace` the held lines, which are
-            then shown.
+        on_late: called when a worker takes a long time to end. It may `replace` the held lines,
+            which are then shown.
         rank: the worker's rank.
     """
 
@@ -93,11 +94,11 @@ class TracebackStream(ConsoleStream):
 
     @property
     def held(self) -> bytes:
-        """Held lines of a worker that has ended, or is known to be ending."""
+        """Held lines of a worker that has ended or is known to be ending."""
         return self._core.held if self._core.ends else b""
 
     def feed(self, data: bytes) -> None:
-        """Accept output of the worker."""
+        """Accept output from the worker."""
         now = self._console.loop.now()
         self._show(self._core.output(data, now))
         due = self._core.deadline()
@@ -105,7 +106,7 @@ class TracebackStream(ConsoleStream):
             self._decide()
 
     def worker_ended(self, *, failed: bool) -> None:
-        """Note the end of the worker, whose last output was read."""
+        """Record that the worker has ended and its last output has been read."""
         if failed:
             self._core.worker_ended()
         else:
@@ -113,7 +114,7 @@ class TracebackStream(ConsoleStream):
         self._look.set(self._core.deadline())
 
     def replace(self, data: bytes) -> None:
-        """Show these bytes instead of those that are held."""
+        """Show these bytes instead of the held ones."""
         self._core.release()
         self._show(data)
 

@@ -1,11 +1,12 @@
-"""Routes the output of one generation's workers: to files, the console, or nowhere.
+"""Routes the output of one generation's workers to files, to the console, or nowhere.
 
 If a stream has a file, the worker writes to it directly, so nothing is lost when a process is
-killed, and no console can block the worker; a tee'd stream is read back from its file. A stream
-without a file reaches the console through a pipe, or through a pseudo-terminal if the console is a
-terminal, so that progress bars and colours work. There the traceback that ends a worker is held
-back (output/traceback_stream). The end of each worker's stderr is kept for the failure report. If a
-file can't be created, for example on a full disk, its stream goes to the console.
+killed, and no console can block the worker; a stream with `--tee` is read back from its file. A
+stream without a file reaches the console through a pipe, or through a pseudo-terminal if the
+console is a terminal, so that progress bars and colours work. On a terminal, the traceback that
+ends a worker is held back (output/traceback_stream). The end of each worker's stderr is kept for
+the failure report. If a file can't be created, for example on a full disk, its stream goes to the
+console.
 
 The layout is torchrun's: `<run directory>/attempt_<n>/<local rank>/{stdout.log, stderr.log,
 error.json}` and `<run directory>/attempt_<n>/filtered_{stdout,stderr}.log`.
@@ -40,28 +41,31 @@ if TYPE_CHECKING:
 
 _NAMES = {STDOUT: "stdout", STDERR: "stderr"}
 _STDOUT_SIZE = 4 * 1024
-"""Bytes of a worker's stdout that are read for its failure report."""
+"""How many bytes of a worker's stdout are read for its failure report."""
 _STEP, _MOST_READ = 1 << 20, 8 << 20
-"""Bytes of a file searched for the beginning of a long traceback: per read, and in total."""
+"""How many bytes of a file are searched for the beginning of a long traceback, per read and in
+total.
+"""
 _FRAME = '\n  File "'
 _MOST_UNSHOWN = 3
 """Number of ended generations whose output is kept while the consoles are blocked."""
 _SHOW_S = 5.0
-"""Wait for the consoles after the agent was asked to stop."""
+"""How long to wait for the consoles after the agent was told to stop."""
 
 
 class Destination(NamedTuple):
-    """The destination of one stream of one worker."""
+    """Where one of a worker's streams goes."""
 
     file: bool
     console: bool
 
 
 def destination(spec: LaunchSpec, local_rank: int, stream: int) -> Destination:
-    """Return where a stream goes, from `--redirects`, `--tee`, `--local-ranks-filter`, `--log-dir`.
+    """Return where a stream goes, based on `--redirects`, `--tee`, `--local-ranks-filter`,
+    `--log-dir`.
 
-    The rules are those of torchrun: tee and redirect go to the file, tee and neither to the
-    console, and the filter takes the console away.
+    The rules are the same as in torchrun: a stream goes to the file with tee or redirect, and to
+    the console with tee or with neither; the filter removes the console.
     """
     if spec.log_dir == os.devnull:
         return Destination(file=False, console=True)
@@ -77,13 +81,13 @@ def is_shown(spec: LaunchSpec, local_rank: int) -> bool:
 
 
 class Logs:
-    """The output of the workers of one generation.
+    """The output of one generation's workers.
 
     Args:
         loop: the agent's loop.
         consoles: the agent's stdout and stderr.
         spec: the launch's options.
-        directory: `attempt_<n>` of this generation, created here; empty for no files at all.
+        directory: this generation's `attempt_<n>`, created here; empty for no files at all.
 
     Raises:
         OSError: if no descriptor is left for a file.
@@ -93,10 +97,12 @@ class Logs:
         self.program_of: Callable[[int], Program] | None = None
         """Returns a worker's state, by local rank."""
         self.on_late: Callable[[], None] = lambda: None
-        """Called when a worker takes long to end whose traceback is held; set before `open`."""
+        """Called when a worker whose traceback is held takes a long time to end; set before
+        `open`.
+        """
         self._directory = directory
         self._directories: dict[int, str] = {}
-        """Those of workers that have replaced others, by local rank."""
+        """The directories of workers that have replaced others, by local rank."""
         self._loop = loop
         self._consoles = consoles
         self._spec = spec
@@ -138,7 +144,7 @@ class Logs:
 
     def stderr_of(self, local_rank: int) -> str:
         """Return the end of a worker's stderr. If its last traceback is longer, prepend the
-        beginning of that, with a line that counts the omitted ones.
+        beginning of the traceback and a line that gives the number of omitted lines.
         """
         source = self._stderr.get(local_rank)
         if source is None:
@@ -149,27 +155,29 @@ class Logs:
         else:
             found = _end_of(source)
         tail = found.tail.decode(errors="replace")
-        if not found.head or _FRAME in tail:  # it is not the message that is long
+        if not found.head or _FRAME in tail:  # so it isn't the message that is long
             return tail
         from relight.core.diagnosis.tracebacks import keep
 
         return keep(found.head.decode(errors="replace"), tail, found.newlines)
 
     def stdout_of(self, local_rank: int) -> str:
-        """Return the end of a worker's stdout; empty if unknown, or if stderr's channel has it."""
+        """Return the end of a worker's stdout; empty if unknown, or if stdout shares stderr's
+        channel.
+        """
         source = self._stdout.get(local_rank)
         if isinstance(source, PipeReader):
             source.read()
         return self.tail(local_rank, STDOUT, _STDOUT_SIZE).decode(errors="replace")
 
     def printed(self, local_rank: int) -> "PrintedTraceback | None":
-        """Return the evidence on a worker's last traceback, or None."""
+        """Return the evidence about a worker's last traceback, or None."""
         looks = self._looks.get(local_rank)
         return looks.core if looks is not None and looks.core.at is not None else None
 
     def look_before_stop(self, failed: int) -> None:
-        """If a failed worker has printed a traceback, examine the other workers with one while they
-        still exist.
+        """If a failed worker has printed a traceback, examine the other workers that have printed
+        one while they still exist.
         """
         if failed not in self._looks:
             return
@@ -183,8 +191,8 @@ class Logs:
                 looks.look()
 
     def printed_late(self, local_rank: int) -> int:
-        """Return how many bytes of a worker's stderr came after its program was seen to have ended;
-        0 if it was not.
+        """Return how many bytes of a worker's stderr arrived after its program was seen to have
+        ended; 0 if that was not seen.
         """
         printed = self.printed(local_rank)
         if printed is None or printed.went_on is not False:
@@ -192,23 +200,23 @@ class Logs:
         return max(0, self._written(local_rank) - printed.size)
 
     def _written(self, local_rank: int) -> int:
-        """Return how many bytes a worker has written to stderr at most."""
+        """Return an upper bound on how many bytes a worker has written to stderr."""
         source = self._stderr.get(local_rank)
         if isinstance(source, PipeReader):
             return source.size + source.unread()
         try:
             return os.stat(source).st_size if source else 0
         except OSError:
-            return 0  # it was removed
+            return 0  # the file was removed
 
     def path(self, local_rank: int, stream: int) -> str:
-        """Return the path of the file of a worker's stream, or an empty string."""
+        """Return the file path of a worker's stream, or an empty string."""
         source = self._streams(stream).get(local_rank)
         return source if isinstance(source, str) else ""
 
     def tail(self, local_rank: int, stream: int, size: int = TAIL_SIZE) -> bytes:
-        """Return the end of a worker's stream, of `size` bytes at most; empty if it goes nowhere,
-        or its file can't be read.
+        """Return at most `size` bytes from the end of a worker's stream; empty if the stream goes
+        nowhere or its file can't be read.
         """
         source = self._streams(stream).get(local_rank)
         if isinstance(source, PipeReader):
@@ -220,25 +228,26 @@ class Logs:
                 file.seek(max(0, os.fstat(file.fileno()).st_size - size))
                 return file.read(size)
         except OSError:
-            return b""  # it was removed
+            return b""  # the file was removed
 
     def size(self) -> int:
-        """Return how many bytes the workers have printed so far, as far as anybody sees them."""
+        """Return how many bytes the workers have printed so far, to files or through the agent."""
         total = sum(pipe.size for pipe, _ in self._pipes)
         for path in self._files:
             try:
                 total += os.stat(path).st_size
             except OSError:
-                continue  # it was removed
+                continue  # the file was removed
         return total
 
     def open(self, local_rank: int, rank: int, prefix: bytes) -> tuple[int, int]:
-        """Return the descriptors for a worker's stdout and stderr; `passed_on` closes them here.
+        """Return the descriptors for a worker's stdout and stderr; `passed_on` closes them in this
+        process.
 
         Args:
-            local_rank: the worker.
-            rank: its rank, for notes on lines that several workers print.
-            prefix: the start of each line where they are tee'd.
+            local_rank: the worker's local rank.
+            rank: the worker's rank, for notes on lines that several workers print.
+            prefix: the prefix of each line that is shown with `--tee`.
 
         Raises:
             OSError: if no descriptor is left.
@@ -263,12 +272,13 @@ class Logs:
         )
 
     def replace(self, local_ranks: Sequence[int], directory: str) -> None:
-        """Prepare for workers that replace some that have ended: `open` follows for each.
+        """Prepare for workers that replace some that have ended; `open` is called for each of them
+        next.
 
         Args:
-            local_ranks: the workers.
-            directory: `attempt_<n>` of the generation that they begin in, to be made; empty for no
-                files at all.
+            local_ranks: the local ranks of the workers.
+            directory: `attempt_<n>` of the generation in which they start, to be created; empty for
+                no files at all.
         """
         if directory:
             try:
@@ -283,11 +293,11 @@ class Logs:
             self._stderr_tails.pop(local_rank, None)
 
     def set_ranks(self, ranks: Sequence[int]) -> None:
-        """Set the ranks of the next generation, in the order of the local ranks."""
+        """Set the ranks of the next generation, in local rank order."""
         self._ranks = dict(enumerate(ranks))
 
     def worker_ended(self, local_rank: int, *, failed: bool) -> bool:
-        """Note the end of a worker; return whether its traceback is held back."""
+        """Record that a worker has ended; return whether its traceback is held back."""
         stream = self._terminals.get(local_rank)
         reader = self._stderr.get(local_rank)
         if isinstance(reader, PipeReader) and (failed or stream is not None):
@@ -302,7 +312,9 @@ class Logs:
         return bool(stream.held)
 
     def held(self) -> "dict[int, TracebackStream]":
-        """Return the streams that hold back how their workers have ended, or end, by local rank."""
+        """Return the streams that are holding back the final traceback of a worker, by
+        local rank.
+        """
         return {rank: stream for rank, stream in self._terminals.items() if stream.held}
 
     def release(self) -> None:
@@ -311,19 +323,23 @@ class Logs:
             stream.release()
 
     def passed_on(self) -> None:
-        """Close our copies of the workers' descriptors, now that they have theirs."""
+        """Close this process's copies of the workers' descriptors, now that the workers have
+        theirs.
+        """
         for fd in self._to_pass_on:
             os.close(fd)
         self._to_pass_on.clear()
 
     def resize(self) -> None:
-        """Pass a new size of the terminal to the workers."""
+        """Pass the terminal's new size to the workers."""
         for pipe, console_fd in self._pipes:
             if pipe.fd >= 0:
                 pipe.copy_window_size(console_fd)
 
     def finish(self) -> None:
-        """Show the rest at the consoles' pace; all workers and their descendants are gone."""
+        """Show the remaining output at the consoles' pace; all workers and their descendants are
+        gone.
+        """
         for source in self._sources:
             source.finish()
         if self._tails is None:
@@ -331,16 +347,20 @@ class Logs:
 
     @property
     def reader_is_gone(self) -> bool:
-        """Whether the agent's stdout or stderr has lost its reader, as after `| head`."""
+        """Whether the reader of the agent's stdout or stderr is gone, for example after `|
+        head`.
+        """
         return any(console.reader_is_gone for console in self._consoles)
 
     @property
     def done(self) -> bool:
-        """Whether all output was handed to the consoles."""
+        """Whether all output has been passed to the consoles."""
         return all(source.done for source in self._sources)
 
     def drop(self) -> int:
-        """Discard unshown output; return the number of bytes. Files still have them."""
+        """Discard unshown output; return the number of bytes discarded. The output is still in any
+        log files.
+        """
         return sum(source.drop() for source in self._sources)
 
     @property
@@ -355,7 +375,7 @@ class Logs:
             file.close()
 
     def _path(self, local_rank: int, name: str) -> str:
-        # torchrun's layout only where logs are kept: a directory costs 0.1 ms a worker.
+        # Use torchrun's layout only if logs are kept: creating a directory costs 0.1 ms per worker.
         between = "/" if self._spec.keeps_logs() else "."
         directory = self._directories.get(local_rank, self._directory)
         return f"{directory}/{local_rank}{between}{name}"
@@ -396,10 +416,11 @@ class Logs:
         return fd
 
     def _make(self, path: str) -> int:
-        """Return the descriptor of a new file, or -1 on failure."""
+        """Create a file; return its descriptor, or -1 on failure."""
         if not self._directory:
             return -1
-        # O_APPEND: truncating the file under the worker, to save space, leaves no hole.
+        # O_APPEND: if somebody truncates the file to save space while the worker is writing, this
+        # leaves no hole.
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
         try:
             return os.open(path, flags, 0o666)
@@ -460,7 +481,7 @@ class Logs:
         copy: Callable[[bytes], None] | None,
         tell: Callable[[], None] | None,
     ) -> None:
-        """Read a file while it is written."""
+        """Read a file while it is being written."""
         from relight.output.file_tails import FileTail, FileTails
 
         if self._tails is None:
@@ -491,13 +512,13 @@ class Logs:
 
 
 class UnshownOutput:
-    """Unshown output of ended generations on its way to the consoles. Only the agent's exit waits
+    """Unshown output of past generations on its way to the consoles. Only the agent's exit waits
     for it.
 
     Args:
         loop: the agent's loop.
         consoles: the agent's stdout and stderr.
-        signals: the stop signals that the agent has received; grows.
+        signals: the stop signals that the agent has received; the list may grow.
     """
 
     def __init__(self, loop: Loop, consoles: Consoles, signals: Sequence[int]) -> None:
@@ -509,7 +530,7 @@ class UnshownOutput:
 
     def add(self, logs: Logs, generation: int) -> None:
         """Add the output of a generation whose workers are gone. While the consoles are blocked,
-        output of older generations is dropped.
+        the output of older generations is dropped.
         """
         logs.finish()
         self._logs = {number: each for number, each in self._logs.items() if not each.done}
@@ -518,8 +539,8 @@ class UnshownOutput:
             self._say(self._logs.pop(number).drop(), f"worker output of generation {number}")
 
     def show(self) -> None:
-        """Return when everything is written, when the consoles have lost their readers, some time
-        after a first signal, or at a second one.
+        """Return when everything has been written, when the consoles' readers are gone, some time
+        after a first signal, or immediately on a second one.
         """
         old = self._logs.values()
         self._loop.run_until(lambda: all(each.done for each in old) or self._is_late())
@@ -542,15 +563,15 @@ class UnshownOutput:
 
 
 def _repeated_lines() -> "RepeatedLines":
-    # At the first output: before the workers have started, it would delay them.
+    # Imported at the first output: an earlier import would delay the start of the workers.
     from relight.core.workers.repeated_lines import RepeatedLines
 
     return RepeatedLines()
 
 
 def _end_of(path: str) -> LongOutput:
-    """Return the end of a file, and the beginning of its last traceback, if that is not too far
-    away.
+    """Return the end of a file, and the beginning of its last traceback if that isn't too far from
+    the end.
     """
     with open(path, "rb") as file:
         tail_at = max(0, os.fstat(file.fileno()).st_size - TAIL_SIZE)
@@ -560,7 +581,7 @@ def _end_of(path: str) -> LongOutput:
         while TRACEBACK not in tail and at > max(0, tail_at - _MOST_READ):
             before, at = at, max(0, at - _STEP)
             file.seek(at)
-            part = file.read(before - at + len(TRACEBACK))  # the header may be cut there
+            part = file.read(before - at + len(TRACEBACK))  # the header may be split there
             found = part.rfind(TRACEBACK)
             if found < 0:
                 newlines += part.count(b"\n", 0, before - at)

@@ -1,5 +1,5 @@
-"""Detects imports that read the script's arguments, in a process that also serves later jobs with
-other arguments.
+"""Detects imports that read the script's arguments, in a process that also serves later jobs, which
+have different arguments.
 """
 
 import sys
@@ -17,15 +17,15 @@ _READS = (
 
 
 class Arguments:
-    """Replaces `sys.argv` by a list that has only the script, and records modules that read other
-    elements.
+    """Replaces `sys.argv` with a list that contains only the script, and records modules that read
+    other elements.
 
     Args:
         script: the first element, as the interpreter sets it.
     """
 
     is_lasting = True
-    """Its findings also apply to the next job."""
+    """Whether its findings also apply to the next job."""
 
     def __init__(self, script: str) -> None:
         self._real = sys.argv
@@ -38,8 +38,8 @@ class Arguments:
         sys.argv = self._real
 
     def problem(self) -> tuple[str, str]:
-        """Return the module that has read arguments since the last call, and describe that; empty
-        if none has.
+        """Return the module that has read arguments since the last call, and a description; empty
+        if there is none.
         """
         module, self._read_by = self._read_by, ""
         return (module, f"{module} reads the script's arguments") if module else ("", "")

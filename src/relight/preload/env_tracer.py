@@ -1,6 +1,6 @@
 """Detects which environment variables imports depend on, before any worker exists.
 
-A variable that differs between workers (`RANK`, …) has a unique marker value while modules are
+Each variable that differs between workers (`RANK`, …) has a unique marker value while modules are
 imported. A module that reads it by name depends on it. A module that iterates over all variables,
 for example to find a prefix, depends on it only if the marker is found in objects that remain after
 the import.
@@ -20,8 +20,9 @@ from typing import Any
 _TRANSPARENT_MODULES = ("os", "collections.abc", "_collections_abc")
 _NAME = re.compile("[A-Z][A-Z0-9]*_[A-Z0-9_]*")
 _VIEWS = (ItemsView.__iter__.__code__, ValuesView.__iter__.__code__)
-"""Code that reads values in a loop over `items()` or `values()`. `f_lasti` of the loop does not
-identify it: CPython 3.12 moves it by two bytes when it specializes the loop."""
+"""Code that reads values in a loop over `items()` or `values()`. The loop can't be identified by
+its `f_lasti`, because CPython 3.12 moves it by two bytes when it specializes the loop.
+"""
 _CALLERS = 4
 _DIGITS = 18
 
@@ -33,17 +34,17 @@ class Watch:
         own: the variables that differ between workers.
 
     Attributes:
-        reads: the variables that were read by name, by the reading modules.
-        prefixes: prefixes of names, by the modules that iterated over all variables.
+        reads: the variables that were read by name, grouped by the modules that read them.
+        prefixes: name prefixes, grouped by the modules that iterated over all variables.
     """
 
     is_lasting = True
-    """Its findings also apply to the next job."""
+    """Whether its findings also apply to the next job."""
 
     def __init__(self, own: Collection[str]) -> None:
         self.reads: dict[str, set[str]] = {}
         self.prefixes: dict[str, set[str]] = {}
-        # The search must not find this object's own values; hence the negative numbers.
+        # The search must not find this object's own values, so they are stored as negative numbers.
         draw = random.Random(os.urandom(16)).randrange  # noqa: S311
         self._marks = {name: -draw(10 ** (_DIGITS - 1), 10**_DIGITS) for name in own}
         self._first = ("", "")
@@ -70,14 +71,14 @@ class Watch:
         self._first, self._iterated_by = ("", ""), ""
 
     def problem(self) -> tuple[str, str]:
-        """Return the module that depends on a variable that differs between workers, and describe
-        how; empty if none does. Only imports since `begin` count.
+        """Return the module that depends on a variable that differs between workers, and a
+        description; empty if there is none. Only imports since `begin` count.
         """
         if self._first[0]:
             module, name = self._first
             return module, f"{module} reads {name} when it is imported"
         if self._iterated_by:
-            self._iteration = (None, 0)  # an ended frame holds the last value that it read
+            self._iteration = (None, 0)  # a frame that has ended holds the last value that it read
             self._remove_marks()
             found = _search(self._marks)
             if found and gc.collect():
@@ -91,7 +92,7 @@ class Watch:
         return "", ""
 
     def _set_marks(self) -> dict[Any, Any]:
-        # Not in the C library's copy: programs that an import runs get the real values.
+        # The C library's copy is not changed, so programs that an import runs get the real values.
         data: dict[Any, Any] = os.environ._data  # type: ignore[attr-defined]
         had = {name: data.get(os.fsencode(name)) for name in self._marks}
         data.update((os.fsencode(name), b"%d" % -mark) for name, mark in self._marks.items())
@@ -108,7 +109,7 @@ class Watch:
                     data[key] = value
 
     def _note_read(self, name: str) -> None:
-        """Record that a variable is read."""
+        """Record that a variable was read."""
         frame = _caller()
         iterated, at = self._iteration
         if name in self._marks:
@@ -124,12 +125,14 @@ class Watch:
         self.reads.setdefault(module_of(frame), set()).add(name)
 
     def _note_search(self, name: str) -> None:
-        """Record that someone asks whether a variable exists. Those of each worker do in all."""
+        """Record a check whether a variable exists. The variables that differ between workers exist
+        in all of them.
+        """
         if name not in self._marks:
             self.reads.setdefault(module_of(_caller()), set()).add(name)
 
     def _note_iteration(self, names: Iterator[Any]) -> Iterator[Any]:
-        """Record that all variables are iterated over."""
+        """Record an iteration over all variables."""
         frame = _caller()
         module = module_of(frame)
         self._iteration = frame, frame.f_lasti
@@ -159,7 +162,8 @@ def _watched(
             return super().__getitem__(name)
 
         def __contains__(self, name: Any) -> bool:
-            # Whether a variable exists can differ between jobs, or because the script has set it.
+            # Whether a variable exists can differ between jobs, or depend on whether the script has
+            # set it.
             if isinstance(name, (str, bytes)):
                 note_search(os.fsdecode(name))
             try:
@@ -175,7 +179,7 @@ def _watched(
 
 
 def _caller() -> Any:
-    """Return the frame that has used the environment."""
+    """Return the frame that uses the environment."""
     frame: Any = sys._getframe(2)
     while frame.f_back and frame.f_globals.get("__name__") in (*_TRANSPARENT_MODULES, __name__):
         frame = frame.f_back
@@ -183,8 +187,8 @@ def _caller() -> Any:
 
 
 def module_of(frame: Any) -> str:
-    """Return the module on whose behalf a frame runs: not one of the standard library, if it was
-    called by another.
+    """Return the module on whose behalf a frame is running. If the standard library was called by
+    another module, that module is returned.
     """
     first = ""
     while frame is not None:
@@ -200,7 +204,7 @@ def module_of(frame: Any) -> str:
 
 
 def _names_in(frame: Any) -> set[str]:
-    """Return the constants and locals of a frame that look like parts of a variable's name."""
+    """Return a frame's constants and local values that look like parts of a variable name."""
     values: list[Any] = list(frame.f_code.co_consts)
     if frame.f_code.co_name != "<module>":
         values += frame.f_locals.values()
@@ -209,9 +213,10 @@ def _names_in(frame: Any) -> set[str]:
 
 
 def _search(marks: dict[str, int]) -> str:
-    """Return which of these values is found in objects that modules have left, or nothing.
+    """Return which of these values occurs in objects that modules have left behind, or an empty
+    text.
 
-    Values inside objects that the collector can't traverse are not found.
+    Values inside objects that the garbage collector can't traverse are not found.
     """
     found: list[Any] = gc.get_objects()
     kinds: dict[type, set[Any]] = {str: set(), bytes: set(), int: set()}
@@ -225,7 +230,7 @@ def _search(marks: dict[str, int]) -> str:
 
         for kind, values in kinds.items():
             values.update(of(kind))
-        # Objects that the collector tracks are already included, and most others are empty.
+        # Objects that the collector tracks are already included, and most of the others are empty.
         inner = chain(filterfalse(gc.is_tracked, of(dict)), filterfalse(gc.is_tracked, of(tuple)))
         new = {id(thing): thing for thing in filter(None, inner)}
         new.update((id(code), code.co_consts) for code in of(CodeType))

@@ -1,14 +1,16 @@
-"""The files that imports have read: if one of them changes, a fresh process would import otherwise.
+"""Records the files that imports have read. If one of them changes, a fresh process would import
+something different.
 
-    files           of modules, of the interpreter, and all others that an import has opened. Of
-                    others that are not code, the content counts, and of the linker's cache what it
-                    says of the libraries in use: both are often rewritten without a change
-    directories     where modules are looked for: the names in them that can be imported, so that an
-                    edit of a file that no import has read changes nothing; of others that an import
-                    has listed: all names
+    files           of modules, of the interpreter, and all others that an import has opened. For
+                    files that are not code, the content is compared, and for the linker's cache
+                    only its entries for the libraries in use, because these files are often
+                    rewritten without a change
+    directories     in which modules are looked up: only the names that can be imported, so that
+                    editing a file that no import has read changes nothing; other directories that
+                    an import has listed: all names
 
-Not noticed: a file that an import has only asked for with stat(2), and files opened by
-compiled code, except shared libraries.
+Two kinds of files are not detected: files that an import has only checked with stat(2), and files
+opened by compiled code, except shared libraries.
 """
 
 import hashlib
@@ -27,19 +29,19 @@ _WRITES = os.O_WRONLY | os.O_RDWR
 _CACHE = "/etc/ld.so.cache"
 _LINKER = ("/etc/ld.so.preload",)
 _MOST_DATA = 1 << 20
-"""Bytes of a file whose content is compared."""
+"""The maximum size in bytes of a file whose content is compared."""
 _LISTINGS = ("os.listdir", "os.scandir")
 _EVENTS = ("open", "os.exec", "os.posix_spawn", "os.system", "subprocess.Popen", *_LISTINGS)
-"""Audit events: files are opened, directories listed, or programs run."""
+"""Audit events for opening files, listing directories and running programs."""
 _OURS = ("relight", "sitecustomize")
 _CLOCK_NS = 20_000_000
-"""File systems take the time of the last tick of the kernel, and the process began before this."""
+"""File systems use the time of the kernel's last tick, and the process was started before that."""
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9]*_[A-Z0-9_]+")
 _QUOTED = re.compile(r"""["']([A-Za-z_]\w*)["']""")
 
 
 class _File(NamedTuple):
-    """A file's identity and content, as far as the system shows it without reading the file."""
+    """A file's identity and content, as far as the system reports them without reading the file."""
 
     modified_ns: int
     changed_ns: int
@@ -49,28 +51,29 @@ class _File(NamedTuple):
 
 
 class Inputs:
-    """Records from now on which files are opened for reading.
+    """Records the files that are opened for reading from now on.
 
     Args:
-        began_ns: when this process was started, in nanoseconds since 1970. Files that changed
-            since may differ from the ones read.
+        began_ns: when this process was started, in nanoseconds since 1970. Files that have changed
+            after that may differ from what was read.
 
     Attributes:
-        variables: the beginnings of names of variables that imports depend on, besides those that
-            `preload/env_tracer.py` notes: of the programs that they run, and of `.pth` files.
-        words: names of variables that modules may have read which `.pth` files import: before this
-            object could see it.
+        variables: name prefixes of variables that imports depend on, in addition to those that
+            `preload/env_tracer.py` records: variables of the programs that they run, and of `.pth`
+            files.
+        words: names of variables that may have been read by modules that `.pth` files import,
+            before this object existed.
     """
 
     is_lasting = False
-    """What `problem` finds may be another in the next job."""
+    """Whether its findings also apply to the next job."""
 
     def __init__(self, began_ns: int) -> None:
         self.variables: set[str] = {"COVERAGE_"}
         self.words = _words_of_modules()
         self._began_ns = began_ns - _CLOCK_NS
         self._opened: set[str] = set()
-        self._new: dict[str, str] = {}  # data that was opened since `problem`, and by which module
+        self._new: dict[str, str] = {}  # data files opened since `problem`, and by which module
         self._files: dict[str, _File | None] = {}
         self._contents: dict[str, str] = {}
         self._libraries = ""
@@ -80,7 +83,9 @@ class Inputs:
         sys.addaudithook(self._note)
 
     def end(self) -> str:
-        """Stop recording; return the file that changed since the beginning, or an empty text."""
+        """Stop recording; return the file that has changed since the beginning, or an empty
+        text.
+        """
         self._records = False
         paths = {os.path.abspath(path) for path in self._opened}
         paths.update(_of_modules(), _of_interpreter(), _LINKER)
@@ -100,8 +105,8 @@ class Inputs:
         return ""
 
     def problem(self) -> tuple[str, str]:
-        """Return the module that opened a file which changed since, and a description; empty
-        without one. Only files opened since the last call count.
+        """Return the module that opened a file which changed after this process started, and a
+        description; empty if there is none. Only files opened since the last call count.
         """
         new, self._new = self._new, {}
         for path, module in new.items():
@@ -114,7 +119,7 @@ class Inputs:
         return "", ""
 
     def changed(self) -> str:
-        """Describe the first change since; empty without one."""
+        """Describe the first file or directory that has changed; empty if nothing has."""
         for path, file in self._files.items():
             now = _file(path)
             if now != file:
@@ -142,7 +147,7 @@ class Inputs:
             return
         top = str(sys._getframe(1).f_globals.get("__name__")).partition(".")[0]
         if top == "relight":
-            return  # which looks at the script, for example
+            return  # it reads the script, for example
         if event in _LISTINGS:
             if top != "importlib" and isinstance(arguments[0], (str, bytes)):
                 self._listed[os.path.abspath(os.fsdecode(arguments[0]))] = frozenset()
@@ -158,7 +163,9 @@ class Inputs:
 
 
 def _counts(path: str, *, is_file: bool = True) -> bool:
-    """Return whether a file can differ from job to job. Compiled modules have their sources."""
+    """Return whether a file may differ between jobs. Compiled modules are represented by their
+    sources.
+    """
     is_other = path.startswith(_SYSTEM) or "__pycache__" in path
     return not is_other and os.path.isdir(path) != is_file
 
@@ -168,7 +175,7 @@ def _is_data(path: str) -> bool:
 
 
 def _content(path: str) -> str:
-    """Return a digest of a small file; of a large one, something that no other file has."""
+    """Return a digest of a small file, or a unique value for a large file."""
     try:
         with open(path, "rb") as file:
             data = file.read(_MOST_DATA + 1)
@@ -178,7 +185,7 @@ def _content(path: str) -> str:
 
 
 def _linked() -> str:
-    """Return a digest of where the linker's cache finds the libraries that are in use."""
+    """Return a digest of the linker cache's entries for the libraries that are in use."""
     try:
         with open(_CACHE, "rb") as file:
             words = file.read().split(b"\0")
@@ -190,8 +197,8 @@ def _linked() -> str:
 
 
 def _words_of_modules() -> set[str]:
-    """Return the quoted words in the modules that are loaded by now, without the standard
-    library, because interpreter startup reads variables by fixed names.
+    """Return the quoted words in the modules that have been loaded by now. The standard library is
+    excluded, because interpreter startup reads variables with fixed names.
     """
     standard = os.path.dirname(os.__file__) + os.sep
     words = set[str]()
@@ -206,13 +213,14 @@ def _words_of_modules() -> set[str]:
 def _of_modules() -> Iterator[str]:
     for module in list(sys.modules.values()):
         path = getattr(module, "__dict__", {}).get("__file__")
-        # Some libraries have modules without a file whose `__file__` is set (torch.ops: "_ops.py").
+        # Some libraries have modules without a file that nevertheless set `__file__` (torch.ops:
+        # "_ops.py").
         if isinstance(path, str) and os.path.isabs(path):
             yield path
 
 
 def _of_interpreter() -> Iterator[str]:
-    """Yield the program, its shared libraries, and the files that set its path."""
+    """Yield the program, its shared libraries, and the files that determine its import path."""
     yield os.path.realpath("/proc/self/exe")
     yield os.path.join(sys.prefix, "pyvenv.cfg")
     yield from _mapped()
@@ -221,7 +229,7 @@ def _of_interpreter() -> Iterator[str]:
 
 
 def _mapped() -> Iterator[str]:
-    """Yield the files that are mapped: shared libraries, for example."""
+    """Yield the files that are mapped into memory, such as shared libraries."""
     with open("/proc/self/maps") as file:
         for line in file:
             words = line.split(maxsplit=5)
@@ -232,14 +240,16 @@ def _mapped() -> Iterator[str]:
 
 
 def _searched() -> set[str]:
-    """Return the directories in which modules are looked for, also those that do not exist."""
+    """Return the directories in which modules are looked up, including directories that do not
+    exist.
+    """
     found = {path for path in sys.path if path and os.path.isabs(path)}
     found.update(path for path in sysconfig.get_paths().values() if path.endswith("-packages"))
     for module in list(sys.modules.values()):
         places = getattr(module, "__dict__", {}).get("__path__")
         try:
             found.update(path for path in places or () if os.path.isabs(path))
-        except Exception:  # noqa: S112  # a package's own object may do anything
+        except Exception:  # noqa: S112  # a package's object may raise anything
             continue
     return found
 
@@ -261,7 +271,7 @@ def _modified_ns(path: str) -> int:
 
 
 def _directory(path: str) -> tuple[int, frozenset[str]]:
-    modified_ns = _modified_ns(path)  # before the names: a change between the two is seen next time
+    modified_ns = _modified_ns(path)  # before the names, to detect a later change next time
     return modified_ns, frozenset(_importable(_listed(path)))
 
 

@@ -1,19 +1,20 @@
 """The guard: the parent process of the warm spawner.
 
-A process that an import starts can leave its session, and lose its parent. Then only a subreaper
-ancestor can find it. The agent is such an ancestor, but it may be killed with SIGKILL.
+A process that an import starts can leave its session and lose its parent. After that, only a
+subreaper ancestor can find it. The agent is such an ancestor, but it may be killed with SIGKILL.
 
     agent --> guard --> warm spawner --> processes that its imports start
 
-When the agent is gone, the guard kills all its descendants. If the warm spawner ends, the guard
-kills its orphans and exits the same way: to the agent, the guard's exit looks like the warm
-spawner's. A warm spawner may have an heir (`preload/speculative_import.py`): then the guard kills
-all other orphans, and guards the heir. `host/linux.py` has the guard of workers that start cold.
+When the agent has exited, the guard kills all its own descendants. If the warm spawner ends, the
+guard kills its orphans and exits the same way, so to the agent the guard's exit looks like the warm
+spawner's. A warm spawner may have an heir (`preload/speculative_import.py`). In that case, the
+guard kills all other orphans and guards the heir. The guard for workers that start cold is in
+`host/linux.py`.
 
-A warm process (`preload/warm_process.py`) outlives the agent that has started it, so its guard
-watches no agent. While it imports, its guard ends it if it takes too long, or if a process that
-it must not outlive has ended. The guards that it forks, one for each job, watch both the agent of
-the job and the warm process.
+A warm process (`preload/warm_process.py`) outlives the agent that started it, so its guard does not
+watch an agent. While the warm process is importing, its guard ends it if it takes too long, or if a
+process that it must not outlive has ended. The warm process forks another guard for each job, which
+watches both the job's agent and the warm process.
 """
 
 import os
@@ -30,23 +31,23 @@ from relight.host.process_handle import ProcessHandle
 _END_LIMIT_S = 10.0
 _DONE = b"done"
 IMPORT_LIMIT_S = 600.0
-"""How long the imports of a warm process may take."""
+"""The maximum duration of a warm process's imports."""
 
 
 class AgentProcess(NamedTuple):
-    """The agent that a guard watches, and the descriptor of the socket to it."""
+    """The agent that a guard watches, and the descriptor of the socket connected to it."""
 
     process: ProcessHandle
     control: int
 
     @property
     def pid(self) -> int:
-        """Its pid."""
+        """The pid of the agent."""
         return self.process.pid
 
     @classmethod
     def parent(cls, control: int) -> "AgentProcess":
-        """Return the agent that is the parent of this process; exit if it is gone."""
+        """Return the agent that is this process's parent; exit if the agent has already exited."""
         pid = os.getppid()
         agent = cls(ProcessHandle(pid), control)
         if os.getppid() != pid:
@@ -59,12 +60,13 @@ class AgentProcess(NamedTuple):
 
 
 class Guard:
-    """The guard, as its child, the warm spawner, uses it.
+    """The guard, as used by its child, the warm spawner.
 
     Args:
         pid: the guard's pid.
-        to_guard: the descriptor of a pipe to it, for pids of heirs and paths of directories.
-        from_guard: the descriptor of a pipe from it.
+        to_guard: the descriptor of a pipe to the guard, for the pids of heirs and the paths of
+            directories.
+        from_guard: the descriptor of a pipe from the guard.
     """
 
     def __init__(self, pid: int, to_guard: int, from_guard: int) -> None:
@@ -75,33 +77,37 @@ class Guard:
         self.descriptors = to_guard, from_guard
 
     def attach(self) -> None:
-        """Have this process, a child of the guard, die with the guard; exit if it is gone."""
+        """Have this process, a child of the guard, die with the guard; exit if the guard has
+        already exited.
+        """
         linux.die_with_parent(signal.SIGKILL)
         if os.getppid() != self.pid:
             os._exit(1)
         os.setsid()
 
     def set_heir(self, heir: int) -> None:
-        """Have the guard guard another process, the heir, when this one ends."""
+        """Have the guard switch to guarding another process, the heir, when this one ends."""
         os.write(self._to_guard, b"%d\n" % heir)
 
     def inherit(self) -> None:
-        """Continue as the heir, when the orphans of the earlier process are gone."""
+        """Continue as the heir once the orphans of the earlier process have exited."""
         self.attach()
         os.read(self._from_guard, 1)
 
     def end_imports(self) -> None:
-        """Tell the guard of a warm process that all is imported."""
+        """Tell a warm process's guard that all modules have been imported."""
         os.write(self._to_guard, _DONE + b"\n")
 
     def outlive_guard(self) -> None:
-        """From now on, get SIGCONT and not SIGKILL when the guard ends, so that this process can
-        clean up, also when stopped.
+        """From now on, receive SIGCONT instead of SIGKILL when the guard ends, so that this process
+        can clean up even if it is stopped.
         """
         linux.die_with_parent(signal.SIGCONT)
 
     def remove_if_orphaned(self, scratch: str) -> None:
-        """Have the guard remove a directory if the agent is gone; none if the path is empty."""
+        """Have the guard remove a directory if the agent no longer exists; an empty path cancels
+        this.
+        """
         if scratch != self._directory:
             self._directory = scratch
             os.write(self._to_guard, os.fsencode(scratch) + b"\n")
@@ -110,14 +116,15 @@ class Guard:
 def stand_guard(
     agent: AgentProcess | None, others: Sequence[ProcessHandle] = (), *, stays_low: bool = False
 ) -> Guard:
-    """Fork, continue in the child, and stay as its guard in the parent; return, in the child, the
-    guard.
+    """Fork and continue in the child; the parent stays behind as its guard. Return the guard, in
+    the child.
 
     Args:
-        agent: the agent, whose end is the end of this process; None for a warm process.
-        others: other processes whose end is the end of this process: the warm process that has
-            forked this one; those that a warm process is not to outlive, as long as it imports.
-        stays_low: the child never gets the usual priority while it imports.
+        agent: the agent; this process ends when the agent ends. None for a warm process.
+        others: other processes whose end also ends this process: the warm process that forked this
+            one or, for a warm process and only while it is importing, processes that it must not
+            outlive.
+        stays_low: whether the child never gets normal priority while it is importing.
 
     Raises:
         OSError: if no process can be forked, or no descriptor is left.
@@ -146,18 +153,20 @@ def _watch(
     *,
     stays_low: bool,
 ) -> NoReturn:
-    """Kill all descendants when the agent or one of the others ends, or when the imports of a warm
-    process take too long; exit as the child does. Raise the priority of a child that has lowered
-    it: its imports would last for ever where all processors are busy.
+    """Kill all descendants when the agent or one of the others ends, or when a warm process's
+    imports take too long. Exit the same way as the child.
+
+    Also raise the priority of a child that has lowered it, because its imports would otherwise
+    never finish if all processors are busy.
     """
     begin = time.monotonic()
     try:
         linux.rename_process(f"warm guard of {agent.pid}" if agent else "warm guard", exactly=True)
         if agent is None:
-            linux.show_environment({})  # the job's that has started it
+            linux.show_environment({})  # the environment belongs to the job that started it
             kept = {fd for other in others for fd in other.descriptors}
             linux.close_all_but({0, 1, 2, from_child, to_child, *kept})
-        linux.die_with_parent(signal.SIGCONT)  # a stopped guard must see that its parent is gone
+        linux.die_with_parent(signal.SIGCONT)  # a stopped guard must notice that its parent exited
         requests = _Requests(from_child)
         child = ProcessHandle(pid)
         poll = select.poll()
@@ -166,7 +175,7 @@ def _watch(
             poll.register(other, select.POLLIN)
         if agent is not None:
             poll.register(agent.process, select.POLLIN)
-            poll.register(agent.control, 0)  # its other end is closed
+            poll.register(agent.control, 0)  # the other end was closed
         else:
             poll.register(from_child, select.POLLIN)
         raise_at = priority.raise_step_by_step(pid, 0.0, stays_low=stays_low)
@@ -182,7 +191,7 @@ def _watch(
                 if requests.are_imports_done:
                     limit = None
                     poll.unregister(from_child)
-                    for other in others:  # it looks after itself now
+                    for other in others:  # it no longer needs to be watched from here
                         poll.unregister(other)
             if ready.keys() - {child.fileno(), from_child} or (
                 limit is not None and passed >= limit
@@ -202,7 +211,7 @@ def _watch(
                 raise_at = priority.raise_step_by_step(pid, passed, stays_low=stays_low)
                 os.write(to_child, b"\n")
         if agent is not None and not ready.keys() & {other.fileno() for other in others}:
-            linux.let_end(child)  # it also sees the end of the agent, and cleans up
+            linux.let_end(child)  # it also notices the end of the agent, and cleans up
         linux.end_children(linux.END_LIMIT_S)
         requests.read()
         _leave(agent, requests.directory, 0)
@@ -211,13 +220,13 @@ def _watch(
 
 
 class _Requests:
-    """Requests from the child of a guard.
+    """Requests from a guard's child.
 
     Args:
         fd: the nonblocking pipe from the child.
 
     Attributes:
-        directory: a directory to remove if the agent is gone, or empty.
+        directory: a directory to remove if the agent no longer exists, or empty.
         are_imports_done: whether a warm process has imported all modules.
     """
 
@@ -228,13 +237,13 @@ class _Requests:
         self._heir = 0
 
     def take_heir(self) -> int:
-        """Return the pid of the ended child's heir, or 0."""
+        """Return the pid of the ended child's heir, or 0 if there is none."""
         self.read()
         heir, self._heir = self._heir, 0
         return heir
 
     def read(self) -> None:
-        """Process the child's lines."""
+        """Process the lines that the child has written."""
         try:
             *lines, _ = os.read(self._fd, 1 << 16).split(b"\n")
         except BlockingIOError:
@@ -249,7 +258,9 @@ class _Requests:
 
 
 def _is_child(pid: int) -> bool:
-    """Return whether this is our child; /proc may omit a child while another ends."""
+    """Return whether this is a child of this process. /proc may omit a child while another one
+    ends.
+    """
     try:
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except OSError:

@@ -1,9 +1,11 @@
-"""Imports modules in the process that will be forked, and skips those that can't be preloaded.
+"""Imports modules in the process that workers are forked from, and skips those that can't be
+preloaded.
 
-An import must leave nothing but private memory: one thread, no descriptors, no children, no shared
-memory, no timer. It must not depend on anything that differs between workers, or change anything
-that the interpreter still needs, and the script must get the same modules as without it. Each name
-is imported on trial (`preload/speculative_import.py`): if it does not fit, the import is undone.
+An import must leave nothing behind but private memory: a single thread, and no descriptors,
+children, shared memory or timers. It must not depend on anything that differs between workers, or
+change anything that the interpreter still needs, and the script must get the same modules as
+without preloading. Each module is imported on trial (`preload/speculative_import.py`): if it can't
+be preloaded, the import is undone.
 """
 
 import json
@@ -32,13 +34,15 @@ Tell = Callable[[str], None]
 """Sends a line to the agent."""
 _PROGRESS = b"%9d"
 _TRIAL_S = 1.0
-"""How long a trial of many modules may last, which bounds the work that is repeated."""
+"""How long a trial of several modules may last. This bounds the work that has to be repeated."""
 _MAX_PRINTED = 65536
 _LEFT_OUT = b"\nrelight: %d more bytes were printed by preloaded modules, and are left out here\n"
 _HARMLESS_THREADS = ("jemalloc_bg_thd",)
-"""Threads of jemalloc (in pyarrow), which purges without them in a forked process."""
+"""Threads of jemalloc (in pyarrow). A forked process doesn't have them, and jemalloc purges memory
+without them.
+"""
 _OURS = ("relight", "sitecustomize", "__main__", "__mp_main__")
-"""Modules that were not preloaded; the last is multiprocessing's name for the script."""
+"""Modules that are loaded anyway. The last one is multiprocessing's name for the script."""
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 
 
@@ -55,21 +59,21 @@ def preload(
     module.
 
     Sends the agent `importing MODULE`, `without MODULE SECONDS REASON` for an import that was
-    undone, and `left_out PACKAGES` for those that are not installed. If the modules were learned,
-    also `learned JSON`: which ones will never fit, because of which, and where packages are
-    installed.
+    undone, and `left_out PACKAGES` for packages that are not installed. If the modules were
+    learned, it also sends `learned JSON`: which modules can never be preloaded, which modules cause
+    that, and where packages are installed.
 
     Args:
-        setup: `modules`; `learned`: whether these are the imports of a watched worker, of which
-            some may have failed; `culprits`: modules that are known to be unfit; `argv`: the
+        setup: `modules`; `learned`: whether these are the imports of a watched worker, some of
+            which may have failed; `culprits`: modules that are known to be unfit; `argv`: the
             workers' command line.
         loaded: the modules that any worker has loaded by now.
         tell: sends the agent a line.
         watch: finds modules that depend on a variable that differs between workers.
-        others: find modules that made a temporary file that workers would share, read the arguments
-            of the script, or read a file which changed since.
+        others: find modules that created a temporary file that workers would share, that read the
+            script's arguments, or that read a file which changed after this process started.
         guard: the guard of this process.
-        descriptors: the open ones, apart from the guard's.
+        descriptors: the open descriptors, apart from the guard's.
 
     Raises:
         UnfitError: if the process can't be used.
@@ -82,7 +86,7 @@ def preload(
         os.dup2(output, fd)
     main = sys.modules["__main__"]
     if setup["argv"][2] not in ("-m", "-"):
-        # Some libraries check whether it exists.
+        # Some libraries check whether the file exists.
         main.__file__ = os.path.abspath(setup["argv"][2])
     imports = _DependencyFinder(dict.fromkeys(setup["culprits"], True))
     _import_all(_wanted(setup, tell), baseline, imports, outputs, tell, guard)
@@ -123,10 +127,11 @@ def _import_all(
     tell: Tell,
     guard: Guard,
 ) -> None:
-    """Import the modules that fit and need only modules that fit.
+    """Import the modules that can be preloaded and that need only modules that can be preloaded.
 
-    Modules that the user named are tried one by one, others in batches. A failed batch is
-    undone and reports how many imports succeeded. These run next, then the failed one alone.
+    Modules that the user named are tried one by one, others in batches. A failed batch is undone,
+    and the number of imports that succeeded is kept. Those imports run next, then the failed one
+    alone.
     """
     asked, left = set(names), names
     alone = asked if baseline.is_asked else set()
@@ -161,7 +166,7 @@ def _import_all(
             imports.unfit[name] = culprit
         if name in asked:
             tell(f"without {name} {undone.seconds:.3f} {undone.reason}")
-            # Most of the modules that it imports may fit.
+            # Most of the modules that it imports may still be fit.
             tops = _packages([name, culprit])
             argv = baseline.argv
             others = [
@@ -181,8 +186,8 @@ def _import_some(
     tell: Tell,
     child: int,
 ) -> None:
-    """Import modules for a limited time; write their number to the file `progress`, so that
-    a copy of this process knows how far this one got.
+    """Import modules for a limited time. The number of imported modules is written to the file
+    `progress`, so that a copy of this process knows how far this one got.
     """
     end = time.monotonic() + _TRIAL_S
     for number, name in enumerate(names, 1):
@@ -199,22 +204,23 @@ def _is_below(name: str, others: list[str]) -> bool:
 
 
 class _DependencyFinder:
-    """An import finder that notes which module imports which, and rejects unfit modules and
+    """An import finder that records which module imports which, and rejects unfit modules and
     everything that imports them.
 
     Args:
-        culprits: modules that are known to be unfit; True for those that will never fit.
+        culprits: modules that are known to be unfit; the value is True if they can never be
+            preloaded.
     """
 
     def __init__(self, culprits: dict[str, bool]) -> None:
         self.culprits = culprits
         self.unfit: dict[str, str] = {}
-        """Modules that will never fit, and for each the one that made it unfit."""
+        """Modules that can never be preloaded, each with the module that makes it unfit."""
         self.wanted = ""
         self.needs: dict[str, set[str]] = {}
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        """Find nothing, or stop the import."""
+        """Find nothing, but stop the import of an unfit module."""
         del path, target
         if name in self.culprits:
             self.wanted = name
@@ -227,10 +233,11 @@ class _DependencyFinder:
 
 
 class _Baseline:
-    """What this process was before the imports, and must still be after each.
+    """The state of this process before the imports, to which it must still conform after each
+    import.
 
     Args:
-        descriptors: the ones that may be open.
+        descriptors: the descriptors that may be open.
 
     Attributes:
         is_asked: whether the user named the modules.
@@ -255,7 +262,7 @@ class _Baseline:
         self._others = others
 
     def load(self, name: str, imports: _DependencyFinder, child: int) -> None:
-        """Import a module; raise UnfitError if it does not fit."""
+        """Import a module; raise UnfitError if it can't be preloaded."""
         self._descriptors = set(_descriptors())
         self._watch.begin()
         sys.meta_path.insert(0, imports)
@@ -273,12 +280,14 @@ class _Baseline:
         self.check(name, child)
 
     def check(self, name: str, child: int) -> None:
-        """Raise UnfitError if the import of this module has left more than memory and `child`."""
+        """Raise UnfitError if importing this module left anything behind other than memory and
+        `child`.
+        """
         for fd, target in _descriptors().items():
             if fd not in self._descriptors and fd not in linux.libffi_descriptors():
                 raise UnfitError(name, f"{name} opens {target}")
         if _threads() > 1:
-            # A thread that a library ends before a fork and restarts after it does no harm.
+            # Threads that a library ends before a fork and restarts after it do no harm.
             pid = os.fork()
             if pid == 0:
                 os._exit(0)
@@ -296,7 +305,7 @@ class _Baseline:
         if os.readlink("/proc/self/cwd") != self._directory:
             raise UnfitError(name, f"{name} changes the working directory")
         if sys.path[: len(self._path)] != self._path:
-            # The script's directory would come before the entries that were put there.
+            # The script's directory would come before the entries that the import added.
             raise UnfitError(name, f"{name} changes sys.path, not only its end")
         if signal.getsignal(signal.SIGCHLD) is None:
             raise UnfitError(name, f"{name} brings its own handler of SIGCHLD")
@@ -319,7 +328,7 @@ def _shares_memory() -> bool:
 
 
 def _threads() -> int:
-    """Return the number of threads, without those that libraries do not need after a fork."""
+    """Return the number of threads, not counting those that libraries do not need after a fork."""
     count = 0
     for thread in os.listdir("/proc/self/task"):
         try:
@@ -337,12 +346,12 @@ def _descriptors() -> dict[int, str]:
         try:
             found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
         except OSError:
-            pass  # that of the listing itself
+            pass  # the descriptor of the listing itself
     return found
 
 
 def check_shadows(argv: list[str], modules: Collection[str]) -> None:
-    """Check that no preloaded module is shadowed by one beside the script."""
+    """Check that no preloaded module is shadowed by a module next to the script."""
     specs = {
         name: getattr(sys.modules.get(name), "__spec__", None)
         for name in sorted(_packages(modules))
@@ -353,14 +362,14 @@ def check_shadows(argv: list[str], modules: Collection[str]) -> None:
 
 
 def _beside(specs: Mapping[str, ModuleSpec | None], argv: list[str]) -> dict[str, str | None]:
-    """Return those of these packages that the script would find beside itself instead, and where;
-    none that is built in.
+    """Return the packages among these for which the script would find another one next to itself,
+    and where. Built-in packages are never included.
     """
     folder = _folder(argv)
     known = folder in sys.path_importer_cache
     found: dict[str, str | None] = {}
     for name, spec in specs.items():
-        is_part = spec is not None and spec.origin is None  # without __init__.py
+        is_part = spec is not None and spec.origin is None  # a package without __init__.py
         if spec is not None and (spec.has_location or is_part):
             other = PathFinder.find_spec(name, [folder])
             if other is None or not (is_part or other.loader):
@@ -373,7 +382,7 @@ def _beside(specs: Mapping[str, ModuleSpec | None], argv: list[str]) -> dict[str
 
 
 def _folder(argv: list[str]) -> str:
-    """Return the directory in which the script would look for modules first."""
+    """Return the directory in which the script would look up modules first."""
     if argv[2] in ("-m", "-"):
         return os.getcwd()
     path = os.path.realpath(argv[2])
@@ -395,8 +404,8 @@ def _is_archive(path: str) -> bool:
 
 
 def _install_directories() -> tuple[str, ...]:
-    """Return the directories of the standard library and installed packages, including those that
-    a cluster adds on PYTHONPATH.
+    """Return the directories of the standard library and of installed packages, including those
+    that a cluster adds to PYTHONPATH.
     """
     folders = [os.path.dirname(os.__file__), *site.getsitepackages()]
     folders += [p for p in sys.path if os.path.basename(p) in ("site-packages", "dist-packages")]
@@ -408,15 +417,15 @@ def _install_directories() -> tuple[str, ...]:
 
 
 def _installed(names: list[str], argv: list[str]) -> list[str]:
-    """Return the modules that are installed, and not the user's own, on PYTHONPATH or beside the
-    script.
+    """Return the modules that are installed, as opposed to the user's own modules on PYTHONPATH or
+    next to the script.
     """
     places = _install_directories()
     tops = {top for top in _packages(names) if top.isidentifier() and top != "relight"}
     specs = {top: PathFinder.find_spec(top) for top in tops - {*sys.builtin_module_names}}
     others = {top for top, spec in specs.items() if spec is None or not _is_in(spec, places)}
     fit = tops - others - _beside(specs, argv).keys()
-    # Other names are for importlib.import_module only, and may contain anything.
+    # Other names can only be used with importlib.import_module, and may contain anything.
     return [
         name
         for name in names
@@ -425,7 +434,9 @@ def _installed(names: list[str], argv: list[str]) -> list[str]:
 
 
 def _is_in(spec: ModuleSpec, places: tuple[str, ...]) -> bool:
-    """Return whether a package is in these directories; one without `__init__.py`, in all parts."""
+    """Return whether a package is in these directories. Without `__init__.py`, all its parts must
+    be.
+    """
     paths = [spec.origin] if spec.origin else list(spec.submodule_search_locations or ())
     return bool(paths) and all(path.startswith(places) for path in paths)
 
@@ -439,7 +450,8 @@ def _check_files(modules: Collection[str]) -> None:
     for name in modules:
         path = getattr(sys.modules[name], "__file__", None) or ""
         ours = name.partition(".")[0] in _OURS
-        # Some libraries have modules without a file whose `__file__` is set (torch.ops: "_ops.py").
+        # Some libraries have modules without a file that nevertheless set `__file__` (torch.ops:
+        # "_ops.py").
         if os.path.isabs(path) and not ours and not path.startswith(places):
             reason = f"{name} is not an installed module: {path}"
             raise UnfitError(name, reason, lasting=False)

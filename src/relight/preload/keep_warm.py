@@ -1,5 +1,5 @@
-"""Lets a warm spawner outlive its job: records the dependencies of its imports, and drops all
-state of the job that started it.
+"""Lets a warm spawner outlive its job: records what its imports depend on, and drops all state of
+the job that started it.
 """
 
 import contextlib
@@ -24,13 +24,13 @@ from relight.warm.warm_sockets import BeingMade, Description
 
 
 class Lasting:
-    """Records the dependencies of the imports from now on.
+    """Records what the imports depend on from now on.
 
     Attributes:
-        until: processes that this one does not outlive.
+        until: processes that this one must not outlive.
         lock: the descriptor of a file that is locked until jobs can find this process.
-        arguments: finds modules that read the arguments of the script.
-        inputs: finds modules that read a file which changed since.
+        arguments: finds modules that read the script's arguments.
+        inputs: finds modules that read a file which changed after this process started.
 
     Args:
         setup: the agent's instructions (`warm/preloading.py`).
@@ -52,10 +52,10 @@ class Lasting:
         self._shown = b""
 
     def show(self, guard: int) -> None:
-        """Write into the locked file who imports, for `relight warm`.
+        """Write to the locked file which process is importing, for `relight warm`.
 
         Args:
-            guard: the pid of the guard of this process.
+            guard: the pid of this process's guard.
         """
         being_made = BeingMade(
             guard,
@@ -65,22 +65,22 @@ class Lasting:
             self._setup["low_priority"],
         )
         self._shown = being_made.text()
-        with contextlib.suppress(OSError):  # a full disk; the lock itself holds
+        with contextlib.suppress(OSError):  # the disk is full; the lock itself still works
             os.truncate(self.lock, 0)
             os.pwrite(self.lock, self._shown, 0)
 
     def show_progress(self) -> None:
-        """Write there how many modules are imported."""
+        """Write to the locked file how many modules have been imported."""
         with contextlib.suppress(OSError):
             imported = len(sys.modules) - len(self._loaded)
             os.pwrite(self.lock, b"%9d" % imported, len(self._shown))
 
     def end_imports(self, variables: Mapping[str, str], watch: Watch) -> None:
-        """Record the dependencies of the imports, and clear the environment of this process.
+        """Record what the imports depend on, and clear the environment of this process.
 
         Args:
-            variables: the environment of the imports.
-            watch: recorded the variables that were read.
+            variables: the environment during the imports.
+            watch: has recorded the variables that were read.
 
         Raises:
             UnfitError: if a file changed during the imports.
@@ -100,10 +100,11 @@ class Lasting:
         linux.show_environment({})
 
     def serve(self, control: socket.socket, agent: int) -> JobConnection:
-        """Serve agents, that with this pid first; return in the child for a job only.
+        """Serve agents, starting with the one with this pid. Return only in a child, which serves
+        one job.
 
         Raises:
-            OSError: if the socket can't be made, or no descriptor is left.
+            OSError: if the socket can't be created, or no descriptor is left.
         """
         linux.rename_process(f"warm process of {self._setup['keep']['script']}", exactly=True)
         keep = self._setup["keep"]
@@ -114,7 +115,7 @@ class Lasting:
             self._describe,
             is_ahead=keep["is_ahead"],
         )
-        for path in keep["replaces"]:  # that process ends and does not take another job
+        for path in keep["replaces"]:  # the old process ends and accepts no further jobs
             with contextlib.suppress(OSError):
                 os.unlink(path)
         warm_sockets.unlock(self.lock)
@@ -139,7 +140,7 @@ class Lasting:
         )
 
     def _shadow(self) -> str:
-        """Return which module the script would find beside itself by now."""
+        """Return which module the script would now find next to itself."""
         try:
             check_shadows(self._setup["argv"], sys.modules.keys() - self._loaded)
         except UnfitError as error:

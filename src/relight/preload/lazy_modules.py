@@ -1,9 +1,10 @@
 """Hides the preloaded modules of a warm worker until its script imports them.
 
-So `sys.modules` is the same as in a cold worker, and the script's import of a module is noticed:
-the variables that it has set by then must be those with which the module was imported, it must find
-the same module, and it must not have replaced any that this one needs. Otherwise the
-worker becomes a cold one, by executing its own command line from the start.
+As a result, `sys.modules` is the same as in a cold worker, and the script's import of a module can
+be intercepted. At that point, the script must have set its variables to the values with which the
+module was imported, it must find the same module, and it must not have replaced any module that
+this one needs. Otherwise the worker turns into a cold one by executing its own command line from
+the start.
 
     import torch  -->  Deferred.find_spec  -->  _Loader.exec_module  -->  torch and its dependencies
 """
@@ -21,15 +22,15 @@ NATIVE = (
     "MKLDNN_", "ONEDNN_", "DNNL_", "TORCH_", "PYTORCH_", "ATEN_", "KINETO_", "NPY_", "ACC_",
     "GFORTRAN_", "ARROW_", "JE_ARROW_",
 )  # fmt: skip
-"""Variables that compiled code reads by `getenv` when it is loaded; found by interposing `getenv`
-with LD_PRELOAD while torch, numpy and others were imported.
+"""Variables that compiled code reads with `getenv` when it is loaded. They were found by
+interposing `getenv` with LD_PRELOAD while importing torch, numpy and others.
 """
 _OF_TORCH = ("TORCH_", "PYTORCH_", "ATEN_", "KINETO_")
-"""The ones that are only read by modules that need torch."""
+"""Prefixes of variables that are only read by modules that need torch."""
 LATER = (
     "TORCH_NCCL_", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_NVML_BASED_CUDA_CHECK",
 )  # fmt: skip
-"""Variables that it reads only when an accelerator or a process group is set up."""
+"""Variables that compiled code reads only when an accelerator or a process group is set up."""
 _IRREVERSIBLE = frozenset({
     "os.chdir", "os.fork", "os.forkpty", "os.kill", "os.link", "os.mkdir", "os.posix_spawn",
     "os.remove", "os.rename", "os.rmdir", "os.symlink", "os.system", "os.truncate",
@@ -42,8 +43,8 @@ _CHANGES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 class Imports(NamedTuple):
     """Facts about the preloaded imports.
 
-    `needs` has, for each module, the modules that it needs; `reads` and `prefixes` are those of
-    `preload/env_tracer.py`; `values` are the variables that a script has set before these imports.
+    `needs` has the modules that each module needs. `reads` and `prefixes` are those from
+    `preload/env_tracer.py`. `values` are the variables that the script set before these imports.
     """
 
     needs: Mapping[str, set[str]]
@@ -58,7 +59,7 @@ class Deferred:
     Args:
         names: the hidden modules.
         imports: facts about their imports.
-        tell: called with a variable, to report its value to the warm spawner.
+        tell: called with the name of a variable, to report its value to the warm spawner.
         restart: the command line and the environment of this worker.
     """
 
@@ -83,7 +84,7 @@ class Deferred:
             sys.addaudithook(self._audit)
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> Any:
-        """Return the original spec of a hidden module, with another loader."""
+        """Return the original spec of a hidden module, with a different loader."""
         del path, target
         module = self._hidden.get(name)
         if module is None:
@@ -135,8 +136,8 @@ class Deferred:
         return found
 
     def _check(self, name: str, names: set[str]) -> None:
-        """Check that the script's variables match the values with which these modules, needed by an
-        import, were preloaded.
+        """Check that the script's variables match the values with which these modules, which an
+        import needs, were preloaded.
 
         Python reads `os.environ`; compiled code reads the process's own environment, which
         `os.putenv` can change separately.
@@ -162,7 +163,9 @@ class Deferred:
         return False
 
     def _is_read_natively(self, variable: str, names: set[str]) -> bool:
-        """Return whether one of these modules is compiled and reads a variable."""
+        """Return whether one of these modules is compiled and reads a variable from the process's
+        own environment.
+        """
         if not variable.startswith(NATIVE) or variable.startswith(LATER):
             return False
         if variable.startswith(_OF_TORCH):
@@ -176,8 +179,8 @@ class Deferred:
         return any(other.partition(".")[0].startswith(("torch", "functorch")) for other in needs)
 
     def _found_instead(self, name: str, origin: str | None) -> str:
-        """Return where a cold worker would find another package of this name, because the script
-        has changed `sys.path`; empty if it would find the preloaded one.
+        """Return where a cold worker would find a different package with this name, because the
+        script has changed `sys.path`; empty if it would find the preloaded one.
         """
         spec = None if "." in name or not origin else PathFinder.find_spec(name)
         if spec is None or spec.loader is None or spec.origin == origin:
@@ -204,23 +207,23 @@ class Deferred:
 
         Args:
             why: the cause, for people.
-            otherwise: the consequence if it can't be restarted.
+            otherwise: the consequence if the worker can't be restarted.
             report: a variable to report to the warm spawner.
         """
         again = not self._irreversible and os.getpid() == self._pid
         if report:
-            self._report(report)  # which writes to a file
+            self._report(report)  # this writes to a file
         what = "restarts without preloaded modules" if again else otherwise
         os.write(2, f"relight: {why}: this worker {what}\n".encode(errors="replace"))
         if again:
             argv, variables = self._restart
-            for number in (signal.SIGPIPE, signal.SIGXFSZ):  # as a program starts
+            for number in (signal.SIGPIPE, signal.SIGXFSZ):  # as when a program starts
                 signal.signal(number, signal.SIG_DFL)
             start = os.execve if "/" in argv[0] else os.execvpe
             start(argv[0], argv, variables)
 
     def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
-        """Notice actions that can't be repeated, and changes of the environment."""
+        """Record actions that can't be repeated, and changes to the environment."""
         if event in ("os.putenv", "os.unsetenv"):
             self._set_by[os.fsdecode(arguments[0])] = _importing_library()
         if event == "os.putenv":
@@ -244,33 +247,33 @@ class Deferred:
 
 
 class _Loader:
-    """Loads a preloaded module; all other requests go to its own loader."""
+    """Loads a preloaded module. All other requests are passed to the module's own loader."""
 
     def __init__(self, deferred: Deferred, loader: Any) -> None:
         self._deferred = deferred
         self._loader = loader
 
     def create_module(self, spec: ModuleSpec) -> None:
-        """Return None, so that an empty module is made."""
+        """Return None, so that an empty module is created."""
         del spec
 
     def exec_module(self, module: ModuleType) -> None:
-        """Have the import return the preloaded module."""
+        """Make the import return the preloaded module."""
         name = module.__name__
         preloaded = self._deferred.show(name)
         if sys.modules.get(name) is not preloaded:
             sys.modules[name] = preloaded
         if not isinstance(preloaded, ModuleType) or module is preloaded:
             return
-        module.__dict__.update(vars(preloaded))  # for callers that make it without an import
+        module.__dict__.update(vars(preloaded))  # for callers that create it without an import
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
 
 
 def _importing_library() -> str:
-    """Return the installed package whose import is running and has called us; empty if the script,
-    or a function of a package that it calls, has.
+    """Return the installed package whose running import called this function; empty if the caller
+    is the script or a function in a package that the script calls.
     """
     frame: Any = sys._getframe(2)
     while frame is not None:
@@ -283,7 +286,9 @@ def _importing_library() -> str:
 
 
 def third_party(loaded: set[str]) -> list[str]:
-    """Return the modules that neither the standard library nor every interpreter has."""
+    """Return the modules that are neither in the standard library nor loaded by every
+    interpreter.
+    """
     known = {*sys.stdlib_module_names, "relight", "sitecustomize", "usercustomize"}
     known.update(("__main__", "__mp_main__"))
     return [
@@ -294,13 +299,16 @@ def third_party(loaded: set[str]) -> list[str]:
 
 
 def references(names: Iterable[str]) -> dict[str, set[str]]:
-    """Return, for each module, the others whose objects it references, or that are below it."""
+    """Return, for each module, the other modules whose objects it references and the ones below
+    it.
+    """
     found: dict[str, set[str]] = {}
     for name in names:
         module = sys.modules.get(name)
         above = name.rpartition(".")[0]
         if not hasattr(sys.modules.get(above), "__path__"):
-            # Made by compiled code, for example: no import can find a submodule of a non-package.
+            # The parent isn't a package, for example because compiled code created the submodule:
+            # no import would find it.
             found.setdefault(above, set()).add(name)
         if not isinstance(module, ModuleType):
             continue
@@ -315,7 +323,7 @@ def references(names: Iterable[str]) -> dict[str, set[str]]:
                 other = value.__dict__.get("__module__")
             else:
                 continue
-            # A package gets all its modules as attributes, whichever module imports them.
+            # A package gets all its modules as attributes, no matter which module imports them.
             if isinstance(other, str) and not other.startswith(f"{name}."):
                 others.add(other)
     return found

@@ -1,5 +1,5 @@
-"""Reseeds, in each worker, the random generators that imports have seeded, and renews the names of
-their temporary directories.
+"""Reseeds, in each worker, the random generators that imports have seeded, and recreates the
+temporary directories that imports have created.
 """
 
 import os
@@ -13,7 +13,9 @@ from relight.preload.temp_dirs import Temporary
 
 
 class RandomState:
-    """Records from now on which `random.Random` are made without a seed, and temporary files."""
+    """Records which `random.Random` objects are created without a seed, and which temporary files
+    are created, from now on.
+    """
 
     def __init__(self) -> None:
         self.temporary = Temporary()
@@ -36,9 +38,9 @@ class RandomState:
         self.temporary.end()
 
     def renew(self) -> None:
-        """Reseed the generators, in a worker. `random` itself does so at a fork.
+        """Reseed the generators in a worker. `random` does this on its own when a process forks.
 
-        A generator that an import has seeded with a fixed number keeps its state, as in a cold
+        A generator that an import seeded with a fixed number keeps its state, as it would in a cold
         worker.
         """
         for reference in self._unseeded.values():
@@ -58,8 +60,8 @@ def _seed_numpy(random: Any) -> None:
 
 
 def _seed_torch(torch: Any) -> None:
-    # A random seed of torch has 64 bits, numbers that people choose have few. Another module may
-    # be called torch.
+    # A random seed in torch has 64 bits, whereas numbers chosen by people are small. A different
+    # module may also be named torch.
     if hasattr(torch, "default_generator") and torch.default_generator.initial_seed() >= 1 << 32:
         torch.default_generator.seed()
 

@@ -1,11 +1,12 @@
-"""Tries a step that may spoil this process; if it does, a copy forked before continues instead.
+"""Tries a step that may leave this process in an unusable state. If it does, a copy that was forked
+beforehand continues instead.
 
     guard --> the process --> its copy, which waits        before and during the step
     guard --> the process                                  success: the copy is killed
     guard --> the former copy                              failure: the process ends
 
-The guard (`preload/guard.py`) gets the copy's pid beforehand. When the process ends, in any way,
-the guard kills its orphans and guards the copy.
+The guard (`preload/guard.py`) receives the copy's pid beforehand. When the process ends for any
+reason, the guard kills its orphans and guards the copy.
 """
 
 import os
@@ -25,9 +26,9 @@ _LOOK_S = 60.0
 class UndoneStep(NamedTuple):
     """The result of a step that was tried and undone.
 
-    `reason` says why, and `culprit` is the module that caused it. `lasting`: it would be the same
-    in the next job, with the same packages. `modules`: those imported so far, in order. `seconds`
-    is the time that it took.
+    `reason` says why, and `culprit` is the module that caused it. `lasting` means that the result
+    would be the same in the next job, if the packages are the same. `modules` are the ones imported
+    so far, in order. `seconds` is the duration of the step.
     """
 
     culprit: str
@@ -38,12 +39,12 @@ class UndoneStep(NamedTuple):
 
 
 class UnfitError(Exception):
-    """Workers must not be forked from this process as it is now; the message says why.
+    """Workers must not be forked from this process in its current state. The message says why.
 
     Args:
         culprit: the module that caused it.
         reason: why.
-        lasting: whether that depends on the installed packages only.
+        lasting: whether the cause depends only on the installed packages.
     """
 
     def __init__(self, culprit: str, reason: str, *, lasting: bool = True) -> None:
@@ -57,7 +58,7 @@ def attempt(step: Callable[[int], None], guard: Guard) -> UndoneStep | None:
 
     Args:
         step: raises UnfitError if it must be undone. It is called with the pid of the waiting copy,
-            a child that is not the step's.
+            which is a child that the step did not start.
         guard: the guard of this process.
 
     Raises:
@@ -91,13 +92,13 @@ def attempt(step: Callable[[int], None], guard: Guard) -> UndoneStep | None:
 
 
 def _take_over(process: ProcessHandle, result: int, guard: Guard) -> UndoneStep:
-    """Wait in the copy until the process is gone, then take its place."""
+    """Wait in the copy until the process has exited, then take its place."""
     while not process.wait(_LOOK_S):
-        pass  # its imports; the guard ends both of them if they take too long
+        pass  # wait for the imports; the guard ends both processes if they take too long
     guard.inherit()
     linux.become_subreaper()
     lines = os.pread(result, os.fstat(result).st_size, 0).decode(errors="replace").split("\n")
-    if not lines[1:]:  # also if something has killed it
+    if not lines[1:]:  # also true if the process was killed
         return UndoneStep("", False, "it ends the process", [], 0.0)
     culprit, lasting, reason, *modules = lines
     return UndoneStep(culprit, bool(lasting), reason, modules, 0.0)

@@ -1,9 +1,9 @@
-"""Gives each worker its own copy of temporary directories that imports have made.
+"""Gives each worker its own copy of the temporary directories that imports have created.
 
-Forked workers would share a directory, and the first that ends would remove it. A
-`tempfile.TemporaryDirectory` whose name was not read yet can be made again in each worker (wandb
-has one, and so has every module that imports wandb). Any other temporary file or directory makes
-the import unfit.
+Forked workers would share a directory, and the first worker to end would remove it. A
+`tempfile.TemporaryDirectory` whose name has not been read yet can be recreated in each worker
+(wandb has one, and therefore so does every module that imports wandb). Any other temporary file or
+directory makes the import unfit.
 """
 
 import gc
@@ -18,7 +18,7 @@ from relight.preload.env_tracer import module_of
 
 
 class _Made(NamedTuple):
-    """A temporary file or directory: the module that made it, and the arguments of mkdtemp."""
+    """A temporary file or directory: the module that created it, and the arguments of mkdtemp."""
 
     module: str
     suffix: Any
@@ -27,10 +27,10 @@ class _Made(NamedTuple):
 
 
 class Temporary:
-    """Records temporary files and directories from now on."""
+    """Records temporary files and directories that are created from now on."""
 
     is_lasting = True
-    """Its findings also apply to the next job."""
+    """Whether its findings also apply to the next job."""
 
     def __init__(self) -> None:
         self._made: dict[str, _Made] = {}
@@ -50,8 +50,8 @@ class Temporary:
             self._made[os.fsdecode(arguments[0])] = made
 
     def problem(self) -> tuple[str, str]:
-        """Remove the files made since the last call; return the module that made something that
-        can't be recreated, and a description, or two empty strings.
+        """Remove the files created since the last call; return the module that created something
+        that can't be recreated, and a description, or two empty strings.
         """
         made = {path: by for path, by in self._made.items() if os.path.lexists(path)}
         self._made.clear()
@@ -65,7 +65,7 @@ class Temporary:
         return "", ""
 
     def renew(self) -> None:
-        """Make the directories again, in a worker."""
+        """Recreate the directories, in a worker."""
         for directory, made in self._renewed:
             import tempfile
 
@@ -79,7 +79,9 @@ class Temporary:
 
 
 def _unasked(made: dict[str, _Made]) -> dict[str, Any]:
-    """Return the objects of the directories that are empty and whose names nothing else holds."""
+    """Return the objects for directories that are empty and whose names are not referenced
+    elsewhere.
+    """
     tempfile: Any = sys.modules["tempfile"]
     found = {}
     for thing in gc.get_objects():

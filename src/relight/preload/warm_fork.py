@@ -1,18 +1,18 @@
 """The warm spawner: imports modules once and forks each worker (docs/decisions/0011-warm.md).
 
 It is started with the workers' command line and environment, and `serve` is called before the
-interpreter reaches the script (`hook/sitecustomize.py`). In a worker, and only there, `serve`
-returns. The warm spawner itself never runs the user's script; it serves one generation after the
-other.
+interpreter reaches the script (`hook/sitecustomize.py`). `serve` returns only in a worker. The warm
+spawner itself never runs the user's script; it serves one generation after the other.
 
-If it is to outlive the job, it becomes a warm process (`preload/warm_process.py`), and a fork of it
-is the warm spawner of this job, another one that of the next job.
+If it is meant to outlive the job, it becomes a warm process (`preload/warm_process.py`). One fork
+of that process is the warm spawner of this job, and another fork is the warm spawner of the next
+job.
 
-Lines to the agent: the lines of `preload`; `guard PID` from a warm process; then `ready PID MODULES
-MIB`, or `unfit REASON` as the last one. From the agent, for each generation, its plan
-(`processes/generation_pipe.py`) with a socket, on which this process then acts as the spawner of
-`processes/spawner.py`; when the generation is over, it sends `ended` and waits for the next one.
-When the agent is gone, it kills all workers and exits.
+It sends the agent the lines described in `preload`, then, if it is a warm process, `guard PID`, and
+then `ready PID MODULES MIB`, or `unfit REASON` as the last line. For each generation, it receives a
+plan (`processes/generation_pipe.py`) from the agent, together with a socket on which this process
+then acts as the spawner in `processes/spawner.py`. When the generation is over, it sends `ended`
+and waits for the next one. When the agent has exited, it kills all workers and exits.
 """
 
 import atexit
@@ -50,7 +50,7 @@ _END_LIMIT_S = 10.0
 
 
 class _WorkerForked(BaseException):
-    """Unwinds to `serve` in a worker."""
+    """Unwinds the stack to `serve` in a worker."""
 
     def __init__(self, plan: WorkerPlan) -> None:
         self.plan = plan
@@ -66,7 +66,7 @@ class _GenerationSpawner(Spawner):
         return super()._reap()
 
     def become_worker(self, plan: WorkerPlan, spawner: int, mask: Any) -> NoReturn:
-        del mask  # until it is an interpreter again
+        del mask  # signals stay blocked until it is an interpreter again
         linux.die_with_parent(signal.SIGKILL)
         if os.getppid() != spawner:
             os._exit(1)  # the spawner died before it could be watched
@@ -76,15 +76,15 @@ class _GenerationSpawner(Spawner):
         self.restore_action()
         self.agent.detach()
         linux.close_all_but({0, 1, 2, *linux.libffi_descriptors()})
-        restore_limit()  # after it, as that takes a descriptor
+        restore_limit()  # last, because it takes a descriptor
         raise _WorkerForked(plan)
 
 
 class _Notes:
-    """Workers' notes for the agent, about variables that made the preloaded modules unusable.
+    """Messages from workers to the agent about variables that made the preloaded modules unusable.
 
     Args:
-        control: the socket to the agent.
+        control: the socket connected to the agent.
     """
 
     def __init__(self, control: socket.socket) -> None:
@@ -94,29 +94,31 @@ class _Notes:
         self._end = 0
 
     def write(self, variable: str) -> None:
-        """Report, in a worker, the value to which the script or a library sets a variable before an
-        import: `script NAME=VALUE`.
+        """Report the value to which the script or a library sets a variable before an import, as
+        `script NAME=VALUE`. Called in a worker.
         """
         with open(f"/proc/{self._pid}/fd/{self._fd}", "ab", buffering=0) as file:
             file.write(b"wrote " + variable.encode("unicode_escape") + b"\n")
         os.kill(self._pid, signal.SIGCHLD)
 
     def pass_on(self) -> None:
-        """Send new notes to the agent."""
+        """Send new messages to the agent."""
         if size := os.fstat(self._fd).st_size - self._end:
             self._control.sendall(os.pread(self._fd, size, self._end))
             self._end += size
 
 
 class _Changes(NamedTuple):
-    """The variables that the interpreter and the imports have set or changed, and removed."""
+    """The variables that the interpreter and the imports have set or changed, and those that they
+    removed.
+    """
 
     changed: Mapping[str, str]
     removed: frozenset[str]
 
     @classmethod
     def since(cls, started_with: Mapping[str, str]) -> "_Changes":
-        """Return the changes of the environment that this process was started with."""
+        """Return the changes relative to the environment that this process was started with."""
         now = dict(os.environ)
         changed = {name: value for name, value in now.items() if started_with.get(name) != value}
         return cls(changed, frozenset(started_with.keys() - now.keys()))
@@ -130,11 +132,11 @@ def serve(
     watch: Watch,
     record: Callable[[MutableMapping[str, str]], None],
 ) -> None:
-    """Import the modules, then fork workers for the agent. Returns in workers only.
+    """Import the modules, then fork workers for the agent. Returns only in workers.
 
     Args:
         setup: the agent's instructions (`warm/preloading.py`).
-        control_fd: the socket to the agent.
+        control_fd: the socket connected to the agent.
         loaded: the names of the modules that any worker has loaded by now.
         variables: the environment that this process was started with. It is cleared.
         watch: finds modules that depend on a variable that differs between workers.
@@ -142,8 +144,9 @@ def serve(
     """
     control = socket.socket(fileno=control_fd)
     short = _read("comm").rstrip(b"\n")
-    # The collector skips objects that are frozen below, or a worker would copy all shared pages. At
-    # a worker's end, after all else, it must see every object, so that destructors run.
+    # The collector skips objects that are frozen below; otherwise a worker would copy all shared
+    # pages. At the very end of a worker, the collector must see every object, so that destructors
+    # run.
     atexit.register(gc.unfreeze)
     try:
         lasting = _lasting(setup, loaded)
@@ -200,14 +203,14 @@ def serve(
             control, agent, guard = _begin_job(lasting, control, setup["agent"])
         assert agent is not None
         linux.rename_process(f"warm spawner of {agent.pid}", exactly=True)
-        # From here on, this process cleans up when the guard ends, also when stopped.
+        # From here on, this process cleans up when the guard ends, even if it is stopped.
         guard.outlive_guard()
         raise_limit()  # for the descriptors of all workers
         notes = _Notes(control)
         _send(control, f"ready {os.getpid()} {modules} {mib:.1f}")
         plan, mask = _serve_generations(control, agent, notes, guard)
     except Exception as error:
-        why = describe_bug(error) if agent is None else repr(error)  # of an import, perhaps
+        why = describe_bug(error) if agent is None else repr(error)  # possibly raised by an import
         _send(control, f"unfit {why}", must_arrive=False)
         os._exit(EXIT_INTERNAL)
     try:
@@ -233,7 +236,7 @@ def _lasting(setup: dict[str, Any], loaded: set[str]) -> "Lasting | None":
 def _begin_job(
     lasting: "Lasting", control: socket.socket, pid_of_agent: int
 ) -> tuple[socket.socket, AgentProcess, Guard]:
-    """Serve agents as the warm process; return in the warm spawner of a job."""
+    """Serve agents as the warm process; return in a job's warm spawner."""
     job = lasting.serve(control, pid_of_agent)
     guard = stand_guard(job.agent, [job.warm_process])
     linux.become_subreaper()
@@ -245,7 +248,7 @@ def _send(control: socket.socket, line: str, *, must_arrive: bool = True) -> Non
     """Send a line to the agent.
 
     Raises:
-        OSError: if it is gone, and the line must arrive.
+        OSError: if the agent has exited and the line must arrive.
     """
     try:
         control.sendall(line.encode(errors="replace") + b"\n")
@@ -267,7 +270,7 @@ def _serve_generations(
         except _WorkerForked as born:
             return born.plan, mask
         if not none_left:
-            break  # the agent counts on this process no longer
+            break  # the agent no longer relies on this process
         spawner.end()
         linux.restore_signals(mask)
         if scratch and (spawner.abandoned or agent.has_ended()):
@@ -282,8 +285,8 @@ def _become(
     printed: tuple[bytes, bytes],
     random_state: RandomState,
 ) -> None:
-    """Make this fork equal to an interpreter that was started for this worker and has imported the
-    modules.
+    """Make this fork equivalent to an interpreter that was started for this worker and has imported
+    the modules.
     """
     linux.show_as(short, b"".join(os.fsencode(word) + b"\0" for word in plan.argv))
     linux.show_environment(plan.variables)
@@ -306,8 +309,8 @@ def _become(
 
 
 def _restart_clock() -> None:
-    """Have log records count milliseconds from now on (`relativeCreated`), and not from an import
-    in an earlier job.
+    """Make log records count milliseconds (`relativeCreated`) from now on, rather than from an
+    import in an earlier job.
     """
     logging: Any = sys.modules.get("logging")
     began = getattr(logging, "_startTime", None)  # nanoseconds since Python 3.13
@@ -316,7 +319,7 @@ def _restart_clock() -> None:
 
 
 def _reopen_streams() -> None:
-    """Reinitialize the standard streams for their new descriptors; they stay the same objects.
+    """Reinitialize the standard streams for their new descriptors. They remain the same objects.
 
     Output is unbuffered, as with -u.
     """

@@ -1,22 +1,23 @@
-"""The warm process, which keeps imported modules after its job, for the next jobs that fit.
+"""The warm process, which keeps imported modules after its job, for later jobs that can use them.
 
 It is the process that has imported the modules (`preload/warm_fork.py`). It listens on a socket in
 a directory that only its user can enter, and never runs a script itself:
 
     agent           connects
-    warm process    sends a line of JSON (`Description`): its purpose, and changes since to the
-                    files that it imported
+    warm process    sends a line of JSON (`Description`): what it is for, and whether the files that
+                    it imported have changed
     agent           compares; sends `take` or `stop`, or closes the connection
     warm process    forks a guard and a warm spawner, which serve this agent on this connection as
-                    if it had started them. So this process sees nothing of a job, and no job sees
-                    anything of another
+                    if it had started them. This process therefore sees nothing of a job, and no job
+                    sees anything of another
 
     warm process --> guard --> warm spawner of a job --> workers
                  --> guard --> warm spawner of another
 
-It ends after a time without a job; when memory gets scarce; when its user has logged out or
-the directory is gone; when a file that it has imported has changed; or when asked to. If a job runs
-then, it refuses others and ends after it. Between jobs it sleeps until one of these happens.
+It ends after a certain time without a job, when memory gets scarce, when its user has logged out,
+when the directory has been removed, when a file that it imported has changed, or on request. If
+jobs are running at that time, it rejects new ones and ends after the last one. Between jobs it
+sleeps until one of these conditions occurs.
 """
 
 import contextlib
@@ -36,17 +37,17 @@ from relight.preload.guard import AgentProcess
 from relight.warm.warm_sockets import Description
 
 _ANSWER_S = 2.0
-"""How long an agent may take to answer."""
+"""How long an agent may take to respond."""
 _MOST_CONNECTIONS = 16
 _END_LIMIT_S = 1.0
 _PRESSURE = b"some 200000 2000000\0"
-"""Memory pressure that triggers a check of the free memory: some process lost 0.2 s of
-2 s (Linux, accounting/psi).
+"""Memory pressure that triggers a check of the free memory: some process was stalled for 0.2 s
+within 2 s (Linux, accounting/psi).
 """
 
 
 class JobConnection(NamedTuple):
-    """Arguments of a child of this process: a job's connection, its agent, and this process."""
+    """Arguments for a child of this process: a job's connection, its agent, and this process."""
 
     control: socket.socket
     agent: AgentProcess
@@ -64,17 +65,18 @@ class _Guard(NamedTuple):
 
 
 class WarmProcess:
-    """Forks the warm spawners of jobs.
+    """Forks warm spawners for jobs.
 
     Args:
-        path: of its socket.
+        path: the path of its socket.
         idle_s: how long it stays without a job, in seconds.
-        until: processes that it does not outlive.
-        describe: returns the description for agents, without the part that this object knows.
-        is_ahead: whether the first connection comes from `relight warm start` and not from a job.
+        until: processes that it must not outlive.
+        describe: returns the description for agents, except for the part that this object adds.
+        is_ahead: whether the first connection comes from `relight warm start` rather than from a
+            job.
 
     Raises:
-        OSError: if the socket can't be made.
+        OSError: if the socket can't be created.
     """
 
     def __init__(
@@ -101,16 +103,16 @@ class WarmProcess:
         self._poll.register(self._listener, select.POLLIN)
         self._folder, self._pressure = _watch(path), _pressure()
         self._ends = {*(each.fileno() for each in until), self._pressure}
-        """Descriptors on which anything is a reason to end."""
+        """Descriptors on which any event is a reason to end."""
         for fd in {self._folder, *self._ends} - {-1}:
             self._poll.register(fd, select.POLLPRI if fd == self._pressure else select.POLLIN)
 
     def run(self, first: socket.socket, agent: int) -> JobConnection:
-        """Serve agents; return only in a child, for one job.
+        """Serve agents; return only in a child, which serves one job.
 
         Args:
-            first: the connection of the agent that has started this process.
-            agent: its pid.
+            first: the connection to the agent that started this process.
+            agent: the pid of that agent.
         """
         if job := self._take(first, agent):
             return job
@@ -136,7 +138,7 @@ class WarmProcess:
         elif fd == self._folder:
             self._on_change()
         elif fd == self._pressure and not free_memory.why_scarce():
-            pass  # others wait for memory, but could not get this process's
+            pass  # others are waiting for memory, but ending this process would not help them
         elif fd in self._ends:
             self._forget(fd)
             self._end()
@@ -145,18 +147,18 @@ class WarmProcess:
         return None
 
     def _wait_ms(self) -> float | None:
-        """Return how long to sleep; None to sleep until something happens."""
+        """Return how long to sleep in milliseconds; None to sleep until something happens."""
         ends = [each.until for each in self._connections.values()]
         if not self._guards:
             ends.append(self._idle_since + self._idle_s)
-        # poll(2) cuts fractions of a millisecond, so it would return a bit too early.
+        # poll(2) truncates to whole milliseconds, so it would return slightly too early.
         return max(0.0, min(ends) - time.monotonic()) * 1000 + 1 if ends else None
 
     def _accept(self) -> None:
         try:
             connection, _ = self._listener.accept()
         except OSError:
-            return  # the agent is gone, or no descriptor is left
+            return  # the agent has exited, or no descriptor is left
         known = user_sockets.peer(connection)
         if known.user != os.getuid() or len(self._connections) >= _MOST_CONNECTIONS:
             connection.close()
@@ -165,7 +167,7 @@ class WarmProcess:
         now = time.monotonic()
         try:
             described = self._describe()
-        except Exception:  # its files can't be looked at; a job that runs must not end for that
+        except Exception:  # its files can't be checked; running jobs must not end because of that
             connection.close()
             self._end()
             return
@@ -206,14 +208,14 @@ class WarmProcess:
         self._connections.pop(fd).socket.close()
 
     def _take(self, control: socket.socket, agent: int) -> JobConnection | None:
-        """Fork the guard of a job; return its arguments, in the guard only."""
+        """Fork the guard for a job; return the job's arguments, in the guard only."""
         try:
             control.setblocking(True)
             process = ProcessHandle(agent)
         except OSError:
-            control.close()  # the agent is gone, or in another container; or no descriptor is left
+            control.close()  # agent exited or in another container, or no descriptor left
             return None
-        if _is_closed(control):  # so the pid may be another process's by now
+        if _is_closed(control):  # by now, the pid may belong to another process
             control.close()
             process.close()
             return None
@@ -226,7 +228,7 @@ class WarmProcess:
                 control.sendall(f"unfit it can't be forked: {error.strerror}\n".encode())
         if this is not None and pid == 0:
             for other in (self._listener, *(each.socket for each in self._connections.values())):
-                other.detach()  # or the object would close another descriptor of the same number
+                other.detach()  # or it would close a different descriptor with the same number
             kept = (control.fileno(), *process.descriptors, *this.descriptors)
             linux.close_all_but({0, 1, 2, *kept, *linux.libffi_descriptors()})
             return JobConnection(control, AgentProcess(process, control.fileno()), this)
@@ -237,14 +239,14 @@ class WarmProcess:
             process.close()
             return None
         self._uses += 1
-        guard = ProcessHandle(pid)  # there is a descriptor for it: two were just closed
+        guard = ProcessHandle(pid)  # a descriptor is available, because two were just closed
         self._guards[guard.fileno()] = _Guard(guard, process)
         self._poll.register(guard, select.POLLIN)
         self._poll.register(process, select.POLLIN)
         return None
 
     def _on_guard_exit(self, fd: int) -> None:
-        """Reap a guard; kill its descendants if it was itself killed."""
+        """Reap a guard. If it was killed, kill its descendants."""
         self._forget(fd)
         guard = self._guards.pop(fd)
         linux.reap(guard.process.pid, _END_LIMIT_S)
@@ -255,14 +257,14 @@ class WarmProcess:
         self._idle_since = time.monotonic()
 
     def _on_agent_exit(self, fd: int) -> None:
-        """Continue the guard of a job whose agent has ended, in case it is stopped."""
+        """Resume the guard of a job whose agent has ended, in case the guard is stopped."""
         self._forget(fd)
         for guard in self._guards.values():
             if guard.agent.fileno() == fd:
                 os.kill(guard.process.pid, signal.SIGCONT)
 
     def _on_change(self) -> None:
-        """End if the socket is gone: another one in the directory does not matter."""
+        """End if the socket no longer exists. Other changes to the directory don't matter."""
         with contextlib.suppress(BlockingIOError):
             os.read(self._folder, 1 << 16)
         if not self._has_socket():
@@ -277,14 +279,14 @@ class WarmProcess:
 
     def _forget(self, fd: int) -> None:
         """Stop waiting for a descriptor. It may be closed and reused while earlier events are still
-        to be handled.
+        waiting to be handled.
         """
         self._forgotten.add(fd)
         with contextlib.suppress(KeyError):
             self._poll.unregister(fd)
 
     def _end(self) -> None:
-        """Take no further job, and exit when none runs."""
+        """Accept no further jobs, and exit once none is running."""
         if self._is_ending:
             return
         self._is_ending = True
@@ -296,7 +298,7 @@ class WarmProcess:
 
 
 def _watch(path: str) -> int:
-    """Return a descriptor that can be read when a file is removed; -1 if none is left."""
+    """Return a descriptor that becomes readable when a file is removed; -1 if none is left."""
     fd = linux.inotify_open()
     folder = os.path.dirname(path)
     events = linux.IN_DELETE | linux.IN_MOVED_FROM | linux.IN_DELETE_SELF | linux.IN_MOVE_SELF
@@ -307,8 +309,8 @@ def _watch(path: str) -> int:
 
 
 def _pressure() -> int:
-    """Return a descriptor that has an exceptional condition when memory is scarce; -1 where the
-    system does not tell.
+    """Return a descriptor that has an exceptional condition when memory is scarce; -1 if the system
+    does not report that.
     """
     try:
         fd = os.open("/proc/pressure/memory", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)

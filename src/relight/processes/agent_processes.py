@@ -1,8 +1,8 @@
-"""Lists the agents that run on this machine, from /proc alone (proc(5)), without contacting them.
+"""Lists the agents running on this machine from /proc alone (proc(5)), without contacting them.
 
 An agent is recognized by its command line. Its workers are the children of its spawners, which are
-recognized by their process names (`processes/spawner.py`, `preload/warm_fork.py`). Processes of
-other users are left out, except for root.
+recognized by their process names (`processes/spawner.py`, `preload/warm_fork.py`). Other users'
+processes are left out, unless the caller is root.
 """
 
 import os
@@ -14,18 +14,21 @@ from relight.host import system
 from relight.processes import straggler_reports as slow_ranks
 
 _COLD, _WARM = "worker spawner ", "warm spawner of"
-"""The spawners' process names, cut to the 15 characters that the kernel keeps."""
+"""The spawners' process names, truncated to the 15 characters that the kernel keeps."""
 _PF_FORKNOEXEC = 0x40
-"""A process was forked and has not executed a program since (include/linux/sched.h)."""
+"""Flag of a process that was forked and has not executed a program since
+(include/linux/sched.h).
+"""
 
 
 class Running(NamedTuple):
-    """An agent that runs here. Memory is in bytes; shared pages count in part (PSS).
+    """An agent running on this machine. Memory is in bytes; shared pages count proportionally
+    (PSS).
 
-    `run_id` is empty while it runs without workers; `job` is the id of its job, or empty.
-    `warm_pid` is the pid of the warm spawner, which holds the modules of --preload, 0 without one;
-    its memory is part of `memory`. `slow_ranks` says which are slow (--watch-slow-ranks), empty for
-    none.
+    `run_id` is empty while the agent has no workers; `job` is the id of its job, or empty.
+    `warm_pid` is the pid of the warm spawner, which holds the --preload modules, or 0 if there is
+    none; its memory is included in `memory`. `slow_ranks` describes the slow ranks
+    (--watch-slow-ranks), and is empty if there are none.
     """
 
     pid: int
@@ -51,12 +54,12 @@ class _Process(NamedTuple):
 
 
 def lives(pid: int) -> bool:
-    """Return whether a process has not ended, though it may be stopped."""
+    """Return whether a process is alive, even if it is stopped."""
     return system.is_running(pid) or system.is_stopped(pid)
 
 
 def running() -> list[Running]:
-    """Return this user's agents, in the order of their pids.
+    """Return this user's agents, in pid order.
 
     Raises:
         UsageError: if proc(5) is missing.
@@ -74,7 +77,7 @@ def running() -> list[Running]:
 
 def arguments(words: Sequence[str]) -> list[str] | None:
     """Return the arguments after `relight run` or `relight launch` in a Python command line that
-    runs it, as a script or with -m; None for any other command line.
+    runs it as a script or with -m; None for any other command line.
     """
     if not words or not os.path.basename(words[0]).startswith("python"):
         return None
@@ -82,7 +85,7 @@ def arguments(words: Sequence[str]) -> list[str] | None:
     for word in rest:
         if word in ("-X", "-W"):
             next(rest, "")
-        elif word == "-c":  # relight.launch has one, with -m and the rest behind it
+        elif word == "-c":  # relight.launch uses it, followed by -m and the rest
             if "relight.__main__" not in next(rest, ""):
                 return None
         elif word == "-m" or not word.startswith("-"):
@@ -93,8 +96,8 @@ def arguments(words: Sequence[str]) -> list[str] | None:
 
 
 def _is_fork(process: _Process, processes: Mapping[int, _Process]) -> bool:
-    """Return whether a process was forked by an agent and still has its command line. Its parent
-    may have ended, and gVisor shows no flags.
+    """Return whether a process was forked by an agent and still has the agent's command line. Its
+    parent may have exited, and gVisor shows no flags.
     """
     parent = processes.get(process.parent)
     is_parents = parent is not None and parent.words == process.words
@@ -106,7 +109,7 @@ def _describe(agent: _Process, children: dict[int, list[_Process]]) -> Running:
     below = [child for guard in own for child in children.get(guard.pid, [])]  # `stand_guard`
     own = [child for child in own + below if child.name in (_COLD, _WARM)]
     holders = [child.pid for child in own]
-    # Orphans of a worker are the spawner's children too, but most of them lead no session.
+    # A worker's orphans are the spawner's children too, but most of them are not session leaders.
     workers = [w for pid in holders for w in children.get(pid, []) if w.session == w.pid]
     warm = next((child.pid for child in own if child.name == _WARM), 0)
     known = next(filter(None, (_variables(worker.pid) for worker in workers)), {})
@@ -147,7 +150,7 @@ def _processes() -> Iterator[_Process]:
             stat, _, rest = _read(f"/proc/{name}/stat").rpartition(")")
             words = _read(f"/proc/{name}/cmdline").rstrip("\0").split("\0")
         except OSError:
-            continue  # it has ended meanwhile
+            continue  # it has exited in the meantime
         state, parent, *fields = rest.split()
         if state not in "ZX":
             seconds = max(0.0, since_boot - int(fields[17]) / ticks)

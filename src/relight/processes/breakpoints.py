@@ -1,4 +1,4 @@
-"""The processes on this machine that wait at a breakpoint (worker/breakpoint.py)."""
+"""Finds the processes on this machine that are waiting at a breakpoint (worker/breakpoint.py)."""
 
 import os
 import socket
@@ -9,13 +9,15 @@ from relight.base.errors import MachineError
 from relight.host import system
 
 _NAME = "@relight-breakpoint-"
-"""The name of their sockets as /proc/net/unix shows it (unix(7)), before the pid."""
+"""The part of their sockets' names before the pid, as shown in /proc/net/unix (unix(7))."""
 _LISTENS = 0x10000
-"""The flag of a socket that listens: __SO_ACCEPTCON of linux/net.h."""
+"""The flag of a listening socket: __SO_ACCEPTCON in linux/net.h."""
 
 
 def waiting() -> dict[int, bool]:
-    """Return the pids of the processes that are at a breakpoint, and whether nobody is attached."""
+    """Return the pids of processes at a breakpoint, each with whether no debugger is
+    attached yet.
+    """
     found: dict[int, bool] = {}
     try:
         with open("/proc/net/unix", encoding="utf-8", errors="replace") as file:
@@ -32,16 +34,16 @@ def waiting() -> dict[int, bool]:
 
 
 def any_below(pids: Iterable[int]) -> bool:
-    """Return whether one of these processes or their descendants is at a breakpoint."""
+    """Return whether any of these processes or their descendants is at a breakpoint."""
     found = waiting()
     return bool(found) and any(one in found for pid in pids for one in (pid, *system.tree(pid)))
 
 
 def connect(pid: int) -> socket.socket:
-    """Attach to a process that waits at a breakpoint.
+    """Attach to a process that is waiting at a breakpoint.
 
     Raises:
-        MachineError: if it does not wait any more, or belongs to another user.
+        MachineError: if it is no longer waiting, or belongs to another user.
     """
     connection = socket.socket(socket.AF_UNIX)
     try:

@@ -1,9 +1,9 @@
 """Freezes workers and all their descendants (SIGSTOP) while their lease has expired.
 
-A lease is a time until which the workers may run; the agent renews it. A worker's children may be
-in sessions of their own, and may have lost their parents; other programs may send SIGCONT, for
-instance one that continues all processes after a machine was suspended. So the freeze is repeated
-while it lasts. A process that was already stopped by another program is not continued afterwards.
+A lease is the time until which the workers may run; the agent renews it. Workers' descendants may
+be in sessions of their own and may have lost their parents. Other programs may send SIGCONT, for
+example one that continues all processes after the machine was suspended. So the freeze is repeated
+as long as it lasts. A process that another program had already stopped is not continued afterwards.
 """
 
 import os
@@ -12,16 +12,18 @@ import signal
 from relight.host import system
 
 _ROUNDS = 100
-"""Limit for a process that forks faster than it can be stopped: the next look continues."""
+"""Maximum number of passes if a process forks faster than it can be stopped; the next check
+continues from there.
+"""
 LOOK_EVERY_S = 0.05
-"""How often frozen processes are checked: another program may continue them."""
+"""How often frozen processes are checked, because another program may continue them."""
 
 
 class Freezer:
-    """The lease of this process's descendants, and those that it has frozen.
+    """The lease of this process's descendants, and the descendants that are frozen.
 
     Attributes:
-        until: the end of the lease, on the clock of `look`; 0 for no limit.
+        until: the end of the lease, on the clock passed to `look`; 0 means no limit.
         frozen: whether the descendants are frozen.
     """
 
@@ -31,13 +33,13 @@ class Freezer:
         self._frozen_pids: set[int] = set()
 
     def next_look(self, now: float) -> float | None:
-        """Return the time of the next `look`, or None if no lease ends."""
+        """Return the time of the next `look`, or None if there is no lease that will expire."""
         if self.frozen:
             return now + LOOK_EVERY_S
         return self.until or None
 
     def look(self, now: float) -> bool:
-        """Freeze the descendants if the lease has expired, thaw them if it was renewed.
+        """Freeze the descendants if the lease has expired; thaw them if it has been renewed.
 
         Returns:
             Whether `frozen` has changed.
@@ -52,7 +54,7 @@ class Freezer:
         return changed
 
     def _freeze_all(self) -> None:
-        """Freeze all running descendants, including ones started during the freeze."""
+        """Freeze all running descendants, including those started during the freeze."""
         signalled: set[int] = set()
         for _ in range(_ROUNDS):
             descendants = [pid for pid in system.tree(os.getpid()) if pid not in signalled]
@@ -65,9 +67,9 @@ class Freezer:
             self._frozen_pids.update(running)
 
     def _thaw_all(self) -> None:
-        """Continue the processes that were frozen here.
+        """Continue the processes that this freezer has frozen.
 
-        Children go first: a shell would take a stopped child for a suspended job.
+        Children are continued first because a shell would take a stopped child for a suspended job.
         """
         for pid in reversed(system.tree(os.getpid())):
             if pid in self._frozen_pids:
@@ -79,4 +81,4 @@ def _send(pid: int, number: int) -> None:
     try:
         os.kill(pid, number)
     except (PermissionError, ProcessLookupError):
-        pass  # a setuid program, or it has just ended
+        pass  # a setuid program, or it has just exited

@@ -1,9 +1,9 @@
-"""How the plans of a generation get to a process that starts its workers, with their descriptors.
+"""Sends the plans of a generation, with their descriptors, to the process that starts its workers.
 
 The process is the agent's spawner (`processes/spawner.py`) or a warm spawner
-(`preload/warm_fork.py`). For each generation the agent sends a count, and that many descriptors: a
-file with the plans, a socket for the generation, stdin, and each worker's stdout and stderr. The
-file is in memory and the messages are small, so that sending never blocks.
+(`preload/warm_fork.py`). For each generation the agent sends a count and that many descriptors: a
+file that contains the plans, a socket for the generation, stdin, and each worker's stdout and
+stderr. The file is in memory and the messages are small, so sending never blocks.
 """
 
 import array  # noqa: F401  # by socket.send_fds at a restart, when its file may be lost
@@ -20,19 +20,19 @@ from relight.host.descriptors import raise_limit
 
 _COUNT = struct.Struct("!I")
 _MOST_AT_ONCE = 250
-"""Descriptors in one message (SCM_MAX_FD of Linux is 253)."""
+"""Number of descriptors in one message (SCM_MAX_FD is 253 on Linux)."""
 _FEW = 32
-"""So many descriptors fit below any limit of open files."""
+"""A number of descriptors that fits within any open-file limit."""
 _FORMAT = 4
-"""Of marshal; the other process may be another version of Python, 3.11 or later."""
+"""The marshal version. The other process may run a different version of Python, 3.11 or later."""
 
 
 class WorkerPlan(NamedTuple):
     """One worker to start.
 
-    `stdout` and `stderr` are descriptors of the process that has the plan. `cpus` is an affinity
-    mask, empty for the agent's own. A stop signal goes to the worker alone, or to its process group
-    if `signal_group` is true.
+    `stdout` and `stderr` are descriptors in the process that holds the plan. `cpus` is an affinity
+    mask; if it is empty, the agent's own mask is used. A stop signal goes to the worker alone, or
+    to its process group if `signal_group` is true.
     """
 
     local_rank: int
@@ -47,9 +47,9 @@ class WorkerPlan(NamedTuple):
 class GenerationPlan(NamedTuple):
     """The workers of one generation.
 
-    `connection` is the descriptor of a socket to the agent, `stdin` that of the workers' standard
-    input. `scratch` is a directory that the agent removes when it ends, or empty. `held` are
-    descriptors to keep open as long as there are workers.
+    `connection` is the descriptor of a socket to the agent, and `stdin` is the descriptor of the
+    workers' standard input. `scratch` is a directory that the agent removes when it exits, or
+    empty. `held` lists descriptors to keep open as long as there are workers.
     """
 
     workers: list[WorkerPlan]
@@ -104,7 +104,7 @@ def receive(control: socket.socket) -> GenerationPlan | None:
         if flags & socket.MSG_CTRUNC:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         fds += some
-    for fd in fds:  # recv_fds passes on no MSG_CMSG_CLOEXEC in Python 3.11
+    for fd in fds:  # recv_fds does not pass on MSG_CMSG_CLOEXEC in Python 3.11
         os.set_inheritable(fd, False)
     file, connection, stdin, *others = fds
     described = os.pread(file, os.fstat(file).st_size, 0)
@@ -122,7 +122,7 @@ def receive(control: socket.socket) -> GenerationPlan | None:
 
 
 def send_worker(connection: socket.socket, plan: WorkerPlan) -> None:
-    """Send one more worker of a generation that runs: the command `start`.
+    """Send another worker of a running generation; the command is `start`.
 
     Raises:
         OSError: if it can't be sent, or no descriptor is left.
@@ -135,10 +135,10 @@ def send_worker(connection: socket.socket, plan: WorkerPlan) -> None:
 
 
 def receive_worker(local_rank: int, fds: Sequence[int]) -> tuple[WorkerPlan, int]:
-    """Return one more worker of a generation, and its standard input.
+    """Return another worker of a generation, and its standard input.
 
     Raises:
-        OSError: if no descriptor was left for those that came with the command.
+        OSError: if this process had no descriptors left for those that came with the command.
     """
     if len(fds) != 4:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))

@@ -1,9 +1,10 @@
-"""The guardian: ends the workers when their spawner was killed, on systems where the kernel does
-not (`host/portable.py`).
+"""The guardian ends the workers when their spawner is killed, on systems where the kernel doesn't
+do so (`host/portable.py`).
 
-Its parent is gone and it never starts a process. It reads from its pipe `holder PID` (the
-spawner's), `began PID` and `ended PID` for each worker, and `swept` after all their descendants
-were killed. The pipe ends with the spawner. If the spawner has not swept, the guardian does.
+It has no parent and never starts a process. From its pipe it reads `holder PID` (the spawner's
+pid), `began PID` and `ended PID` for each worker, and `swept` once all their descendants have been
+killed. The pipe reaches its end when the spawner exits. If the spawner has not swept, the guardian
+does it.
 """
 
 import os
@@ -15,12 +16,13 @@ from relight.host import portable
 
 
 def watch(told: int, sweeps: int, agent: int) -> None:
-    """Wait until the spawner is gone, and end the workers that are left.
+    """Wait until the spawner is gone, then end the remaining workers.
 
     Args:
-        told: the pipe from the spawner and, until their programs start, the workers.
-        sweeps: a pipe whose other end is waited on; it ends with this process.
-        agent: a pipe that ends with the agent. The spawner is then continued if it is stopped.
+        told: the pipe from the spawner; workers also write to it until their programs start.
+        sweeps: a pipe whose other end signals that this process has exited.
+        agent: a pipe that reaches its end when the agent exits. The spawner is then continued in
+            case it is stopped.
     """
     del sweeps
     holder = 0
@@ -47,7 +49,7 @@ def watch(told: int, sweeps: int, agent: int) -> None:
                     ended.clear()
         if agent in readable:
             watched.remove(agent)
-        if holder and agent not in watched:  # the agent may end before `holder` arrives
+        if holder and agent not in watched:  # the agent may exit before `holder` arrives
             _wake(holder)
     if running or ended:
         portable.sweep(running, ended)
@@ -58,4 +60,4 @@ def _wake(pid: int) -> None:
     try:
         os.kill(pid, signal.SIGCONT)
     except ProcessLookupError:
-        pass  # it was also killed; the pipe ends then
+        pass  # it has also been killed, so the pipe reaches its end

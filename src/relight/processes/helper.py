@@ -1,10 +1,10 @@
-"""Processes that an agent starts beside the workers: a health check, py-spy, the status page, the
-handler of events.
+"""Processes that an agent starts besides the workers: a health check, py-spy, the status page, or
+the event handler.
 
-Each has a guard and a spawner of its own, as workers have (`processes/spawner.py`): whatever is
-killed, no descendant is left behind, and the workers' guard and spawner are not needed. The agent
-never waits for the process itself, which may be in an uninterruptible call, but for words on the
-socket of its spawner, with a limit.
+Each has its own guard and spawner, as the workers do (`processes/spawner.py`). So no descendant is
+left behind, whatever is killed, and the workers' guard and spawner are not needed. The agent never
+waits for the process itself, which may be stuck in an uninterruptible call. It waits for messages
+on the spawner's socket, with a time limit.
 
     agent --fork--> guard --fork--> spawner --fork, exec--> helper --> whatever it starts
 """
@@ -25,12 +25,12 @@ from relight.processes import spawner
 from relight.processes.generation_pipe import WorkerPlan
 
 _END_S = 1.0
-"""How long `run` waits for the guard of a helper that was closed, to reap it."""
+"""How long `run` waits for the guard of a closed helper in order to reap it."""
 _MOST_OUTPUT = 16 << 20
 
 
 class Finished(NamedTuple):
-    """Exit code, stdout and stderr of a program (the first 16 MiB of each)."""
+    """The exit code of a program, and its stdout and stderr (the first 16 MiB of each)."""
 
     exitcode: int
     stdout: bytes
@@ -38,22 +38,22 @@ class Finished(NamedTuple):
 
 
 class Helper:
-    """A process that ends, with all that it has started, when this object is closed, or when this
-    process ends.
+    """A process that is ended, together with everything that it started, when this object is closed
+    or when this process exits.
 
     Args:
-        command: the program, found in the PATH of its variables, and its arguments.
+        command: the program, looked up in the PATH given by `variables`, and its arguments.
         variables: its environment.
-        output: the descriptor for its stdout.
-        errors: the descriptor for its stderr.
+        output: the descriptor for the process's stdout.
+        errors: the descriptor for the process's stderr.
         stdin: the descriptor for its stdin; None for no input.
         call: a function to run instead of the command, in a fork of this process with only these
             three descriptors.
 
     Attributes:
         exitcode: negative for a signal; None while it runs.
-        error: why it could not be started, or empty.
-        is_lost: its spawner was killed, and it as a consequence.
+        error: why the process could not be started, or empty.
+        is_lost: whether its spawner was killed, which also killed the process.
 
     Raises:
         OSError: if the process can't be forked, or descriptors are exhausted.
@@ -91,11 +91,11 @@ class Helper:
             raise
 
     def fileno(self) -> int:
-        """Return the descriptor that can be read when there is something to `hear`."""
+        """Return the descriptor that is readable when `hear` has something to process."""
         return self._socket.fileno()
 
     def watch(self, loop: Loop, on_end: Callable[[], None]) -> None:
-        """Call back once when it has ended."""
+        """Call `on_end` once, when the process has ended."""
 
         def hear() -> None:
             if self.hear():
@@ -106,7 +106,7 @@ class Helper:
         loop.on_readable(self, hear)
 
     def hear(self) -> bool:
-        """Process its spawner's messages; return whether it has ended. Never blocks."""
+        """Process the spawner's messages; return whether the process has ended. Never blocks."""
         if self.exitcode is not None:
             return True
         try:
@@ -122,7 +122,7 @@ class Helper:
         return self.exitcode is not None
 
     def wait(self, limit_s: float) -> bool:
-        """Return whether it has ended, as soon as it has or when the time is up."""
+        """Wait until the process has ended or the time is up; return whether it has ended."""
         end, poll = time.monotonic() + limit_s, select.poll()
         poll.register(self._socket, select.POLLIN)
         while not self.hear():
@@ -133,7 +133,7 @@ class Helper:
         return True
 
     def ask_to_end(self) -> None:
-        """Send it SIGTERM."""
+        """Send SIGTERM to the process."""
         try:
             self._socket.sendall(f"signal 0 {signal.SIGTERM:d}\n".encode())
         except OSError:
@@ -141,14 +141,14 @@ class Helper:
         self._child.send(signal.SIGCONT)
 
     def close(self) -> None:
-        """Have it and all that it has started killed; it is not waited for."""
+        """Have the process and everything that it started killed, without waiting for it."""
         if self._socket.fileno() < 0:
             return
         loop = self._loop
         if loop is not None:
             loop.forget(self)
         self._socket.close()
-        self._child.send(signal.SIGCONT)  # somebody may have stopped its spawner
+        self._child.send(signal.SIGCONT)  # its spawner may have been stopped
         if loop is not None:
             loop.on_readable(self._child, self._reap)
             return
@@ -162,12 +162,12 @@ class Helper:
         if word == "holder":
             self._spawner = int(rest[0])
             self._child.guards(self._spawner)
-            system.own_children.add(self._spawner)  # it is if its guard is killed
+            system.own_children.add(self._spawner)  # it is one if its guard is killed
         elif word == "exited":
             self.exitcode = int(rest[1])
         elif word in ("failed", "unborn"):
             self.error = OSError(int(rest[1]), os.strerror(int(rest[1])))
-            if word == "unborn":  # so no exit will follow
+            if word == "unborn":  # so there will be no exit message
                 self.exitcode = 127
         elif word in ("refused", "broken"):
             self.error = OSError(errno.EIO, "its spawner failed: " + " ".join(rest))
@@ -182,14 +182,14 @@ class Helper:
             try:
                 system.reap(self._spawner, 0)
             except ChildProcessError:
-                pass  # its guard was not killed, and has reaped it
+                pass  # its guard is still alive and has reaped it
 
 
 def run(command: Sequence[str], variables: Mapping[str, str], limit_s: float) -> Finished:
-    """Run a program to its end; call it in a thread, or where nothing else is to be done.
+    """Run a program to completion. Call this in a thread, or where blocking does no harm.
 
     Raises:
-        TimeoutError: if it has not ended in time. It was killed, if that is possible.
+        TimeoutError: if it has not ended in time. It is killed if possible.
         OSError: if it can't be started.
     """
     files: list[int] = []

@@ -1,14 +1,14 @@
-"""Chooses the Python interpreter of the workers.
+"""Chooses the workers' Python interpreter.
 
-torchrun is installed with torch, so its own Python is the right one. relight may be installed apart
-from torch (`pipx install`, `uv tool install`). The first of these is taken:
+torchrun is installed with torch, so its own Python is the right one. relight may be installed
+separately from torch (`pipx install`, `uv tool install`). The first of these that applies is used:
 
     PYTHON_EXEC         as under torchrun
-    relight's own       if torch is installed beside it, or it was named (`python -m relight`)
-    the active one      of VIRTUAL_ENV or CONDA_PREFIX; if both, the first on PATH
+    relight's own       if torch is installed with it, or if it was named (`python -m relight`)
+    the active one      from VIRTUAL_ENV or CONDA_PREFIX; if both are set, the first on PATH
     relight's own
 
-A Python that is only on PATH is not taken, because the user has not chosen it. `remedy` names it.
+A Python that is only on PATH is not used, because the user has not chosen it. `remedy` suggests it.
 """
 
 import os
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _FINDS = "import importlib.util as u, sys; sys.exit(u.find_spec(sys.argv[1]) is None)"
 _LOOK_S = 1.0
-"""How long another Python is waited for, while the loop runs."""
+"""How long to wait for another Python to answer while the loop runs."""
 
 
 def choose(env: Environment) -> str:
@@ -35,7 +35,7 @@ def choose(env: Environment) -> str:
 
 
 def explain(python: str, env: Environment) -> str:
-    """Return why the workers run another Python than the launcher; empty if they do not."""
+    """Return why the workers use a different Python from the launcher; empty if they don't."""
     if python == sys.executable:
         active = _active(env)
         return f"workers run relight's own Python, not that of {active}" if active else ""
@@ -47,12 +47,12 @@ def remedy(python: str, env: Environment, module: str, loop: "Loop") -> str:
     """Return a hint for a module that the workers' Python lacks, if another Python is on PATH.
 
     Args:
-        python: the workers'.
-        env: their environment.
-        module: its name, as in the error.
+        python: the workers' Python.
+        env: the workers' environment.
+        module: the module's name, as given in the error.
         loop: the loop of this process; it keeps running because other nodes wait for heartbeats.
     """
-    import shutil  # only after a failure
+    import shutil  # only needed after a failure
 
     from relight.processes import helper
 
@@ -73,13 +73,13 @@ def remedy(python: str, env: Environment, module: str, loop: "Loop") -> str:
         has_it = other_python.exitcode == 0 and other_python.error is None
         other_python.close()
     except OSError:
-        pass  # it can't be asked
+        pass  # that Python can't be queried
     other = f"; {usual} has it: activate its environment, or set PYTHON_EXEC" if has_it else ""
     return f"workers ran {python}{other}"
 
 
 def _active(env: Environment) -> str:
-    """Return the Python of the active environment; empty if that is relight's own."""
+    """Return the active environment's Python; empty if that is relight's own."""
     path = env.get("PATH").split(os.pathsep)
 
     def place(folder: str) -> int:
@@ -96,13 +96,15 @@ def _active(env: Environment) -> str:
 
 
 def _is_program() -> bool:
-    """Return whether this is the program `relight`, and not `python -m` or `python -c`."""
+    """Return whether this process runs the program `relight`, rather than `python -m` or `python
+    -c`.
+    """
     main = sys.modules["__main__"]
     return hasattr(main, "__file__") and getattr(main, "__spec__", None) is None
 
 
 def _has_torch() -> bool:
-    from importlib.util import find_spec  # a millisecond, only where an environment is active
+    from importlib.util import find_spec  # takes a millisecond
 
     spec = find_spec("torch")
     return spec is not None and spec.origin is not None

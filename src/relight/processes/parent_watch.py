@@ -1,4 +1,4 @@
-"""Waits for the end of the process that has started this one (--end-with-parent)."""
+"""Waits until the process that started this one has exited (--end-with-parent)."""
 
 import os
 from collections.abc import Callable
@@ -9,12 +9,12 @@ _LOOK_EVERY_S = 0.5
 
 
 class ParentWatch:
-    """Looks for a change of this process's parent. PR_SET_PDEATHSIG would report the end of the
-    thread that started this process, which may end before the other threads.
+    """Polls for a change of this process's parent. PR_SET_PDEATHSIG would report the exit of the
+    thread that started this process, which may exit before the parent's other threads.
 
     Args:
         loop: the agent's loop.
-        on_end: called once, with the pid of the parent that has ended.
+        on_end: called once, with the pid of the parent that has exited.
     """
 
     def __init__(self, loop: Loop, on_end: Callable[[int], None]) -> None:

@@ -9,12 +9,12 @@ _LOOK_EVERY_S = 1.0
 
 
 class NoticeFile:
-    """Looks for a file now, and then every second until it is there.
+    """Checks for a file immediately, and then every second until it exists.
 
     Args:
         loop: the agent's loop.
         path: the file.
-        on_there: called once, with the reason.
+        on_there: called once, with the reason for the preemption.
     """
 
     def __init__(self, loop: Loop, path: str, on_there: Callable[[str], None]) -> None:

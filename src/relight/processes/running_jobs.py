@@ -1,10 +1,10 @@
-"""Jobs of `relight run` on this machine: the sockets of their agents, and the records of ended
-ones.
+"""Finds `relight run` jobs on this machine through their agents' sockets, and through the records
+of finished jobs.
 
-They are in a directory that only its user can enter: `$XDG_RUNTIME_DIR/relight/jobs`, or
-`/tmp/relight-UID/jobs` (host/user_sockets). Each agent that has run for a second has a socket
-there, `NAME-PID.sock`, and each of the last 100 that have ended a file, `NAME-PID.json`. A killed
-agent leaves its socket behind; the next reader removes it.
+These are in a directory that only its user can enter: `$XDG_RUNTIME_DIR/relight/jobs`, or
+`/tmp/relight-UID/jobs` (host/user_sockets). Each agent that has been running for a second has a
+socket there, `NAME-PID.sock`. Each of the last 100 finished jobs has a file, `NAME-PID.json`. A
+killed agent leaves its socket behind, and the next reader removes it.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ _ENDED, _TOKEN = ".json", ".token"
 _MOST_ENDED = 100
 _TIMEOUT_S = 3.0
 MOST_BYTES = 32 << 20
-"""Most bytes of an answer."""
+"""Maximum size of an answer in bytes."""
 _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-")
 
 
@@ -51,46 +51,46 @@ class SilentJob(NamedTuple):
 
 
 class JobDirectory:
-    """The directory of this user's jobs.
+    """The directory with this user's jobs.
 
     Args:
         variables: the environment.
 
     Raises:
-        OSError: if it can't be made, or others can enter it.
+        OSError: if it can't be created, or if other users can enter it.
     """
 
     def __init__(self, variables: Mapping[str, str]) -> None:
         self.path = user_sockets.directory(variables, JOBS)
         self._unreadable: dict[str, str] = {}
-        """The versions of agents, by job, whose snapshots have a form that this one can't read."""
+        """By job, the versions of agents whose snapshot format this version can't read."""
 
     def ids(self) -> set[str]:
-        """Return the ids of jobs that run or have ended, without asking their agents: some may have
+        """Return the ids of running and finished jobs, without querying their agents: some may have
         been killed.
         """
         return {*self._names(OF_JOB), *self._names(_ENDED)}
 
     def running(self) -> list[NodeSnapshot]:
-        """Return the answers of all agents that answer, the newest first."""
+        """Return the snapshots of all agents that answer, newest first."""
         found = filter(None, map(self.ask, self._names(OF_JOB)))
         return sorted(found, key=lambda each: each.started, reverse=True)
 
     def ended(self) -> list[NodeSnapshot]:
-        """Return the last snapshots of jobs that have ended, the newest first."""
+        """Return the last snapshots of finished jobs, newest first."""
         found = filter(None, map(self._read, self._names(_ENDED)))
         return sorted(found, key=lambda each: each.taken, reverse=True)
 
     def find(self, job: str) -> NodeSnapshot | None:
-        """Return the snapshot of a job that runs, or else of one that has ended."""
+        """Return the snapshot of a running job, or otherwise of a finished one."""
         return (self.ask(job) or self._read(job)) if is_id(job) else None
 
     def is_over(self, job: str) -> bool:
-        """Return whether a job has ended and left its record; its agent is not asked."""
+        """Return whether a job has ended and left its record; its agent is not queried."""
         return job in self._names(_ENDED) and job not in self._names(OF_JOB)
 
     def ask(self, job: str) -> NodeSnapshot | None:
-        """Return the answer of a job's agent; None without a valid answer."""
+        """Return the answer from a job's agent; None if there is no valid answer."""
         answer = self._answer(job, b"\n")
         found = _snapshot(answer)
         if found is None and answer:
@@ -98,8 +98,8 @@ class JobDirectory:
         return found
 
     def silent(self, answered: Collection[str]) -> list[SilentJob]:
-        """Return the jobs with living agents that have not just answered, because they are stopped
-        or late.
+        """Return the jobs whose agents are alive but have not answered, because they are stopped or
+        late.
         """
         found = []
         for job in self._names(OF_JOB):
@@ -110,11 +110,13 @@ class JobDirectory:
         return found
 
     def silent_pid(self, job: str) -> int:
-        """Return the pid of the agent of a job that has not answered, if it lives; else 0."""
+        """Return the pid of the agent of a job that has not answered, if it is alive;
+        otherwise 0.
+        """
         return next((each.pid for each in self.silent(()) if each.id == job), 0)
 
     def why_silent(self, job: str, pid: int) -> tuple[str, str]:
-        """Return why the agent of a job, which lives, has not answered, and what to do."""
+        """Return why a job's agent is alive but has not answered, and what to do about it."""
         agent = f"its agent (pid {pid})"
         if job not in self._unreadable:
             why = f"{agent} does not answer: it is stopped, or this machine is very busy"
@@ -124,11 +126,11 @@ class JobDirectory:
         return why, "use the relight command of that version; the job is not affected"
 
     def answers_or_lives(self, job: str) -> bool:
-        """Return whether the agent of a job is there, even if it does not answer."""
+        """Return whether a job's agent exists, even if it doesn't answer."""
         return self.ask(job) is not None or bool(self.silent_pid(job))
 
     def find_whole(self, job: str) -> WholeJob | None:
-        """Return a job on all its nodes: of one that has ended, or is of one node, this one."""
+        """Return a job on all its nodes; for a finished or single-node job, only this node."""
         own = self.find(job)
         if own is None or own.nodes == 1 or own.state == ENDED:
             return None if own is None else WholeJob((own,))
@@ -142,17 +144,17 @@ class JobDirectory:
         return WholeJob((own, *sorted(others, key=_place)), tuple(silent))
 
     def output(self, job: str, question: Output) -> str:
-        """Return the last output of a worker; empty if its agent does not answer."""
+        """Return a worker's latest output; empty if its agent doesn't answer."""
         return self._answer(job, _line(question)).decode(errors="replace")
 
     def output_elsewhere(self, job: str, question: Output) -> str:
-        """Return the last output of a rank on any node."""
+        """Return the latest output of a rank on any node."""
         found = self._ask_everywhere(job, _line(question).decode().strip())
         return next((each.answer for each in found.nodes if each.answer), "")
 
     def events(self, job: str, question: EventsAfter) -> Iterator[str]:
-        """Return the lines of the events that an agent has in memory, and those that come if the
-        question is to follow them; none if it does not answer.
+        """Return the lines of the events in an agent's memory, followed by new ones if the question
+        asks to follow them; empty if the agent doesn't answer.
         """
         connection = self._connect(job)
         if connection is None:
@@ -166,16 +168,16 @@ class JobDirectory:
                     yield line.rstrip("\n")
 
     def events_everywhere(self, job: str, number: int) -> list[tuple[str, list[str]]]:
-        """Return the lines of events above a number that the agents of all nodes have in memory, by
-        host: none of a node that does not answer.
+        """Return the lines of events above a number that all nodes' agents have in memory, by host.
+        Nodes that don't answer have none.
         """
         question = _line(EventsAfter(number, follow=False)).decode().strip()
         found = self._ask_everywhere(job, question).nodes
         return [(each.host, (each.answer or "").splitlines()) for each in found]
 
     def stacks(self, job: str) -> "list[tuple[str, NodeStacks | None]]":
-        """Return where the workers of all nodes are, by the names of the nodes: None of a node that
-        does not answer. It is empty if the agent of the job itself does not.
+        """Return the stacks of the workers on all nodes, with the nodes' names. A node that doesn't
+        answer has None. The list is empty if the job's own agent doesn't answer.
         """
         from relight.core.group import node_stacks
 
@@ -193,7 +195,7 @@ class JobDirectory:
         ]
 
     def keep(self, snapshot: NodeSnapshot) -> None:
-        """Keep the last snapshot of a job; remove the oldest of more than 100.
+        """Save the last snapshot of a job; remove the oldest ones if there are more than 100.
 
         Raises:
             OSError: if it can't be written.
@@ -208,8 +210,8 @@ class JobDirectory:
                 os.unlink(old)
 
     def make_token(self, job: str, token: str) -> str:
-        """Write the token of a page that this process serves; return the path. Those of pages that
-        were killed are removed.
+        """Write the token of a page that this process serves; return the path. Tokens of killed
+        pages are removed.
 
         Raises:
             OSError: if it can't be written.
@@ -224,12 +226,12 @@ class JobDirectory:
         return path
 
     def remove_token(self, path: str) -> None:
-        """Remove a file of `make_token`."""
+        """Remove a file created by `make_token`."""
         with contextlib.suppress(OSError):
             os.unlink(path)
 
     def forget(self, job: str) -> None:
-        """Remove the files of a job."""
+        """Remove a job's files."""
         for ending in (OF_JOB, _ENDED):
             with contextlib.suppress(OSError):
                 os.unlink(os.path.join(self.path, job + ending))
@@ -271,7 +273,7 @@ class JobDirectory:
 
 
 def is_id(text: str) -> bool:
-    """Return whether a text is a valid job id, which is part of a path."""
+    """Return whether a string is a valid job id, which becomes part of a path."""
     return bool(text) and set(text) <= _LETTERS and not text.startswith(".")
 
 
@@ -282,7 +284,7 @@ def _line(question: Question) -> bytes:
 
 
 def _place(job: NodeSnapshot) -> tuple[bool, int]:
-    """Return the order of nodes: by their number, spares last."""
+    """Return the sort key of a node: by number, with spares last."""
     return job.node < 0, job.node
 
 
@@ -295,7 +297,7 @@ def _snapshot(data: bytes | str) -> NodeSnapshot | None:
 
 
 def _version_in(answer: bytes) -> str:
-    """Return the version of relight in an answer with an unknown form; empty if absent."""
+    """Return the version of relight from an answer in an unknown format; empty if absent."""
     try:
         found = fields.decode(answer)
     except fields.Malformed:

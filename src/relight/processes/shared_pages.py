@@ -1,11 +1,11 @@
 """The memory that this agent shares with the workers of one generation (core/workers/shared_words).
 
-Each worker has a file, beside its error file, that it makes when it first calls a function of
-`relight.worker`. So a job whose script never calls one does not create any. A worker that can't
-create its file, as on a full disk, reports nothing and can't be asked to save.
+Each worker has a file next to its error file, which it creates when it first calls a function in
+`relight.worker`. So a job whose script never calls one doesn't create any. A worker that can't
+create its file, for example on a full disk, reports nothing and can't be told to save.
 
-The agent reads and writes the file and does not map it: the worker may truncate it at any moment,
-and an access beyond its end would raise SIGBUS.
+The agent reads and writes the file instead of mapping it, because the worker may truncate it at any
+moment, and access beyond its end would raise SIGBUS.
 """
 
 import json
@@ -18,20 +18,20 @@ from relight.host.loop import Loop
 from relight.processes.shared_page import opened
 
 _SEEN_AFTER_S = 0.002
-"""After this time, a worker sees what this process has written before, and has counted a call that
-had begun before.
+"""The time after which a worker is certain to see what this process has written and to have counted
+any call that it had begun before.
 """
 
 
 class WorkerMemory:
-    """The files of one generation's workers.
+    """The shared files of one generation's workers.
 
     Args:
         loop: the agent's loop.
-        error_files: the path of the error file by local rank; empty for none: then this worker
-            shares no memory.
-        began: when the workers were started, or a moment before, on the loop's clock.
-        say: tells the user.
+        error_files: the path of the error file, by local rank. A worker with an empty path shares
+            no memory.
+        began: when the workers were started, or shortly before, on the loop's clock.
+        say: prints a message to the user.
     """
 
     def __init__(
@@ -48,25 +48,25 @@ class WorkerMemory:
         self._say = say
         self._told = False
         self._agreed = 0
-        """The call on which the workers agree; 0 before they do."""
+        """The call that the workers have agreed on; 0 before they do."""
 
     def calls(self) -> int:
-        """Return how often a worker of this node has called `should_checkpoint` at most; 0 if none
-        has.
+        """Return the highest number of `should_checkpoint` calls by any worker on this node; 0 if
+        none has called it.
         """
         return max((words.calls(page) for _, page in self._pages()), default=0)
 
     def step(self) -> int | None:
-        """Return the highest step that a worker of this node has reported, or None if none has."""
+        """Return the highest step that a worker on this node has reported, or None if none has."""
         return max(self.steps().values(), default=None)
 
     def steps(self) -> dict[int, int]:
-        """Return the step that each worker has reported last, by local rank, if it has."""
+        """Return the latest reported step of each worker that has reported one, by local rank."""
         return {rank: step for rank, (step, _) in self.progress().items()}
 
     def progress(self) -> dict[int, tuple[int, float]]:
-        """Return the step that each worker has reported last, if it has, and when on the loop's
-        clock, by local rank.
+        """Return the latest step of each worker that has reported one, and when it was reported on
+        the loop's clock, by local rank.
         """
         found = {
             rank: words.progress(page, self._began, self._loop.now) for rank, page in self._pages()
@@ -74,16 +74,16 @@ class WorkerMemory:
         return {rank: progress for rank, progress in found.items() if progress is not None}
 
     def totals(self) -> dict[int, int]:
-        """Return the number of steps that each worker will do, if it tells, by local rank."""
+        """Return each worker's total number of steps, if it reports that, by local rank."""
         found = {rank: words.total(page) for rank, page in self._pages()}
         return {rank: total for rank, total in found.items() if total is not None}
 
     def values(self) -> dict[int, tuple[str, ...]]:
-        """Return the numbers that each worker has reported last, by local rank."""
+        """Return the numbers that each worker reported last, by local rank."""
         return {rank: words.values(page) for rank, page in self._pages()}
 
     def span(self) -> tuple[float, float] | None:
-        """Return when a worker of this node has first and last reported a step, in seconds of the
+        """Return when workers on this node first and last reported a step, in seconds on the
         monotonic clock; None if none has.
         """
         found = [words.span(page, self._began, self._loop.now) for _, page in self._pages()]
@@ -93,27 +93,28 @@ class WorkerMemory:
         return min(first for first, _ in spans), max(last for _, last in spans)
 
     def limit(self, call: int, answer: Callable[[int], None]) -> None:
-        """Hold workers at a call of `should_checkpoint` until the next instruction.
+        """Hold the workers at a given call of `should_checkpoint` until the next instruction.
 
         Args:
-            call: the number of the call, from 1; 0 for none.
-            answer: called soon, with the most calls of a worker that may have missed this.
+            call: the number of the call, counted from 1; 0 means none.
+            answer: called soon, with the highest number of calls by any worker that may have missed
+                this limit.
         """
         self._write(words.LIMIT, call)
         self._loop.call_after(_SEEN_AFTER_S, lambda: answer(self._calls_until_held()))
 
     def release(self) -> None:
-        """Hold no worker any more, unless they agreed."""
+        """Release all held workers, unless they have agreed on a call."""
         for local_rank in list(self._open):
             self._put(local_rank, words.LIMIT, 0)
 
     def agree(self, call: int, deadline: float) -> None:
-        """Let the workers save and leave. If an earlier coordinator has told a call, it stands:
-        workers may have passed the new one already.
+        """Let the workers save and leave. A call set by an earlier coordinator still applies,
+        because workers may already have passed the new one.
 
         Args:
-            call: the number of the call of `should_checkpoint`; 0 for the next.
-            deadline: when they are stopped, on the loop's clock.
+            call: the number of the `should_checkpoint` call; 0 means the next one.
+            deadline: when the workers are stopped, on the loop's clock.
         """
         latest = self._loop.now() + words.MOST_LEFT_S
         self._write(words.DEADLINE, int(min(deadline, latest) * 1e9))
@@ -122,30 +123,30 @@ class WorkerMemory:
             self._write(words.AGREED, self._agreed)
 
     def begin(self, began: float) -> None:
-        """Count only what workers report from now on: the next generation begins.
+        """Begin the next generation: from now on, count only new reports from workers.
 
         Args:
-            began: when, on the loop's clock.
+            began: when the next generation begins, on the loop's clock.
         """
         self._began = began
 
     def inside(self) -> set[int]:
-        """Return which workers run a recoverable function, by local rank."""
+        """Return the local ranks of workers that are running a recoverable function."""
         return {rank for rank, page in self._pages() if page[words.INSIDE] == 1}
 
     def have_begun(self) -> set[int]:
-        """Return which workers run a recoverable function or have run one, by local rank."""
+        """Return the local ranks of workers that are running or have run a recoverable function."""
         return {rank for rank, page in self._pages() if page[words.INSIDE] in (1, 2)}
 
     def leave(self, count: int) -> None:
-        """Let the workers leave their group, the `count`th that this job leaves, even those that
-        are held.
+        """Let the workers, even held ones, leave their group, which is the `count`th that this job
+        leaves.
         """
         self.release()
         self._write(words.LEAVE, count)
 
     def have_left(self, count: int) -> set[int]:
-        """Return which workers have left it, by local rank."""
+        """Return the local ranks of workers that have left the `count`th group."""
         return {rank for rank, page in self._pages() if page[words.LEFT] == count}
 
     def join(self, local_rank: int, variables: Mapping[str, str], count: int) -> None:
@@ -155,16 +156,16 @@ class WorkerMemory:
             OSError: if they can't be written.
         """
         path = self._paths[local_rank].removesuffix(words.SUFFIX) + words.VARIABLES_SUFFIX
-        with open(path, "w") as file:  # read only once JOIN says that it is complete
+        with open(path, "w") as file:  # read only once JOIN signals that it is complete
             json.dump(variables, file)
         self._put(local_rank, words.JOIN, count)
 
     def have_joined(self, count: int) -> set[int]:
-        """Return which workers have joined the group after the `count`th, by local rank."""
+        """Return the local ranks of workers that have joined the group after the `count`th."""
         return {rank for rank, page in self._pages() if page[words.JOINED] == count}
 
     def replace(self, local_rank: int, error_file: str) -> None:
-        """Share memory with a new worker instead of one that has ended."""
+        """Share memory with a new worker that replaces one that has ended."""
         if local_rank in self._open:
             os.close(self._open.pop(local_rank))
         self._paths.pop(local_rank, None)
@@ -179,11 +180,13 @@ class WorkerMemory:
             try:
                 os.unlink(path)
             except OSError:
-                pass  # the worker has made none
+                pass  # the worker has created none
         self._paths = {}
 
     def _calls_until_held(self) -> int:
-        """Return how often workers may have called, or still may, as nothing holds them before."""
+        """Return how many calls workers may have made, or may still make before anything holds
+        them.
+        """
         return max(self.calls(), self._agreed - 1)
 
     def _write(self, word: int, value: int) -> None:
@@ -194,11 +197,11 @@ class WorkerMemory:
     def _put(self, local_rank: int, word: int, value: int) -> None:
         try:
             os.pwrite(self._open[local_rank], value.to_bytes(8, sys.byteorder), 8 * word)
-        except OSError as error:  # the worker has made a hole, and the disk is full
+        except OSError as error:  # the worker has left a hole in the file, and the disk is full
             self._tell(local_rank, error)
 
     def _pages(self) -> Iterator[tuple[int, memoryview]]:
-        """Yield a copy of the memory of each worker that has made it, by local rank."""
+        """Yield a copy of the memory of each worker that has created it, with its local rank."""
         for local_rank in self._paths:
             if not self._find(local_rank, make=False):
                 continue
@@ -211,12 +214,14 @@ class WorkerMemory:
                 yield local_rank, memoryview(page).cast("Q")
 
     def _find(self, local_rank: int, *, make: bool) -> bool:
-        """Return whether a worker's file is open; open it if it is there, or make it."""
+        """Return whether a worker's file is open; open it if it exists, or create it if `make` is
+        set.
+        """
         if local_rank not in self._open:
             try:
                 self._open[local_rank] = opened(self._paths[local_rank], make=make)
             except FileNotFoundError:
-                return False  # this worker has called nothing yet
+                return False  # this worker has not called anything yet
             except OSError as error:
                 self._tell(local_rank, error)
                 return False

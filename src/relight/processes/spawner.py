@@ -1,46 +1,46 @@
 """The spawner: the process that starts, signals and reaps the workers, and outlives the agent.
 
 A process that is killed with SIGKILL can't clean up after itself, so another process has to. The
-agent forks the spawner when the first workers are to start, and sends it the later
+agent forks the spawner when it is about to start the first workers, and sends it the later
 generations (`processes/generation_pipe.py`). The spawner is the parent of all workers and the
-subreaper of all their descendants, so none escapes, not even one that calls setsid or whose
-parent has died. When the socket of a generation ends, for whatever reason, the spawner kills them
-all. Normal shutdown takes the same path, so it is exercised on every run. A live agent sends
-`end` before; without it, the spawner cleans up in the agent's place. It exits when the agent is
+subreaper of all their descendants, so none of them escapes, not even one that calls setsid or whose
+parent has died. When a generation's socket is closed, for whatever reason, the spawner kills them
+all. Normal shutdown takes the same path, so it is exercised on every run. A live agent sends `end`
+first; if it doesn't, the spawner also does the agent's cleanup. The spawner exits when the agent is
 gone.
 
     agent --fork--> guard --fork--> spawner --fork, exec--> workers --> whatever they start
 
-If the spawner itself is killed, PR_SET_PDEATHSIG ends the workers, and the guard inherits and kills
-their descendants (`linux.stand_guard`; the guard and the agent are also subreapers).
-A process only kills its own children, whose pids can't have been reused because no other process
-reaps them. Some processes can't be killed: ones in an uninterruptible call, and ones of another
-user, as started by `sudo`. The spawner reports them to the agent, which decides how long to wait;
-without the agent it gives up after a while, and so does its guard.
+If the spawner itself is killed, PR_SET_PDEATHSIG kills the workers, and the guard inherits and
+kills their descendants (`linux.stand_guard`; the guard and the agent are also subreapers). A
+process only kills its own children. Their pids can't have been reused because no other process
+reaps them. Some processes can't be killed: those in an uninterruptible call, and those of another
+user, for example started with `sudo`. The spawner reports them to the agent, which decides how long
+to wait. Without an agent, the spawner and its guard give up after a while.
 
-Workers may have a lease, the time until which they may run. When it expires, they are frozen
-(SIGSTOP) with all their descendants until it is renewed (`processes/freezer.py`). The spawner does
-that, so that it also works when the agent itself is stopped.
+Workers may have a lease, the time until which they may run. When it expires, they and all their
+descendants are frozen (SIGSTOP) until it is renewed (`processes/freezer.py`). The spawner does the
+freezing, so that it works even if the agent itself is stopped.
 
-Lines on the socket of a generation; RANK is a local rank, and TIME is CLOCK_MONOTONIC in seconds,
-shared by all processes of a machine.
+The lines on a generation's socket are listed below. RANK is a local rank, and TIME is
+CLOCK_MONOTONIC in seconds, which all processes on a machine share.
 
     agent to spawner    signal RANK NUMBER
                         kill                        kill all workers and their descendants
-                        lease TIME                  0 for none
-                        start RANK                  one more worker, replacing one that ended;
+                        lease TIME                  0 means no lease
+                        start RANK                  start a worker in place of one that ended;
                                                     its plan comes with it (generation_pipe)
                         orphans PID                 kill the descendants of an ended worker in its
                                                     session; PID was the worker's
                         end
-    spawner to agent    holder PID                  its own pid; the agent has forked its guard
+    spawner to agent    holder PID                  its own pid; the agent forked its guard
                         started RANK PID
                         unborn RANK ERRNO           the worker could not be forked
                         failed RANK ERRNO           its program could not be executed
                         exited RANK EXITCODE TIME
                         remains PID REFUSED         the process still exists a second after SIGKILL;
                                                     REFUSED is 1 if we may not signal it
-                        frozen, thawed              the lease expired, or was renewed
+                        frozen, thawed              the lease has expired, or has been renewed
                         ended                       all workers are gone; the spawner waits for the
                                                     next generation
                         leaving                     all workers are gone; the spawner exits
@@ -67,15 +67,17 @@ from relight.processes import generation_pipe
 from relight.processes.generation_pipe import GenerationPlan, WorkerPlan
 
 _TELL_S = 1.0
-"""When processes that still exist after SIGKILL are named."""
+"""How long after SIGKILL processes that still exist are reported."""
 _LOOK_S = 1.0
-"""How often the spawner checks them if none exits."""
+"""How often the spawner checks those processes if none of them exits."""
 _ORPHANS_S = 0.5
-"""How long descendants of an ended worker may take to exit before its replacement starts."""
+"""How long an ended worker's descendants may take to exit before its replacement starts."""
 _REAP_S = 1.0
-"""How long the agent waits for the exit of an idle spawner that it has killed."""
+"""How long the agent waits for an idle spawner that it has killed to exit."""
 _IGNORED_BY_PYTHON = (int(signal.SIGPIPE), int(signal.SIGXFSZ))
-"""Python ignores these for itself; as in subprocess, the workers get the default action."""
+"""Python ignores these signals for itself; as with subprocess, the workers get the default
+action.
+"""
 
 if TYPE_CHECKING:
     from relight.host.loop import Loop
@@ -89,7 +91,7 @@ class Spawner:
         plan: the workers.
 
     Attributes:
-        abandoned: whether the agent has not sent `end`.
+        abandoned: whether the agent has gone without sending `end`.
     """
 
     def __init__(self, plan: GenerationPlan) -> None:
@@ -102,7 +104,7 @@ class Spawner:
         self.pid_of: dict[int, int] = {}
         self.buffer = LineBuffer()
         self._fds: list[int] = []
-        """Descriptors that came with a command that is not complete."""
+        """Descriptors that came with a command that is still incomplete."""
         self._mask: Any = None
         self.freezer: Freezer | None = None
         """Keeps the workers' lease; None before the first one."""
@@ -111,14 +113,14 @@ class Spawner:
         self._pipe = (-1, -1)
         self._kill_began = 0.0
         self._told: set[int] = set()
-        """Pids of processes that the agent knows to exist still after SIGKILL."""
+        """Pids of processes that have been reported to the agent as surviving SIGKILL."""
 
     def run(self, mask: Any) -> bool:
-        """Start the workers and supervise them until the agent closes its socket, or is gone;
-        return whether no process is left.
+        """Start the workers and supervise them until the agent closes its socket or is gone; return
+        whether no process is left.
 
-        All signals must be blocked, and stay so except SIGCHLD: a spawner is not controlled by
-        signals. `mask` is the workers' signal mask (`system.block_signals`).
+        All signals must be blocked, and all except SIGCHLD stay blocked: a spawner is not
+        controlled by signals. `mask` is the workers' signal mask (`system.block_signals`).
         """
         self._mask = mask
         wake_read = self._wake_on_exits()
@@ -133,7 +135,7 @@ class Spawner:
             ready = dict(poll.poll(self._until_lease_ends()))
             if wake_read in ready:
                 os.read(wake_read, 4096)
-            # Exits first: a worker that is already gone must not be signalled.
+            # Process exits first: a worker that is already gone must not be signalled.
             self._reap()
             if self.agent.fileno() in ready and not self._obey():
                 return self._end_everything()
@@ -144,13 +146,15 @@ class Spawner:
         os.close(self.stdin)
 
     def end(self) -> None:
-        """Tell the agent that the generation is over, and restore the state from before it."""
-        self.tell("ended")  # first, so that it can prepare the next one, or end
+        """Tell the agent that the generation is over, and restore this process's state from before
+        it.
+        """
+        self.tell("ended")  # first, so that the agent can prepare the next one, or exit
         self.agent.close()
         system.block_signals()
         self.restore_action()
         while signal.sigtimedwait(signal.valid_signals(), 0):
-            pass  # signals that arrived for this process meanwhile
+            pass  # signals that arrived for this process in the meantime
         for fd in (*self._pipe, *self.held):
             os.close(fd)
 
@@ -160,18 +164,18 @@ class Spawner:
         signal.signal(signal.SIGCHLD, self._action_before)
 
     def _until_lease_ends(self) -> float | None:
-        """Return the milliseconds until the lease needs a check; None without a lease."""
+        """Return the milliseconds until the lease must be checked; None without a lease."""
         now = time.monotonic()
         look_at = self.freezer.next_look(now) if self.freezer is not None else None
         return None if look_at is None else max(0.0, look_at - now) * 1000
 
     def _keep_lease(self) -> None:
-        """Freeze the workers while their lease has expired, thaw them once it is renewed."""
+        """Freeze the workers if their lease has expired; thaw them once it is renewed."""
         if self.freezer is not None and self.freezer.look(time.monotonic()):
             self.tell("frozen" if self.freezer.frozen else "thawed")
 
     def _wake_on_exits(self) -> int:
-        """Have SIGCHLD only write to a pipe; return the descriptor to read."""
+        """Make SIGCHLD only write to a pipe; return the descriptor to read from."""
         self._pipe = wake_read, wake_write = os.pipe()
         os.set_blocking(wake_read, False)
         os.set_blocking(wake_write, False)
@@ -189,7 +193,7 @@ class Spawner:
             pid, number = -1, error.errno or errno.EAGAIN
         if pid == 0:
             self.become_worker(plan, own, mask)
-        for fd in {plan.stdout, plan.stderr}:  # so that later workers need not copy and close them
+        for fd in {plan.stdout, plan.stderr}:  # so that later workers don't copy them
             os.close(fd)
         if pid < 0:
             return f"unborn {plan.local_rank} {number}"
@@ -198,7 +202,7 @@ class Spawner:
         return f"started {plan.local_rank} {pid}"
 
     def become_worker(self, plan: WorkerPlan, spawner: int, mask: Any) -> NoReturn:
-        """Become a worker, in a child of the spawner."""
+        """Become a worker; called in a child of the spawner."""
         try:
             system.die_with_parent(signal.SIGKILL)
             if os.getppid() != spawner:
@@ -209,7 +213,7 @@ class Spawner:
             for fd, number in ((self.stdin, 0), (plan.stdout, 1), (plan.stderr, 2)):
                 os.dup2(fd, number)
             restore_limit()
-            # A signal that arrived since the fork acts now, as it would on the program.
+            # A signal that arrived after the fork takes effect now, as it would on the program.
             system.restore_signals(mask)
             self.execute(plan)
         except OSError as error:
@@ -227,9 +231,9 @@ class Spawner:
         start(plan.argv[0], plan.argv, plan.variables)
 
     def _obey(self) -> bool:
-        """Run the agent's commands; return False once its end of the socket is closed."""
+        """Carry out the agent's commands; return False once its end of the socket is closed."""
         try:
-            # Data that comes with descriptors ends what one call returns (unix(7)).
+            # A single call returns no data beyond data that comes with descriptors (unix(7)).
             data, fds, _, _ = socket.recv_fds(self.agent, 4096, 4)
         except OSError:
             data, fds = b"", []
@@ -255,22 +259,24 @@ class Spawner:
         return True
 
     def _end_orphans(self, session: int) -> None:
-        """Kill the descendants of an ended worker, including ones orphaned by that."""
+        """Kill the descendants of an ended worker, including those that are orphaned by the
+        kills.
+        """
         end = time.monotonic() + _ORPHANS_S
         while left := self._orphans(session):
             for pid in left:
                 try:
                     os.kill(pid, signal.SIGKILL)
                 except PermissionError:
-                    pass  # it is another user's
+                    pass  # it belongs to another user
             if time.monotonic() >= end:
-                return  # the end of the generation waits for them
+                return  # they are waited for at the end of the generation
             time.sleep(0.002)
             self._reap()
 
     def _orphans(self, session: int) -> list[int]:
         """Return the children of this process in an ended worker's session. No other process reaps
-        them, so none of these pids is reused.
+        them, so none of these pids can have been reused.
         """
         found = []
         for pid in system.children_of(os.getpid()):
@@ -278,11 +284,11 @@ class Spawner:
                 if pid not in self.local_rank_of and os.getsid(pid) == session:
                     found.append(pid)
             except OSError:
-                continue  # not permitted to know
+                continue  # not permitted to query it
         return found
 
     def _replace(self, local_rank: int) -> None:
-        """Start a worker in place of one that has ended."""
+        """Start a worker to replace one that has ended."""
         fds, self._fds = self._fds, []
         plan, self.stdin = generation_pipe.receive_worker(local_rank, fds)
         self.plans[local_rank] = plan
@@ -290,7 +296,9 @@ class Spawner:
         os.close(self.stdin)
 
     def _set_lease(self, until: float) -> None:
-        """Load the freezer before it is needed: the disk with its code may be lost later."""
+        """Set the lease. The freezer is loaded before it is needed, because the disk with its code
+        may be lost later.
+        """
         if until and self.freezer is None:
             from relight.processes.freezer import Freezer
 
@@ -306,7 +314,7 @@ class Spawner:
             try:
                 os.killpg(pid, number)
             except (ProcessLookupError, PermissionError):
-                os.kill(pid, number)  # between its fork and its setsid
+                os.kill(pid, number)  # the worker is between fork and setsid
         else:
             os.kill(pid, number)
 
@@ -330,12 +338,13 @@ class Spawner:
                 self.tell("\n".join(lines))
 
     def _end_everything(self) -> bool:
-        """Kill all children, and the orphans that the spawner adopts, until none are left; return
-        False if some are when the agent has given up, or is gone and time is up.
+        """Kill all children, and the orphans that the spawner adopts, until none are left. Return
+        False if some are left when the agent has given up, or when the agent is gone and the time
+        is up.
         """
         poll = select.poll()
         poll.register(self._pipe[0], select.POLLIN)
-        poll.register(self.agent, 0)  # only for the end of both directions
+        poll.register(self.agent, 0)  # only to detect that both directions are closed
         is_alone, wait_s = False, 0.01
         self._kill_began = self._kill_began or time.monotonic()
         while True:
@@ -369,39 +378,40 @@ class Spawner:
 
 
 def own_actions() -> tuple[int, ...]:
-    """Return the signals for which this process has a handler, or which only Python ignores."""
+    """Return the signals that this process has a handler for, or that only Python ignores."""
     handled = (n for n in range(1, signal.NSIG) if callable(signal.getsignal(n)))
     return (*handled, *_IGNORED_BY_PYTHON)
 
 
 def default_signals(numbers: Iterable[int]) -> None:
-    """Let these signals have their default effect; others that are ignored stay ignored."""
+    """Reset these signals to their default action; other ignored signals stay ignored."""
     for number in numbers:
         signal.signal(number, signal.SIG_DFL)
 
 
 class SpawnerProcess:
-    """The agent's spawner, from the agent's side: one process for all generations, if it lives that
-    long and the system can do that.
+    """The agent's side of its spawner: a single process for all generations, if it survives that
+    long and the system supports it.
     """
 
     def __init__(self) -> None:
         self.held: Callable[[], Sequence[int]] = tuple
-        """Returns descriptors that spawners keep open as long as they have workers; the guard of
-        the first generation's keeps those of that time."""
+        """Returns descriptors that spawners keep open as long as they have workers. The guard of
+        the first generation's spawner keeps the ones that existed when it was forked.
+        """
         self._pid = 0
         self._idle_pid = 0
-        """The spawner's own pid, reported when it waits for a generation; 0 before."""
+        """The spawner's own pid, which it reports when it waits for a generation; 0 until then."""
         self._control: socket.socket | None = None
 
     def fork(self, plans: Sequence[WorkerPlan], scratch: str) -> tuple[int, socket.socket]:
         """Start the workers of a generation; return the pid of the process that was forked for the
-        first one, and the agent's end of the generation's socket.
+        first generation, and the agent's end of this generation's socket.
 
         Args:
             plans: the workers.
-            scratch: a directory that the agent removes when it ends, or empty. The spawner removes
-                it if the agent is gone by then.
+            scratch: a directory that the agent removes when it exits, or empty. If the agent is
+                gone by then, the spawner removes it.
 
         Raises:
             OSError: if the process can't be forked, or descriptors are exhausted.
@@ -411,7 +421,7 @@ class SpawnerProcess:
             try:
                 return self._pid, generation_pipe.send(self._control, plans, scratch, self.held())
             except (BrokenPipeError, ConnectionResetError):
-                pass  # it was killed just now
+                pass  # it has just been killed
         self.close()
         if not system.SPAWNER_STAYS:
             return fork(plans, scratch)
@@ -422,7 +432,7 @@ class SpawnerProcess:
         return self._pid, connection
 
     def close(self) -> None:
-        """Let it end. If it has workers, it ends after them."""
+        """Let the spawner exit. If it has workers, it exits after them."""
         if self._control is None:
             return
         pid = self._hear_idle(self._control)
@@ -432,24 +442,26 @@ class SpawnerProcess:
             if pid and system.parent_of(pid) == os.getpid():  # its guard was killed
                 os.kill(pid, signal.SIGKILL)
                 system.reap(pid, _REAP_S)
-            elif pid:  # another program may have stopped them
+            elif pid:  # in case another program has stopped them
                 os.kill(self._pid, signal.SIGCONT)
                 self._continue(pid)
         except OSError:
-            pass  # they have ended
+            pass  # they have exited
         try:
-            system.reap(self._pid, 0)  # if it was killed while it was idle
+            system.reap(self._pid, 0)  # in case it was killed while idle
         except ChildProcessError:
-            pass  # its last generation has reaped it
+            pass  # it was reaped with its last generation
 
     def wait(self, loop: "Loop", limit_s: float) -> None:
-        """Close it, and return when it is gone; for embedding programs that outlive the job."""
+        """Close the spawner, and return when it is gone; for embedding programs that outlive the
+        job.
+        """
         if self._control is None:
             return
         try:
             child = system.Child(self._pid)
         except OSError:
-            child = None  # it has ended, and was reaped
+            child = None  # it has exited and has been reaped
         self.close()
         if child is None:
             return
@@ -465,8 +477,9 @@ class SpawnerProcess:
         child.close()
 
     def _continue_idle(self, control: socket.socket) -> bool:
-        """Return whether the last generation is over, and the process and its guard are still
-        there. It has said so with its pid; it is continued, as another program may have stopped it.
+        """Return whether the last generation is over and the spawner and its guard still exist. The
+        spawner reports this by sending its pid. It is sent SIGCONT in case another program has
+        stopped it.
         """
         pid = self._hear_idle(control)
         try:
@@ -478,11 +491,11 @@ class SpawnerProcess:
         return True
 
     def _hear_idle(self, control: socket.socket) -> int:
-        """Return the pid of the spawner if it waits for a generation, else 0."""
+        """Return the spawner's pid if it is waiting for a generation, otherwise 0."""
         try:
             self._idle_pid = int(control.recv(20, socket.MSG_DONTWAIT) or 0) or self._idle_pid
         except OSError:
-            pass  # it has not told anything, or is gone
+            pass  # it has not sent anything, or is gone
         return self._idle_pid
 
     def _continue(self, pid: int) -> None:
@@ -504,9 +517,9 @@ def fork_helper(
     """Fork a spawner for a process other than a worker, like `SpawnerProcess.fork`.
 
     Args:
-        plan: the process, with the local rank 0.
-        stdin: its standard input.
-        call: a function to run instead of a program, with only these three descriptors.
+        plan: the process, with local rank 0.
+        stdin: the process's standard input.
+        call: a function to run instead of a program, with only the three standard descriptors.
 
     Raises:
         OSError: if the process can't be forked, or descriptors are exhausted.
@@ -543,8 +556,8 @@ def _fork(
 
 
 class _Agent(NamedTuple):
-    """The agent that forked a spawner: its pid, the signals that it handles, and the kind of
-    processes that the spawner starts (`of`).
+    """The agent that forked a spawner: the agent's pid, the signals that it handles, and the kind
+    of processes that the spawner starts (`of`).
     """
 
     pid: int
@@ -553,8 +566,8 @@ class _Agent(NamedTuple):
 
 
 class _FirstSpawner(Spawner):
-    """The spawner of the first generation, just forked by the agent. It inherits the plan from the
-    agent's memory.
+    """The first generation's spawner, forked by the agent. It inherits the plan from the agent's
+    memory.
     """
 
     def __init__(
@@ -565,11 +578,13 @@ class _FirstSpawner(Spawner):
         self._call = call
 
     def leave_agent(self, keep: Collection[int]) -> None:
-        """Leave the agent's session and signals behind, and its descriptors but those to keep."""
+        """Leave the agent's session, and drop its signal handling and all its descriptors except
+        those in `keep`.
+        """
         os.setsid()
         system.become_subreaper()
-        system.die_with_parent(signal.SIGCONT)  # a stopped spawner must see its end too
-        default_signals(self.parent.actions)  # here: each worker would copy pages for it
+        system.die_with_parent(signal.SIGCONT)  # a stopped spawner must notice too
+        default_signals(self.parent.actions)  # in a worker it would copy pages
         outputs = [fd for plan in self.plans.values() for fd in (plan.stdout, plan.stderr)]
         system.close_all_but({0, 1, 2, self.stdin, self.agent.fileno(), *keep, *outputs})
 
@@ -594,7 +609,7 @@ class _FirstSpawner(Spawner):
 def _live(
     first: _FirstSpawner, control: socket.socket | None, held: Collection[int], mask: Any
 ) -> NoReturn:
-    """Be the spawner of the first generation, and of those that come through `control`."""
+    """Run as the spawner of the first generation, and of those that arrive through `control`."""
     gc.disable()  # finalizing the agent's objects here would close our descriptors
     spawner: Spawner = first
     try:
@@ -618,12 +633,12 @@ def _live(
                 os._exit(0)
             spawner = Spawner(plan)
     except OSError as error:
-        if spawner.agent.fileno() >= 0:  # not between two generations
+        if spawner.agent.fileno() >= 0:  # not while between two generations
             spawner.tell(f"refused {error.errno or 0} {error.filename or ''}")
         os._exit(EXIT_MACHINE)
     except BaseException as error:
         spawner.tell(f"broken {describe_bug(error)}")
-    finally:  # nothing of the agent may run on here
+    finally:  # none of the agent's code may run after this
         os._exit(EXIT_INTERNAL)
 
 
@@ -631,17 +646,17 @@ def _tell_guard(to_guard: int, scratch: str) -> None:
     try:
         os.write(to_guard, os.fsencode(scratch))
     except BrokenPipeError:
-        pass  # it was killed: the agent finds that out, and ends this process
+        pass  # it was killed; the agent detects that and ends this process
 
 
 def _next_plan(spawner: Spawner, control: socket.socket) -> GenerationPlan | None:
-    """End a generation, and return the plan of the next one; None if the agent is gone."""
+    """End a generation and return the plan of the next one, or None if the agent is gone."""
     try:
         control.send(b"%d\n" % os.getpid())
     except OSError:
-        pass  # it is gone
+        pass  # the agent is gone
     spawner.end()
     plan = generation_pipe.receive(control)
     if plan is None and spawner.scratch:
-        remove_tree(spawner.scratch)  # unless the agent was killed, it has done so
+        remove_tree(spawner.scratch)  # a live agent has already removed it
     return plan

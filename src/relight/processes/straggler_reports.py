@@ -1,7 +1,7 @@
-"""Slow-rank reports that an agent received: as an event, and for `relight status`.
+"""Makes the slow-rank reports that an agent receives available as events, and to `relight status`.
 
-`relight status` reads them from a file in memory, found by its name among the open files of the
-agent (proc_pid_fd(5)). So no file is left behind.
+`relight status` reads them from a file in memory, which it finds by name among the agent's open
+files (proc_pid_fd(5)). So no file is left behind.
 """
 
 import os
@@ -13,11 +13,11 @@ from relight.host import system
 
 _NAME = "relight-slow-ranks"
 _MOST = 4096
-"""Most bytes of the file that are read."""
+"""Maximum number of bytes read from the file."""
 
 
 def event(found: SlowRanks) -> RanksSlow:
-    """Return the event of a coordinator's message."""
+    """Return the event for a coordinator's message."""
     from relight.core.group.straggler_detector import describe
 
     since = time.time() - found.age_s
@@ -34,7 +34,7 @@ def event(found: SlowRanks) -> RanksSlow:
 
 
 class ShownSlowRanks:
-    """What `relight status` shows of the slow ranks of this process's workers."""
+    """The slow ranks among this process's workers, as shown by `relight status`."""
 
     def __init__(self) -> None:
         self._fd = -1
@@ -47,17 +47,17 @@ class ShownSlowRanks:
                 self._fd = system.anonymous_file(_NAME)
                 os.write(self._fd, told.text.encode()[:_MOST])
             except OSError:
-                pass  # no descriptor or memory is left; the event and the console have it
+                pass  # no descriptor or memory is left; the console also shows the report
 
     def close(self) -> None:
-        """Show nothing any more."""
+        """Stop showing anything."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
 
 def shown_by(pid: int) -> str:
-    """Return an agent's reports; empty without any, or if its open files can't be read."""
+    """Return an agent's reports; empty if there are none, or if its open files can't be read."""
     folder = f"/proc/{pid}/fd"
     try:
         for name in os.listdir(folder):
@@ -65,5 +65,5 @@ def shown_by(pid: int) -> str:
                 with open(f"{folder}/{name}", encoding="utf-8", errors="replace") as file:
                     return file.read(_MOST)
     except OSError:
-        pass  # it has ended, or has just closed one
+        pass  # it has exited, or has just closed one
     return ""

@@ -1,5 +1,5 @@
-"""Executes the decisions of core/workers/supervision for processes that were started together: the
-workers of an agent, or the replicas of a job on this machine.
+"""Carries out the decisions of core/workers/supervision for processes that were started together:
+an agent's workers, or a job's replicas on this machine.
 
     Workers (the spawner) --exits--> Supervisor --> core/workers/supervision --signals--> Workers
 """
@@ -39,23 +39,23 @@ OnChange = Callable[[StateChanged], None]
 
 
 class Supervisor:
-    """Starts processes and stops them together. If it is killed, none survives.
+    """Starts processes and stops them together. If this process is killed, none of them survives.
 
     Args:
         loop: the loop of this process.
         plans: the processes to start, in the order of their local ranks.
-        ranks: the rank of each, in the same order.
+        ranks: the rank of each process, in the same order.
         scratch: a directory to remove if this process is killed, or empty.
         grace_s: seconds from the first signal to SIGKILL.
-        on_event: called with each start and exit, when processes are frozen or resumed, with
-            processes that survive SIGKILL, and when the spawner is lost; after what
-            core/workers/supervision decided was done.
-        before_stop: called with the exit of a process that failed, before the others are stopped
-            because of it.
-        on_change: called with each change of the state of core/workers/supervision.
+        on_event: called after the decisions of core/workers/supervision have been carried out: for
+            each start and exit, when processes are frozen or resumed, for processes that survive
+            SIGKILL, and when the spawner is lost.
+        before_stop: called with the exit of a failed process, before the others are stopped because
+            of it.
+        on_change: called with each state change in core/workers/supervision.
         fork: starts a spawner, or uses the warm one (`warm/preloading.py`).
-        grace_for_all: whether a process without a handler for the stop signal also gets the
-            grace time. Otherwise it is killed immediately, unless the agent itself got a stop
+        grace_for_all: whether a process without a handler for the stop signal also gets the grace
+            time. Otherwise it is killed immediately, unless the agent itself received a stop
             signal.
 
     Raises:
@@ -78,8 +78,9 @@ class Supervisor:
     ) -> None:
         self.core = Supervision(len(plans), grace_s)
         self.survivors_leave: Callable[[int], SurvivorsLeave | None] = lambda _: None
-        """Lets the others leave the group of a worker that has failed, and keep their process;
-        returns None if they can't. Gets its local rank."""
+        """Called with the local rank of a failed worker. Lets the other workers leave its group and
+        keep their process; returns None if they can't.
+        """
         self._loop = loop
         self._on_event = on_event
         self._before_stop = before_stop
@@ -91,7 +92,7 @@ class Supervisor:
 
     @property
     def is_running(self) -> bool:
-        """Whether the processes were not asked to stop."""
+        """Whether the processes have not been told to stop."""
         return self.core.state in UNSTOPPED
 
     @property
@@ -101,27 +102,27 @@ class Supervisor:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether the processes were asked to stop, and the grace time is not over."""
+        """Whether the processes have been told to stop and the grace time is not over."""
         return self.core.state is SupervisionState.STOPPING
 
     @property
     def is_saving(self) -> bool:
-        """Whether the processes may save a checkpoint before they are asked to stop."""
+        """Whether the processes may save a checkpoint before they are told to stop."""
         return self.core.state is SupervisionState.SAVING
 
     @property
     def is_leaving(self) -> bool:
-        """Whether processes should leave the group of one that failed."""
+        """Whether processes should leave the group of a failed process."""
         return self.core.state is SupervisionState.LEAVING
 
     @property
     def has_left(self) -> bool:
-        """Whether processes wait for the next generation without those that have failed."""
+        """Whether the surviving processes are waiting for the next generation."""
         return self.core.state is SupervisionState.LEFT
 
     @property
     def alive(self) -> tuple[int, ...]:
-        """Local ranks of the processes that have not ended."""
+        """Local ranks of the processes that are still alive."""
         return self.core.alive
 
     @property
@@ -131,31 +132,31 @@ class Supervisor:
 
     @property
     def are_frozen(self) -> bool:
-        """Whether the processes are frozen, or are being frozen, as their lease is over."""
+        """Whether the processes are frozen or being frozen because their lease has expired."""
         return self.workers.frozen or self._loop.now() >= self._lease_until
 
     def ended_unasked(self, local_rank: int) -> bool:
-        """Return whether a process has ended without having been asked to stop."""
+        """Return whether a process ended without having been told to stop."""
         end = self.core.ends.get(local_rank)
         return end is not None and not end.stop_signal
 
     def exited_at(self, local_rank: int) -> float:
-        """Return when a process has ended, on the loop's clock."""
+        """Return when a process ended, on the loop's clock."""
         end = self.core.ends.get(local_rank)
         return end.at if end is not None else self._loop.now()
 
     def set_lease(self, until: float) -> None:
-        """Let the processes run until this time of the loop's clock, then freeze them."""
+        """Let the processes run until this time on the loop's clock, then freeze them."""
         self._lease_until = until
         self.workers.set_lease(0.0 if until == FOR_EVER else until)
 
     def replace(self, plans: Sequence[WorkerPlan], ranks: Sequence[int], fork: Fork | None) -> None:
-        """Start processes in place of those that have ended; the others have left their group.
+        """Start processes to replace those that have ended; the others have left their group.
 
         Args:
             plans: the processes, possibly none.
-            ranks: the rank of each process, in the order of their local ranks.
-            fork: starts another spawner for them; None for the latest one.
+            ranks: the rank of each process, in local rank order.
+            fork: starts another spawner for them; None to use the latest one.
 
         Raises:
             MachineError: if the machine runs out of processes or descriptors.
@@ -164,7 +165,7 @@ class Supervisor:
         self.workers.replace(plans, ranks, fork)
 
     def step(self, event: Event | SaveAndLeave | Noticed | Recovering) -> None:
-        """Pass an event to the core and execute its decisions."""
+        """Pass an event to the state machine and carry out its decisions."""
         self._step(event, self._loop.now())
 
     def explain(self) -> str:
@@ -172,7 +173,7 @@ class Supervisor:
         return self.core.explain(self._loop.now())
 
     def _on_process(self, event: ProcessEvent, at: float) -> None:
-        is_first = self.core.state is SupervisionState.RUNNING  # the others are stopped
+        is_first = self.core.state is SupervisionState.RUNNING  # the others will be stopped
         look = self._before_stop if is_first else None
         if look is not None and isinstance(event, WorkerExited) and event.exitcode:
             look(event)
@@ -199,9 +200,9 @@ class Supervisor:
         self._alarm.set(self.core.deadline())
 
     def _ask(self, local_ranks: Sequence[int], number: int) -> None:
-        """Ask processes to stop."""
+        """Send processes the signal to stop."""
         if self.are_frozen:
-            self.workers.kill()  # frozen ones would not see the signal, and must not continue
+            self.workers.kill()  # frozen processes would not see the signal, and must not continue
         elif self._grace_for_all or self.core.received:
             self.workers.signal(local_ranks, number)
         else:

@@ -1,10 +1,11 @@
-"""Timers that a script sets with torch.distributed.elastic.timer: a late process is killed.
+"""Implements the timers that a script sets with torch.distributed.elastic.timer: a process that
+misses its deadline is killed.
 
 The script's `timer.expires(after=…)` writes a line of JSON to the FIFO named by
 TORCHELASTIC_TIMER_FILE (torch 2.13, elastic/timer/file_based_local_timer.py): version 1, pid,
 scope_id, expiration_time in seconds since 1970 (negative: released) and the signal to send. Unlike
-torchrun's agent, this one signals only workers and their descendants, whatever pid is named, and
-does not kill itself: a late worker is a failure like any other.
+torchrun's agent, this one only signals workers and their descendants, whatever pid is named, and
+does not kill itself: a worker that misses its deadline is a failure like any other.
 """
 
 import os
@@ -32,15 +33,15 @@ class TimerRequest(NamedTuple):
 
 
 class WorkerTimers:
-    """The timers of the workers of one generation.
+    """The timers of one generation's workers.
 
     Args:
         loop: the agent's loop.
-        path: where to make the FIFO; an existing file is replaced.
-        on_expired: called with pid, signal and scope of an expired timer.
+        path: where to create the FIFO; an existing file is replaced.
+        on_expired: called with the pid, signal and scope of an expired timer.
 
     Raises:
-        OSError: if the FIFO can't be made.
+        OSError: if the FIFO can't be created.
     """
 
     def __init__(self, loop: Loop, path: str, on_expired: Callable[[int, int, str], None]) -> None:
@@ -54,7 +55,8 @@ class WorkerTimers:
         except FileNotFoundError:
             pass
         os.mkfifo(path, 0o600)
-        # Also open it for writing, or reading returns end of file whenever no worker has it open.
+        # Also open it for writing; otherwise reading returns end of file whenever no worker has it
+        # open.
         self._fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         loop.on_readable(self._fd, self._read)
 
@@ -91,7 +93,7 @@ class WorkerTimers:
             previous.cancel()
         left = due - time.time()
         if due < 0 or not left < MOST_SECONDS or number >= signal.NSIG:
-            return  # released, or never to expire
+            return  # released, or it never expires
         self._timers[pid, scope] = self._loop.call_after(
             left, lambda: self._expire(pid, number, scope)
         )

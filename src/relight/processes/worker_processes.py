@@ -1,7 +1,7 @@
-"""Starts and signals the workers of one generation for the agent, and reports their exits.
+"""Starts and signals one generation's workers for the agent, and reports their exits.
 
-The spawner does the work in its own process (`processes/spawner.py` says why); this is the agent's
-end of the socket to it.
+The spawner does the work in its own process (`processes/spawner.py` explains why); this module is
+the agent's end of the socket to it.
 """
 
 import errno
@@ -37,11 +37,11 @@ _FINISH_LIMIT_S = 30.0
 _WAKE_LIMIT_S = 1.0
 """Grace period after SIGCONT before a stopped spawner is killed."""
 _CONTINUE_EVERY_S = 0.05
-"""How often the spawner is continued until it has frozen the workers."""
+"""How often SIGCONT is sent to the spawner until it has frozen the workers."""
 _LET_END_S = 0.5
 """How long a spawner without a guard may take to end its workers before it is killed."""
 _ORPHANS_LIMIT_S = 10.0
-"""How long the search for descendants of a killed spawner may take."""
+"""How long the search for a killed spawner's descendants may take."""
 _ORPHANS_LOOK_S = 0.01
 _LOOK_S = 0.02
 
@@ -52,11 +52,11 @@ class Workers:
     Args:
         loop: the agent's loop.
         plans: the workers to start, in the order of their local ranks.
-        ranks: the rank of each, in the same order.
+        ranks: the rank of each worker, in the same order.
         scratch: a directory to remove if the agent is killed, or empty.
-        on_event: called with each start and exit, when workers are frozen or run again, with what
-            SIGKILL does not end, and when the spawner is lost; and with the time of it (monotonic
-            seconds).
+        on_event: called with each event and its time in monotonic seconds: for each start and exit,
+            when workers are frozen or resumed, for processes that survive SIGKILL, and when the
+            spawner is lost.
         fork: starts a spawner, or uses the warm one (`warm/preloading.py`).
 
     Raises:
@@ -77,7 +77,7 @@ class Workers:
         self.evidence: dict[int, str] = {}
         """Facts about a worker's exit beyond its exit code, by local rank."""
         self.doing: dict[int, WorkerState] = {}
-        """The state of workers before they were stopped, by local rank, where it was recorded."""
+        """The workers' state before they were stopped, by local rank, if it was recorded."""
         self.frozen = False
         """Whether they are frozen because their lease has expired."""
         self.remaining: dict[int, ProcessRemains] = {}
@@ -85,16 +85,16 @@ class Workers:
         self._loop = loop
         self._on_event = on_event
         self._more: list[Workers] = []
-        """Those of further spawners, with workers that have replaced others of this one."""
+        """The workers of further spawners, which have replaced workers of this one."""
         self._buffer = LineBuffer()
         self._holder = 0
-        """The spawner's own pid, once it has told it."""
+        """The spawner's own pid, once it has reported it."""
         try:
             pid, self._socket = (fork or spawner.fork)(plans, scratch)
             self._spawner = system.Child(pid)
         except OSError as error:
             raise _not_started(error) from None
-        # The orphans of a killed spawner become our children, see _on_spawner_exit.
+        # A killed spawner's orphans become our children; see _on_spawner_exit.
         system.adopt_orphans()
         self.oom_kills = OomKills()
         self.oom_kills.watch(loop)
@@ -105,16 +105,17 @@ class Workers:
         loop.on_readable(self._spawner, self._on_spawner_exit)
 
     def signal(self, local_ranks: Sequence[int], number: int) -> None:
-        """Send a signal to these workers; those that have ended are left out."""
+        """Send a signal to these workers, except for those that have ended."""
         for local_rank in local_ranks:
             self._command(f"signal {local_rank} {number}")
 
     def stop(self, local_ranks: Sequence[int], number: int) -> None:
-        """Send workers a signal that asks them to stop. A worker without a handler for the signal
-        has nothing to save, so it also gets SIGKILL, in case the signal does not end it.
+        """Send workers a stop signal. A worker without a handler for the signal has nothing to
+        save, so it also gets SIGKILL in case the signal doesn't end it.
         """
-        # Look for handlers before the signal, because a handler may remove itself first, as the
-        # shutdown of an interpreter does; look again afterwards, for a handler that was just set.
+        # Check for handlers before sending the signal, because a handler may remove itself first,
+        # as happens when an interpreter shuts down. Check again afterwards for a handler that was
+        # just set.
         waited_for = set(self.with_handler_for(local_ranks, number, unknown=True))
         self.signal(local_ranks, number)
         waited_for.update(self.with_handler_for(local_ranks, number, unknown=True))
@@ -123,15 +124,15 @@ class Workers:
     def with_handler_for(
         self, local_ranks: Sequence[int], number: int, *, unknown: bool
     ) -> list[int]:
-        """Return which of these workers have a handler for a signal. Where the system does not
-        show that, return all if `unknown` is true, else none.
+        """Return which of these workers have a handler for a signal. If the system doesn't expose
+        that, return all of them if `unknown` is true, otherwise none.
         """
         pids, catches = self.pids, system.catches_signal
         return [r for r in local_ranks if r in pids and catches(pids[r], number, unknown)]
 
     def worker_of(self, pid: int) -> int | None:
-        """Return the local rank of the worker that is this process or its ancestor; -1 for an
-        orphan of an ended worker, None for a process that no worker has started.
+        """Return the local rank of the worker that is this process or its ancestor; -1 for an ended
+        worker's orphan, None for a process that no worker has started.
         """
         local_rank_of = {known: local_rank for local_rank, known in self.pids.items()}
         while pid > 1:
@@ -144,12 +145,12 @@ class Workers:
     def replace(
         self, plans: Sequence[WorkerPlan], ranks: Sequence[int], fork: Fork | None = None
     ) -> None:
-        """Start workers in place of some that have ended.
+        """Start workers to replace some that have ended.
 
         Args:
             plans: the workers, possibly none.
-            ranks: the rank of each worker, as for the first ones.
-            fork: starts another spawner for them, the warm one; None for the latest spawner.
+            ranks: the rank of each worker, as for the original workers.
+            fork: starts another spawner for them, the warm one; None to use the latest spawner.
 
         Raises:
             MachineError: if the machine runs out of processes or descriptors.
@@ -161,7 +162,7 @@ class Workers:
             if pid:
                 self._command(f"orphans {pid}")
             self.evidence.pop(plan.local_rank, None)
-        self.doing.clear()  # of the generation before
+        self.doing.clear()  # of the previous generation
         if fork is None or not plans:
             (self._more[-1] if self._more else self)._start(plans)
             return
@@ -171,7 +172,7 @@ class Workers:
         self._more.append(more)
 
     def _on_more(self, event: ProcessEvent, at: float) -> None:
-        """Report an event of a further spawner, whose workers have the lease of the others."""
+        """Report an event from a further spawner, whose workers share the other workers' lease."""
         if not isinstance(event, WorkersFrozen):
             self._on_event(event, at)
 
@@ -186,23 +187,24 @@ class Workers:
         self._continue_spawner()
 
     def kill(self) -> None:
-        """Kill all workers and everything that they started."""
+        """Kill all workers and their descendants."""
         self._command("kill")
         for each in (self, *self._more):
             each._kill_if_stopped_later()
 
     def set_lease(self, until: float) -> None:
-        """Let the workers run until this monotonic time, then freeze them; 0 is for ever.
+        """Let the workers run until this monotonic time, then freeze them; 0 means no limit.
 
-        The spawner freezes them. It is continued then, as another program may have stopped it.
+        The spawner freezes them. It is sent SIGCONT at that time in case another program has
+        stopped it.
         """
         self._command(f"lease {until!r}")
         for each in (self, *self._more):
             each._expiry.set(until or None)
 
     def left_running(self, limit_s: float) -> list[int]:
-        """Return the pids of processes that ended workers have left, and that do not end by
-        themselves within a time; for when all workers have ended.
+        """Return the pids of processes that ended workers have left behind and that don't exit by
+        themselves within the time limit; called once all workers have ended.
         """
         until = self._loop.now() + limit_s
         before = [pid for each in self._more for pid in each.left_running(limit_s)]
@@ -213,11 +215,12 @@ class Workers:
         return before + left
 
     def close(self, grace_s: float = 0.0) -> bool:
-        """Kill all that is left; return True when it is gone, or False if it can't be killed and
-        the time is up.
+        """Kill all remaining processes; return True when they are gone, or False if some can't be
+        killed and the time is up.
 
         Args:
-            grace_s: how long to wait for the latter, within limits (`patience_s`).
+            grace_s: how long to wait for processes that can't be killed, within limits
+                (`patience_s`).
         """
         others_ended = [each.close(grace_s) for each in self._more]
         if not self._spawner_gone:
@@ -241,12 +244,12 @@ class Workers:
         if not self._spawner_exiting:
             self._loop.forget(self._spawner)
             self._spawner.close()
-        self._spawner_gone = True  # or stuck: a lease that comes now does not concern it
+        self._spawner_gone = True  # or stuck, so later leases don't apply to it
         return ended and all(others_ended)
 
     def finish(self) -> None:
-        """Return when these workers and their spawner are gone, even after an error midway; for
-        embedding programs that outlive the job.
+        """Return when these workers and their spawner are gone, even after an error halfway
+        through; for embedding programs that outlive the job.
         """
         for each in self._more:
             each.finish()
@@ -264,7 +267,7 @@ class Workers:
         self._spawner.close()
 
     def _command(self, line: str) -> None:
-        """Send a command to the spawners: each ignores the workers of the others."""
+        """Send a command to all spawners; each one ignores workers that aren't its own."""
         for each in self._more:
             each._command(line)
         try:
@@ -274,18 +277,18 @@ class Workers:
         self._continue_spawner()
 
     def _continue_spawner(self) -> None:
-        """Continue the spawner and its guard, in case they are stopped."""
+        """Send SIGCONT to the spawner and its guard in case they are stopped."""
         if not self._spawner_gone:
             self._spawner.send(signal.SIGCONT)
 
     def _on_lease_expired(self) -> None:
-        """Continue the spawner repeatedly until it has frozen the workers."""
+        """Send SIGCONT to the spawner repeatedly until it has frozen the workers."""
         if not (self.frozen or self._spawner_gone):
             self._continue_spawner()
             self._expiry.set_after(_CONTINUE_EVERY_S)
 
     def _kill_if_stopped_later(self) -> None:
-        """Kill the spawner if it is still stopped later, as in a debugger."""
+        """Kill the spawner if it is still stopped later, for example by a debugger."""
         if self._kill_alarm.when is None:
             self._kill_alarm.set_after(_WAKE_LIMIT_S)
 
@@ -321,7 +324,7 @@ class Workers:
             self._loop.forget(self._spawner)
             self._spawner_gone = True
             return
-        if word == "leaving":  # no need to wait for the kernel to release its memory
+        if word == "leaving":  # don't wait for the kernel to release its memory
             self._loop.forget(self._spawner)
             self._loop.on_readable(self._spawner, self._reap)
             self._spawner_gone = self._spawner_exiting = True
@@ -343,14 +346,14 @@ class Workers:
             self._on_event(WorkerStarted(index, self.ranks[index], int(value)), now)
         elif word in ("failed", "unborn"):
             self.evidence[index] = f"it could not be started: {os.strerror(int(value))}"
-            if word == "unborn":  # so no exit will follow
+            if word == "unborn":  # so there will be no exit message
                 self._on_event(WorkerExited(index, 127), now)
         else:
             self._on_event(WorkerExited(index, int(value)), float(times[0]))
 
     def _let_end(self) -> None:
         """If only the guard was killed, let the spawner kill the workers and their descendants. If
-        this process did it and were killed midway, they would be lost.
+        this process killed them and were itself killed halfway through, they would be left behind.
         """
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
@@ -359,7 +362,7 @@ class Workers:
         try:
             self._socket.shutdown(socket.SHUT_WR)
         except OSError:
-            pass  # it is gone as well
+            pass  # the spawner is gone as well
         while self._socket in self._loop and poll.poll(max(0.0, end - time.monotonic()) * 1000):
             self._receive()
 
@@ -378,7 +381,7 @@ class Workers:
             self._note_gone()
 
     def _end_orphans(self, exitcode: int, reason: str, until: float) -> None:
-        """Kill the descendants of a spawner repeatedly until none is left; then report it."""
+        """Kill a spawner's descendants repeatedly until none is left, then report its exit."""
         if self._spawner.closed:
             return
         if self._spawner.kill_orphans() and self._loop.now() < until:

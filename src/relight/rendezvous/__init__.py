@@ -1,1 +1,1 @@
-"""How agents find the coordinator of their job."""
+"""How agents find their job's coordinator."""

@@ -1,13 +1,13 @@
-"""Fills in flags that the user did not give, from the cluster's environment variables.
+"""Fills in flags that the user did not set, from the cluster's environment variables.
 
-A flag, or its PET_ variable, takes precedence over the cluster; only missing flags are filled
-in. So `srun relight run --nnodes=2:4` is elastic and meets where Slurm says.
+A flag, or its PET_ variable, takes precedence over the cluster; only missing flags are filled in.
+So `srun relight run --nnodes=2:4` is elastic and takes the rendezvous endpoint from Slurm.
 
-A job of fixed size meets by the static rendezvous, as the cluster has already numbered the nodes:
-GROUP_RANK is SLURM_NODEID, OMPI_COMM_WORLD_RANK, or the index of the pod, and one port serves
-agents and workers. A range of nodes (`--nnodes=2:4`), or nodes in the order of the network
-(`--rank-order=topology`), meet by c10d at the same place, which only node 0 may host. The port is
-derived from the job's id if no variable has it (`cluster_env`).
+A fixed-size job uses the static rendezvous because the cluster has already numbered the nodes:
+GROUP_RANK is SLURM_NODEID, OMPI_COMM_WORLD_RANK, or the pod index, and a single port serves agents
+and workers. Jobs with a range of nodes (`--nnodes=2:4`), or with nodes ordered by network topology
+(`--rank-order=topology`), use c10d at the same endpoint, which only node 0 may host. If no variable
+contains the port, it is derived from the job's id (`cluster_env`).
 """
 
 import socket
@@ -27,7 +27,7 @@ _PLACE = {"rdzv-endpoint", "master-addr"}
 
 
 class Taken(NamedTuple):
-    """The value of a flag, and its source."""
+    """A flag's value and its source."""
 
     flag: str
     value: Any
@@ -43,7 +43,8 @@ class Taken(NamedTuple):
 def take(
     spec: LaunchSpec, given: set[str], env: Environment
 ) -> tuple[LaunchSpec, set[str], list[str]]:
-    """Return the spec completed from the environment, all flags that are now set, and notes.
+    """Return the spec completed from the environment, all flags that are now set, and notes for the
+    user.
 
     Args:
         spec: the user's settings.
@@ -51,7 +52,7 @@ def take(
         env: the environment.
 
     Raises:
-        UsageError: if the environment contradicts itself, or asks for the impossible.
+        UsageError: if the environment contradicts itself or requests something impossible.
     """
     if spec.standalone:
         return spec, given, []
@@ -74,13 +75,13 @@ def take(
     names = {each.flag for each in taken}
     if spec.verbose:
         notes += map(str, [*_given(spec, given, env), *taken])
-    # With c10d, --master-port has become the port of the endpoint.
+    # With c10d, --master-port is already part of the endpoint.
     used = {"master-port"} if "rdzv-endpoint" in names else set()
     return filled, given - used | names, notes
 
 
 def _has_security(spec: LaunchSpec, env: Environment) -> bool:
-    """Return whether the user or the site configured how nodes authenticate."""
+    """Return whether the user or the site has configured how nodes authenticate."""
     keys = {name for name, _ in (*spec.rdzv_conf, *spec.conf_defaults)}
     return bool(env.get("RELIGHT_TOKEN") or keys & {"token_file", "tls_cert"})
 
@@ -88,10 +89,10 @@ def _has_security(spec: LaunchSpec, env: Environment) -> bool:
 def fill(
     spec: LaunchSpec, given: set[str], found: FoundFlags
 ) -> tuple[LaunchSpec, list[Taken], list[str]]:
-    """Fill in missing flags; return the spec, the flags filled in, and notes.
+    """Fill in missing flags; return the spec, the flags that were filled in, and notes.
 
     Raises:
-        UsageError: if the values found can't work, with these flags or without.
+        UsageError: if the values found can't work, whether or not these flags are set.
     """
     notes = list(found.notes)
     nodes = _nodes(spec, given, found, notes)
@@ -126,7 +127,9 @@ def fill(
 
 
 def _is_settled(spec: LaunchSpec, given: set[str]) -> bool:
-    """Return whether the flags decide everything, so that the environment does not matter."""
+    """Return whether the flags already determine everything, so that the environment doesn't
+    matter.
+    """
     if "nnodes" not in given:
         return False
     ranked = "node-rank" in given or spec.rdzv_backend != "static"
@@ -144,14 +147,14 @@ def _nodes(spec: LaunchSpec, given: set[str], found: FoundFlags, notes: list[str
         return Nodes(number, number)
     if found.nnodes is None:
         return spec.nnodes
-    # Each node is a job, or the cluster job is larger.
+    # Either each node is a job of its own, or the cluster job is larger.
     if spec.nnodes.max_nodes == 1 or agents == 1:
         if agents > 1:
             notes.append(
                 f"--nnodes=1 overrides {found.nnodes.source}: each agent runs a separate job"
             )
         return Nodes(1, 1)
-    if crowded and agents > spec.nnodes.max_nodes:  # the first arrivals would form the group
+    if crowded and agents > spec.nnodes.max_nodes:  # the first to arrive would form the group
         raise _crowded(found)
     if not spec.nnodes.min_nodes <= agents <= spec.nnodes.max_nodes:
         notes.append(f"--nnodes={spec.nnodes} overrides {(found.agents or found.nnodes).source}")
@@ -185,7 +188,7 @@ def _backend(spec: LaunchSpec, given: set[str], found: FoundFlags, nodes: Nodes)
 def _place(
     spec: LaunchSpec, given: set[str], found: FoundFlags, backend: str, *, needs_rank: bool
 ) -> list[Taken]:
-    """Return the flags for the rendezvous of the nodes."""
+    """Return the flags for the nodes' rendezvous."""
     host, rank, port = found.host, found.node_rank, found.port
     if host is None:
         raise UsageError(found.no_host, hint="--rdzv-backend=c10d --rdzv-endpoint=HOST:PORT")
@@ -211,7 +214,7 @@ def _place(
 
 
 def _given(spec: LaunchSpec, given: set[str], env: Environment) -> list[Taken]:
-    """Return the rendezvous flags that the user set, and their sources."""
+    """Return the rendezvous flags that the user set, with their sources."""
     taken = []
     for name in _MEETING:
         flag = FLAG_BY_NAME[name]

@@ -1,7 +1,7 @@
-"""Opens registers by name: etcd, a shared directory, and plug-ins.
+"""Opens registers by backend name: etcd, a shared directory, and plug-ins.
 
-A plug-in is an entry point of the group `relight.rendezvous`, named as its backend, that refers to
-a `leader_lock.Open`. See CONTRIBUTING.md, "A new way for nodes to meet".
+A plug-in is an entry point in the group `relight.rendezvous` that has the backend's name and refers
+to a `leader_lock.Open`. See CONTRIBUTING.md, "A new way for nodes to meet".
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,9 @@ from relight.base.values import BACKENDS
 from relight.rendezvous.leader_lock import ENTRY_POINTS, LeaderLock, Open
 
 _OF_TORCH = "torchrun.handlers"
-"""torchrun's group for rendezvous handlers (torch 2.13, elastic/rendezvous/registry.py)."""
+"""torchrun's entry point group for rendezvous handlers (torch 2.13,
+elastic/rendezvous/registry.py).
+"""
 _PARTS = ("hold", "evict", "release", "close", "own_address")
 _BUILT_IN = {
     "etcd": ("relight.rendezvous.etcd", "open"),
@@ -25,10 +27,10 @@ _BUILT_IN = {
 
 
 def open(backend: str, endpoint: str, job: str, pairs: Mapping[str, str]) -> LeaderLock:
-    """Return the register that `--rdzv-backend` names, for one job. It is not contacted yet.
+    """Return one job's register for `--rdzv-backend`, without contacting it yet.
 
     Raises:
-        UsageError: if the backend is unknown, or can't use this endpoint or these settings.
+        UsageError: if the backend is unknown, or doesn't support this endpoint or these settings.
     """
     opened = _find(backend)
     if backend in _BUILT_IN:
@@ -53,10 +55,10 @@ def open(backend: str, endpoint: str, job: str, pairs: Mapping[str, str]) -> Lea
 
 
 def check(backend: str) -> None:
-    """Refuse the name of an unknown backend.
+    """Reject an unknown backend name.
 
     Raises:
-        UsageError: if the backend is unknown; the error names the known ones.
+        UsageError: if the backend is unknown; the error lists the known ones.
     """
     if backend in BACKENDS:
         return

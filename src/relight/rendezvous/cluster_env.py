@@ -1,4 +1,4 @@
-"""Reads the nodes of the job, and the rank of this one, from a cluster's environment variables.
+"""Reads the job's nodes and this node's rank from a cluster's environment variables.
 
 `autodetect` turns them into flags.
 
@@ -10,18 +10,18 @@ Open MPI (4.1 and 5.0, mpirun)
     OMPI_MCA_orte_node_regex                   4: hosts by VPID; not on the host of mpirun
     PMIX_NAMESPACE                             the job; 5: `prterun-HOST_OF_MPIRUN-PID@1`
     PMIX_SERVER_URI4                           5: `NAMESPACE.VPID;…` of the daemon of this host
-  Daemons count from mpirun's host, which may not be part of the job; processes count from the first
-  host of the job. So the VPID of a host minus the rank of its only process is the VPID of rank 0's
-  host. Bare PMIx (PMIX_RANK, PMIX_NAMESPACE) lacks the number of processes and is not enough.
+  Daemons are numbered from mpirun's host, which may not be part of the job; processes are numbered
+  from the job's first host. So a host's VPID minus the rank of its only process is the VPID of rank
+  0's host. Bare PMIx (PMIX_RANK, PMIX_NAMESPACE) lacks the number of processes and is not enough.
 
 Slurm (22.05; srun(1), "OUTPUT ENVIRONMENT VARIABLES")
     SLURM_JOB_ID, SLURM_STEP_ID, SLURM_RESTART_COUNT        the job, the step, how often requeued
     SLURM_STEP_NUM_NODES, _NODELIST, _NUM_TASKS, _TASKS_PER_NODE    of the step
     SLURM_NODEID, SLURM_PROCID, SLURM_LOCALID               of this task
     SLURMD_NODENAME, SLURM_NNODES                           its node; the nodes of the step
-  A batch script and the shell of salloc are not steps. They run on one node only, whatever
-  SLURM_JOB_NUM_NODES says. sbatch passes on the variables of the step that called it; they are
-  ignored if its hosts are not those of the job.
+  Batch scripts and salloc shells are not steps. They run on one node only, whatever the value of
+  SLURM_JOB_NUM_NODES. sbatch passes on the variables of the step that called it; these are ignored
+  if the step's hosts are not the job's hosts.
 
 Kubernetes
     JOB_COMPLETION_INDEX     Indexed Job, and so JobSet and TrainJob: the index of this pod, whose
@@ -35,11 +35,11 @@ Kubernetes
 
 Anything else
     MASTER_ADDR, MASTER_PORT, WORLD_SIZE or NNODES, RANK or NODE_RANK or GROUP_RANK
-  counts only if an address, a size above 1 and a rank are all set, and neither LOCAL_RANK nor
-  LOCAL_WORLD_SIZE, which describe a worker. torchrun does not read these variables, and one or
-  two often remain set in a shell.
+  These are only used if an address, a size above 1 and a rank are all set, and if neither
+  LOCAL_RANK nor LOCAL_WORLD_SIZE is, because those describe a worker. torchrun does not read these
+  variables, and one or two of them are often left set in a shell.
 
-Nothing is read below a worker of torchrun or relight (TORCHELASTIC_RUN_ID), nor with --standalone.
+Nothing is read inside a worker of torchrun or relight (TORCHELASTIC_RUN_ID), or with --standalone.
 """
 
 import zlib
@@ -53,7 +53,7 @@ from relight.rendezvous import hostlist
 
 _FIRST_PORT, _PORTS = 20000, 10000
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
-"""First of the step ids that mean batch scripts and shells of salloc, not steps of srun."""
+"""First of the step ids that identify batch scripts and salloc shells rather than srun steps."""
 
 
 class Number(NamedTuple):
@@ -64,19 +64,18 @@ class Number(NamedTuple):
 
 
 class Text(NamedTuple):
-    """A text and its source."""
+    """A string and its source."""
 
     value: str
     source: str
 
 
 class FoundFlags(NamedTuple):
-    """Settings of this node and its job from the environment; None means unknown.
+    """Settings for this node and its job from the environment; None means unknown.
 
-    `agents` is the number of launcher processes, including this one; `here` is how many of them are
-    on this host. `host` is the host of node 0, and `hosts` is whether this process is node 0.
-    `no_host` is the reason why `host` is unknown. `remedy` is a command that starts one process per
-    node.
+    `agents` is the number of launcher processes, including this one; `here` is the number of them
+    on this host. `host` is node 0's host, and `hosts` is whether this process is node 0. `no_host`
+    explains why `host` is unknown. `remedy` is a command that starts one process per node.
     """
 
     system: str = ""
@@ -101,11 +100,11 @@ def detect(variables: Mapping[str, str], given: set[str], hostname: str) -> Foun
 
     Args:
         variables: the environment.
-        given: the flags that the user set, which settle ambiguous variables.
-        hostname: the name of this host; in a pod, with its domain.
+        given: the flags that the user set, which resolve ambiguous variables.
+        hostname: this host's name; in a pod, including its domain.
 
     Raises:
-        UsageError: if variables contradict each other, or have an impossible value.
+        UsageError: if variables contradict each other or have an invalid value.
     """
     if "TORCHELASTIC_RUN_ID" in variables:
         return NOTHING
@@ -131,7 +130,7 @@ def detect(variables: Mapping[str, str], given: set[str], hostname: str) -> Foun
     return found
 
 
-# The systems.
+# The supported systems.
 
 
 def _open_mpi(variables: Mapping[str, str], hostname: str) -> FoundFlags:
@@ -243,13 +242,14 @@ def _slurm(variables: Mapping[str, str], given: set[str]) -> FoundFlags:
 
 
 def _left_over(variables: Mapping[str, str]) -> str:
-    """Return why the variables of the step belong to another job: its hosts include some outside of
-    this job, or not this one. sbatch keeps them, and its script is not a step.
+    """Return why the step's variables belong to a different job: the step's hosts include hosts
+    outside this job, or don't include this host. sbatch passes such variables on, although its
+    script is not a step.
     """
     name, job = variables.get("SLURMD_NODENAME", ""), variables.get("SLURM_JOB_NODELIST", "")
     listed = variables.get("SLURM_STEP_NODELIST", "")
     if "SLURM_HET_SIZE" in variables:
-        job = ""  # one of several lists
+        job = ""  # the job has several such lists
     try:
         hosts = set(hostlist.expand(listed))
         others = hosts - set(hostlist.expand(job)) if job else set()
@@ -261,8 +261,8 @@ def _left_over(variables: Mapping[str, str]) -> str:
 
 
 def _check_step(variables: Mapping[str, str], nnodes: Number) -> None:
-    """Refuse node counts that differ. They may come from two jobs, or srun got --preserve-env, and
-    both have all hosts of the step.
+    """Reject node counts that differ. Either they come from two jobs that both include all of the
+    step's hosts, or srun was called with --preserve-env.
     """
     nodes = variables.get("SLURM_NNODES", str(nnodes.value))
     if nodes != str(nnodes.value):
@@ -277,7 +277,7 @@ def _check_step(variables: Mapping[str, str], nnodes: Number) -> None:
 
 
 def _ranks(variables: Mapping[str, str], given: set[str], hostname: str) -> FoundFlags:
-    """Read the variables of Kubernetes, and other variables with ranks of nodes."""
+    """Read Kubernetes' variables, and other variables that contain node ranks."""
     index = variables.get("JOB_COMPLETION_INDEX")
     address = variables.get("MASTER_ADDR", "")
     rank_name = _first_of(variables, "NODE_RANK", "GROUP_RANK", "RANK")
@@ -288,7 +288,7 @@ def _ranks(variables: Mapping[str, str], given: set[str], hostname: str) -> Foun
         note = "LOCAL_RANK is set: RANK and WORLD_SIZE belong to a worker and are ignored"
         return FoundFlags(notes=() if "nnodes" in given else (note,))
     rank = _number(variables, rank_name or "JOB_COMPLETION_INDEX")
-    # Beside --nnodes, or PET_NNODES, WORLD_SIZE may count workers.
+    # If --nnodes or PET_NNODES is set as well, WORLD_SIZE may count workers.
     nnodes: Number | None = None
     if size_name and not ("nnodes" in given and size_name == "WORLD_SIZE"):
         nnodes = _number(variables, size_name, least=1)
@@ -317,7 +317,7 @@ def _ranks(variables: Mapping[str, str], given: set[str], hostname: str) -> Foun
 
 
 def _first_pod(found: FoundFlags, hostname: str, index: str) -> FoundFlags:
-    """Add the pod with index 0, derived from the name of this one."""
+    """Add the pod with index 0, derived from this pod's name."""
     source = f"JOB_COMPLETION_INDEX={index}, the host name {hostname}"
     name, dot, domain = hostname.partition(".")
     if not name.endswith(f"-{index}"):
@@ -357,7 +357,7 @@ def _master(found: FoundFlags, variables: Mapping[str, str], hostname: str) -> F
     return found._replace(host=host, port=port, no_host="", notes=())
 
 
-# Values.
+# Parsing values.
 
 
 def _first_of(variables: Mapping[str, str], *names: str) -> str:

@@ -1,12 +1,12 @@
-"""The keys of `--rdzv-conf`: one table, one record of checked values.
+"""The keys of `--rdzv-conf` in a single table, and a record of their checked values.
 
-Names are those of torchrun (torch 2.13: `c10d_rendezvous_backend`, `dynamic_rendezvous`,
-`static_tcp_rendezvous`, `etcd_rendezvous`, `etcd_rendezvous_backend`), and so are the meanings
-where relight has the same feature. Torchrun silently ignores unknown keys; here a key that is
-unknown, or unused with this backend, gives a note.
+The names are torchrun's (torch 2.13: `c10d_rendezvous_backend`, `dynamic_rendezvous`,
+`static_tcp_rendezvous`, `etcd_rendezvous`, `etcd_rendezvous_backend`), and so are the meanings if
+relight has the same feature. Torchrun silently ignores unknown keys; relight prints a note for each
+key that is unknown, or unused with this backend.
 
-A new setting is a field of `Conf` with its default, a row of `KEYS`, and the one place that uses
-it.
+A new setting needs a field in `Conf` with its default, a row in `KEYS`, and code in the one place
+that uses it.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,17 +20,17 @@ _TIMEOUT_S = 900.0
 """torchrun's default for `timeout`, which some backends use as `join_timeout` (launcher/api.py)."""
 _MOST_ATTEMPTS = 1_000_000
 LEAST_LOST_AFTER_S = 2.0
-"""Minimum of `lost_after_s`, so that a merely busy node is neither lost nor frozen."""
+"""Minimum of `lost_after_s`, so that a node that is merely busy is neither lost nor frozen."""
 LEAST_TTL_S = 2.0
 _LONGEST_INTERVAL_S = 0.5
 _TTL_SHARE = 0.6
-"""Default duration of a hold on a register, as a share of the time after which a silent node is
-lost. A successor waits for that time after the hold lapsed before it forms a generation.
+"""Default duration of a hold on a register, as a fraction of the time after which a silent node is
+lost. After the hold has lapsed, a successor waits for that time before it forms a generation.
 """
 
 
 class Conf(NamedTuple):
-    """The settings of the rendezvous and of the group. Times are in seconds."""
+    """The settings for the rendezvous and the group. Times are in seconds."""
 
     join_timeout: float = 600.0
     last_call_timeout: float = 5.0
@@ -46,8 +46,8 @@ class Conf(NamedTuple):
     rank0: str = ""
     rank: int | None = None
     timeout: float | None = None
-    """torchrun's name for `join_timeout` with static and etcd; `join_timeout` already has its
-    value.
+    """torchrun's name for `join_timeout` with static and etcd; its value is already in
+    `join_timeout`.
     """
     takeover: str = "majority"
     lease_ttl: float | None = None
@@ -65,20 +65,20 @@ class Conf(NamedTuple):
 
     @property
     def lost_after_s(self) -> float:
-        """Seconds of silence until a node is lost."""
+        """How many seconds a node may be silent until it is lost."""
         return self.keep_alive_interval * self.keep_alive_max_attempt
 
     @property
     def ttl_s(self) -> float:
-        """The duration of a hold on a register."""
+        """How long a hold on a register lasts."""
         if self.lease_ttl is not None:
             return self.lease_ttl
         return max(LEAST_TTL_S, _TTL_SHARE * self.lost_after_s)
 
     @property
     def interval_s(self) -> float:
-        """The time between two heartbeats. It is limited whatever users set, as heartbeats also
-        detect broken connections.
+        """The time between two heartbeats. It is limited, whatever users set, because heartbeats
+        also detect broken connections.
         """
         return min(self.keep_alive_interval, _LONGEST_INTERVAL_S)
 
@@ -86,8 +86,8 @@ class Conf(NamedTuple):
 class Key(NamedTuple):
     """One row of the table. `parse` raises ValueError on a bad value.
 
-    `backends` are those that use the key. `no_effect` is the reason why other backends ignore a
-    key of torchrun; it is empty if all backends have the key.
+    `backends` lists the backends that use the key. `no_effect` explains why other backends ignore a
+    key that torchrun has; it is empty if all backends have the key.
     """
 
     name: str
@@ -99,12 +99,12 @@ class Key(NamedTuple):
 
     @property
     def target(self) -> str:
-        """The name of the field in `Conf`."""
+        """The field name in `Conf`."""
         return self.field or self.name
 
 
 def parse_seconds(text: str) -> float:
-    """Parse a time above 0; torchrun takes whole numbers only."""
+    """Parse a time above 0; torchrun only accepts whole numbers."""
     try:
         seconds = float(text)
     except ValueError:
@@ -115,7 +115,7 @@ def parse_seconds(text: str) -> float:
 
 
 def parse_wait(text: str) -> float:
-    """Parse a time; 0 means not to wait."""
+    """Parse a time; 0 means no waiting."""
     try:
         if float(text) == 0:
             return 0.0
@@ -125,7 +125,7 @@ def parse_wait(text: str) -> float:
 
 
 def parse_attempts(text: str) -> int:
-    """Parse a number of allowed failures, 1 or more."""
+    """Parse a number of allowed failures, which must be at least 1."""
     try:
         number = float(text)
     except ValueError:
@@ -136,14 +136,14 @@ def parse_attempts(text: str) -> int:
 
 
 def parse_rank(text: str) -> int:
-    """Parse the rank of a node."""
+    """Parse a node rank."""
     if not (text.isascii() and text.isdecimal() and len(text) < 10):
         raise ValueError("expected a whole number from 0")
     return int(text)
 
 
 def parse_bool(text: str) -> bool:
-    """Parse torchrun's words for yes or no."""
+    """Parse torchrun's spellings of yes and no."""
     word = text.lower()
     if word in ("1", "true", "t", "yes", "y"):
         return True
@@ -153,7 +153,7 @@ def parse_bool(text: str) -> bool:
 
 
 def one_of(*words: str) -> Callable[[str], str]:
-    """Return a parser of these words, in any case."""
+    """Return a case-insensitive parser for these words."""
 
     def parse(text: str) -> str:
         word = text.strip().lower()
@@ -208,7 +208,7 @@ KEY_BY_NAME = {key.name: key for key in KEYS}
 
 
 def read_file(path: str) -> bytes:
-    """Return the content of a file that a key names."""
+    """Return the content of a file named by a key."""
     with open(path, "rb") as file:
         return file.read(1 << 20)
 
@@ -221,7 +221,7 @@ def parse(
     """Check the pairs of `--rdzv-conf`; return their values, and a note for each unused key.
 
     Args:
-        pairs: keys and values as written.
+        pairs: the keys and values as written.
         backend: `--rdzv-backend`.
         read_file: reads a file that a key names; raises OSError.
 
@@ -276,7 +276,7 @@ def parse(
 def merged(
     pairs: tuple[tuple[str, str], ...], defaults: tuple[tuple[str, str], ...], backend: str
 ) -> tuple[tuple[str, str], ...]:
-    """Return the pairs, completed with the usable pairs of `defaults`."""
+    """Return the pairs, completed with the usable pairs from `defaults`."""
     given = {name for name, _ in pairs}
     missing = [
         (name, text)
@@ -302,7 +302,7 @@ def read_token(path: str, read_file: Callable[[str], bytes] = read_file) -> byte
 
 
 def has_key(backend: str, key: Key) -> bool:
-    """Return whether a backend uses a key. Plug-ins use those of `file`."""
+    """Return whether a backend uses a key. Plug-ins use the same keys as `file`."""
     return (backend if backend in BACKENDS else "file") in key.backends
 
 

@@ -1,4 +1,4 @@
-"""Derives the rendezvous of a job from its launch settings.
+"""Derives a job's rendezvous from its launch settings.
 
 c10d     all nodes have the same endpoint; the node that can bind it hosts the coordinator
 static   node rank 0 hosts it at --master-addr and --master-port
@@ -25,25 +25,25 @@ if TYPE_CHECKING:
 DEFAULT_ENDPOINT_PORT = 29400
 _DIAL_S = 5.0
 _REJOIN_S = 1.5
-"""Limit on an agent's search for a new coordinator after the loss of the old one."""
+"""How long an agent searches for a new coordinator after losing the old one."""
 TOKEN = "RELIGHT_TOKEN"  # noqa: S105  # the name of the variable
 REPLICA = "RELIGHT_REPLICA_ID"
 EXIT_BARRIER = "TORCH_ELASTIC_EXIT_BARRIER_TIMEOUT"
 """torchrun's variable for `exit_barrier_timeout` (torch, after 2.13)."""
-_DIGITS = 9  # of a number, at most
+_DIGITS = 9  # maximum number of digits
 
 
 class Meeting(NamedTuple):
-    """Where and how the nodes of a job meet.
+    """Where and how a job's nodes meet.
 
-    `where` names the endpoint for people. `hosts` are all its hosts with their ports; `alone`
-    means that one of several may take over without a majority. With a `register`, `hosts` is empty;
-    a hold on it lasts for `ttl_s`. `hosted` is whether this node hosts the coordinator; None to
-    find out. `local_addr` is the address for other nodes, or empty. `fixed_port` means that workers
-    also find their store at the endpoint's port. `node_rank` is this node's rank in a static
-    rendezvous, otherwise the number of its replica or -1. `endpoint_first` puts rank 0 on the node
-    that hosts the endpoint. `topology` is the place of this node in the network, or empty. Times
-    are in seconds.
+    `where` is the endpoint in readable form. `hosts` contains all its hosts with their ports;
+    `alone` means that one of several may take over without a majority. With a `register`, `hosts`
+    is empty; a hold on the register lasts for `ttl_s`. `hosted` is whether this node hosts the
+    coordinator, or None if that must be determined. `local_addr` is this node's address for other
+    nodes, or empty. `fixed_port` means that the workers' store is also at the endpoint's port.
+    `node_rank` is this node's rank in a static rendezvous, otherwise the number of its replica or
+    -1. `endpoint_first` puts rank 0 on the node that hosts the endpoint. `topology` is this node's
+    place in the network, or empty. Times are in seconds.
     """
 
     job: str
@@ -68,7 +68,7 @@ class Meeting(NamedTuple):
 
     @property
     def who(self) -> str:
-        """The name of the job for people, with its id if the user gave one."""
+        """The job's readable name, with its id if the user gave one."""
         return "the job" if self.job == UNSET_RUN_ID else f"job {self.job}"
 
     @property
@@ -83,14 +83,14 @@ class Meeting(NamedTuple):
 
     @property
     def warning(self) -> str:
-        """The warning on the coordinator's host if any host may join; otherwise empty."""
+        """The warning to print on the coordinator's host if any host may join; otherwise empty."""
         if not self.security.is_open:
             return ""
         return f"no token: any host reaching {self.where} can join this job ({TOKEN} sets one)"
 
     @property
     def host(self) -> str:
-        """The first host of the endpoint."""
+        """The endpoint's first host."""
         return self.hosts[0][0]
 
     @property
@@ -100,10 +100,10 @@ class Meeting(NamedTuple):
 
 
 def arrange(spec: LaunchSpec, env: Environment) -> tuple[Meeting, GroupSettings, list[str]]:
-    """Return the rendezvous of a multi-node job, the settings of its group, and notes for the user.
+    """Return a multi-node job's rendezvous, its group settings, and notes for the user.
 
     Raises:
-        UsageError: if the endpoint or a setting of the rendezvous is missing or wrong.
+        UsageError: if the endpoint or a rendezvous setting is missing or wrong.
     """
     spec = _with_file_store(spec)
     pairs = rdzv_conf.merged(spec.rdzv_conf, spec.conf_defaults, spec.rdzv_backend)
@@ -177,7 +177,9 @@ def arrange(spec: LaunchSpec, env: Environment) -> tuple[Meeting, GroupSettings,
 
 
 def _replica(env: Environment) -> int:
-    """Return the number that `relight submit` gave this replica of a role, -1 without one."""
+    """Return the number that `relight submit` gave to this replica of a role; -1 if there
+    is none.
+    """
     text = env.get(REPLICA)
     return int(text) if text.isascii() and text.isdecimal() and len(text) < _DIGITS else -1
 
@@ -261,7 +263,7 @@ def security(env: Environment, conf: Conf) -> Security:
     """Return how nodes authenticate, from the environment and `--rdzv-conf`.
 
     Raises:
-        UsageError: if a file can't be read, or has other content.
+        UsageError: if a file can't be read or has unexpected content.
     """
     if conf.token_file:
         secret = rdzv_conf.read_token(conf.token_file)

@@ -1,13 +1,15 @@
-"""Finders: where a job's coordinator is, and until when this process certainly is it.
+"""Finders determine where a job's coordinator is. If it is this process, they also determine until
+when that is certain.
 
     endpoint_finder.py   one endpoint: the process that can bind it
-    election_finder.py   an endpoint of several hosts: the host that they have elected
+    election_finder.py   an endpoint with several hosts: the host that they have elected
     register_finder.py   a register: the process that its record names
 
-A finder answers questions (`seek`) and reports unasked when this process begins to coordinate,
-continues, or has to stop. It does not depend on link, group or coordinator. Its caller (the
-`Seeker`: an agent's link, `relight doctor`, `relight coordinator`) listens on the socket that the
-finder provides, dials the address that it names, and reports the outcome.
+A finder answers questions (`seek`). It also reports, without being asked, when this process starts
+to coordinate, continues, or has to stop. It does not depend on link, group or coordinator. Its
+caller (the `Seeker`: an agent's link, `relight doctor`, `relight coordinator`) listens on the
+socket that the finder provides, connects to the address that the finder names, and reports the
+outcome.
 """
 
 import socket
@@ -24,14 +26,14 @@ from relight.net.connection import Connection
 
 
 class CoordinatorHere(NamedTuple):
-    """This process is the coordinator, for certain until then."""
+    """This process is the coordinator, and certain to be so until `until`."""
 
     until: float = FOR_EVER
 
 
 class CoordinatorAt(NamedTuple):
-    """The coordinator may be at this address; `who` names it for people. Try to connect for at most
-    `timeout_s`.
+    """The coordinator may be at this address; `who` is its readable name. Try to connect for at
+    most `timeout_s`.
     """
 
     address: tuple[str, int]
@@ -40,7 +42,7 @@ class CoordinatorAt(NamedTuple):
 
 
 class NotFound(NamedTuple):
-    """The finder does not know a coordinator now; ask again after `again_s`."""
+    """The finder currently knows no coordinator; try again after `again_s`."""
 
     reason: str
     again_s: float = RETRY_S
@@ -56,20 +58,20 @@ SearchResult = CoordinatorHere | CoordinatorAt | NotFound | Misconfigured
 
 
 class Seeker:
-    """The caller of a finder; the finder calls it from the loop only."""
+    """The caller of a finder; the finder only calls it from the loop."""
 
     def listen(self, sock: socket.socket) -> None:
-        """Listen on this socket, even if another process coordinates."""
+        """Listen on this socket, even if another process is the coordinator."""
         raise NotImplementedError
 
     def found(self, result: SearchResult) -> None:
-        """Handle the answer to `seek`. CoordinatorHere also comes unasked, when this process
-        becomes the coordinator.
+        """Handle the answer to `seek`. CoordinatorHere can also arrive without a call to `seek`,
+        when this process becomes the coordinator.
         """
         raise NotImplementedError
 
     def extended(self, until: float) -> None:
-        """Record that this process certainly coordinates until this later time."""
+        """Record that this process is certain to be the coordinator until this later time."""
 
     def step_down(self, reason: str, again_s: float) -> None:
         """Stop coordinating; this process may seek again after `again_s`."""
@@ -78,14 +80,14 @@ class Seeker:
         """Print a message to the user."""
 
     def record(self, event: StateChanged) -> None:
-        """Write a state change of an election or a candidacy to the event log."""
+        """Write a state change in an election or a candidacy to the event log."""
 
     def say_refused(self, line: str) -> None:
         """Report a refused peer."""
 
 
 class Finder:
-    """The interface of finders. The defaults suit a finder that is always certain.
+    """The interface of finders. The defaults are for a finder that is always certain.
 
     Attributes:
         keeps_socket: whether the socket given to `Seeker.listen` stays open when this process
@@ -95,20 +97,20 @@ class Finder:
     keeps_socket = True
 
     def open(self, seeker: Seeker) -> None:
-        """Begin with this seeker."""
+        """Start working for this seeker."""
         raise NotImplementedError
 
     def seek(self, *, may_host: bool) -> None:
-        """Find out where the coordinator is; the answer comes by `Seeker.found`."""
+        """Find out where the coordinator is; the answer is passed to `Seeker.found`."""
         raise NotImplementedError
 
     def answered(self) -> None:
-        """Record that a coordinator answered at the address found."""
+        """Record that a coordinator has answered at the address that was found."""
 
     def failed(self, *, refused: bool, working: bool) -> tuple[str, Refusal]:
-        """Record that the connection to the address found ended or failed; with
-        `working`, workers on this node depend on it. Return a better reason, or an empty text, and
-        the meaning of a refusal.
+        """Record that the connection to the address that was found has ended or failed; `working`
+        means that workers on this node depend on it. Return a better reason, or an empty string,
+        and the meaning of a refusal.
         """
         del refused, working
         return "", Refusal.NOTHING
@@ -117,32 +119,36 @@ class Finder:
         """Record the loss of a coordinator that had answered and sent a message."""
 
     def redirected(self, host: int) -> str:
-        """Record that the peer names the host with this index as the coordinator, -1 if it knows
-        no coordinator. Return that in words.
+        """Record that the peer named the host with this index as the coordinator, or -1 if it knows
+        no coordinator. Return a description of that.
         """
         del host
         return "it no longer coordinates"
 
     def coordinates(self, has_lost_nodes: Callable[[], bool]) -> bool:
-        """Return whether this process coordinates, and no other can. `has_lost_nodes` returns
-        whether a node of its group is gone whose workers had not succeeded.
+        """Return whether this process is the coordinator and no other process can be.
+        `has_lost_nodes` returns whether its group has lost a node whose workers had not succeeded.
         """
         del has_lost_nodes
         return True
 
     def set_enough_nodes(self, *, enough: bool) -> None:
-        """Record whether enough nodes reach this process; called whenever its role is extended."""
+        """Record whether enough nodes can reach this process; called whenever its role is
+        extended.
+        """
 
     def loopback_addresses(self) -> Sequence[str]:
-        """Return the addresses of the endpoint if they are loopback addresses."""
+        """Return the endpoint's addresses if they are loopback addresses."""
         return ()
 
     def coordinator_index(self) -> int:
-        """Return the index of the coordinating host; -1 if unknown, or with a single host."""
+        """Return the coordinating host's index; -1 if it is unknown or if there is only one
+        host.
+        """
         return -1
 
     def take_connection(self, connection: Connection, settings: GroupSettings | None) -> None:
-        """Handle a connection that another host's finder opened to this one's socket."""
+        """Handle a connection that another host's finder has opened to this process's socket."""
         del settings
         connection.close()
 
@@ -150,18 +156,18 @@ class Finder:
         """Handle a datagram that is not an agent's heartbeat."""
 
     def is_needed(self, *, connected: bool) -> bool:
-        """Return whether other nodes need this host although its agent is done; with
-        `connected`, nodes are connected to it.
+        """Return whether other nodes need this host although its agent is done; `connected` means
+        that nodes are connected to it.
         """
         del connected
         return False
 
     def follows_another(self) -> bool:
-        """Return whether another process is known to have coordinated before this one."""
+        """Return whether another process is known to have been the coordinator before this one."""
         return False
 
     def retire(self) -> None:
-        """Stop this process from coordinating again, as its node has given up."""
+        """Prevent this process from coordinating again because its node has given up."""
 
     def close(self) -> None:
         """Release all resources."""

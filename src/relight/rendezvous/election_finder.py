@@ -1,15 +1,16 @@
-"""The finder of an endpoint that lists several hosts: `--rdzv-endpoint=host1,host2,host3`.
+"""The finder for an endpoint that lists several hosts: `--rdzv-endpoint=host1,host2,host3`.
 
-The agent that holds the endpoint's port on one of these hosts is its elector. The electors choose a
-coordinator among themselves (`core/link/election`); agents ask any elector for it. When the
-coordinator's host is gone, the next one takes over as soon as a majority of the hosts agrees. The
-agents announce their current generation, and their workers continue.
+On each of these hosts, the agent that holds the endpoint's port is the host's elector. The electors
+choose a coordinator among themselves (`core/link/election`), and agents can ask any elector who it
+is. When the coordinator's host is gone, another one takes over as soon as a majority of the hosts
+agrees. The agents announce their current generation, and their workers continue.
 
-An elector opens a connection to each other host of the list and sends over it; it receives over the
-connections that the others opened. A connection without an answer for a second is replaced. Where
-packets are lost, TCP delays all that follows, so ballots also come as datagrams to the same port;
-the first copy to arrive counts. Datagrams are authenticated with the key of the latest connection
-that was opened, even after its end, because opening a new one takes long when packets are lost.
+An elector opens a connection to every other host in the list and sends over it; it receives over
+the connections that the others have opened. If nothing is received on a connection for a second, it
+is replaced. When packets are lost, TCP delays everything after them, so each ballot is also sent as
+a datagram to the same port; whichever copy arrives first counts. Datagrams are authenticated with
+the key of the most recently opened connection, even after it has ended, because opening a new one
+takes a long time when packets are lost.
 """
 
 import os
@@ -35,24 +36,25 @@ from relight.rendezvous.config import Meeting
 from relight.rendezvous.discovery import CoordinatorAt, CoordinatorHere, Finder, NotFound, Seeker
 
 _VOTE_S = 1.0
-"""How long a vote counts. It need not outlast a lease, as the elected host continues the running
-generation, and forms another when all leases are over (core/group/membership).
+"""How long a vote is valid. It doesn't have to outlast a lease, because the elected host continues
+the running generation and only forms another one when all leases have expired
+(core/group/membership).
 """
 _PING_S = 0.25
-"""How often each other host gets a heartbeat."""
+"""How often a heartbeat is sent to each other host."""
 _SILENT_S = 1.0
-"""A connection without an echo for this time is closed; the next ping opens a new one."""
+"""A connection is closed after this time without an echo; the next ping opens a new one."""
 _HEARD = Ballot | Heartbeat
 _MOST_KEYS = 64
-"""How many keys of connections from other hosts are kept; older keys are forgotten."""
+"""How many keys from other hosts' connections are kept; older keys are discarded."""
 
 
 class ElectionFinder(Finder):
-    """Finds which host of the endpoint is the coordinator, and takes part in electing it.
+    """Finds out which of the endpoint's hosts is the coordinator, and takes part in electing it.
 
     Args:
-        loop: the loop of the process.
-        meeting: the rendezvous, with the hosts of the endpoint.
+        loop: the process's event loop.
+        meeting: the rendezvous, with the endpoint's hosts.
         settings: the user's settings.
     """
 
@@ -66,8 +68,8 @@ class ElectionFinder(Finder):
         self._seek_waits = False
         self._known_coordinator = -1
         self._dialled = self._answered = -1
-        self._asks_answered = False  # whether to ask the host that answered last next
-        self._unanswered = 0  # since the last answer of a coordinator
+        self._asks_answered = False  # whether the host that answered last is queried next
+        self._unanswered = 0  # since a coordinator's last answer
         self._turn = 0
         self._elector: Elector | None = None
         self._coordinates = False
@@ -76,13 +78,13 @@ class ElectionFinder(Finder):
         self._wait_from = 0.0
 
     def open(self, seeker: Seeker) -> None:
-        """Resolve the names of all hosts; a host whose name is unknown counts as gone."""
+        """Resolve the names of all hosts; a host whose name can't be resolved counts as gone."""
         self._seeker = seeker
         for index, (host, port) in enumerate(self._meeting.hosts):
             resolve(self._loop, host, port, partial(self._on_host, index))
 
     def seek(self, *, may_host: bool) -> None:
-        """Report the elected coordinator or, if unknown, the next host to ask."""
+        """Report the elected coordinator or, if it is unknown, the next host to query."""
         del may_host
         if self._unresolved:
             self._seek_waits = True
@@ -106,8 +108,9 @@ class ElectionFinder(Finder):
         self._seeker.found(CoordinatorAt(address, self._limit_s()))
 
     def _next(self) -> int:
-        """Return the host to ask: the coordinator or, if unknown, each other host in turn,
-        alternating with the one that answered last, as a cut may be over.
+        """Return the host to query: the coordinator or, if it is unknown, each other host in turn.
+        These alternate with the host that answered last, because a network partition may have
+        healed.
         """
         known, self._known_coordinator = self._known_coordinator, -1
         if known < 0 and self._asks_answered:
@@ -122,23 +125,24 @@ class ElectionFinder(Finder):
         return (self._turn - 1) % count
 
     def _limit_s(self) -> float:
-        """Return how long to wait for an answer. Short at first, so that a lost host costs little
-        time; longer if that does not reach the coordinator, which may be far away.
+        """Return how long to wait for an answer. The time is short at first, so that a lost host
+        causes little delay. It grows if the coordinator is not reached, because it may be far away.
         """
         rounds = 1 + self._unanswered // len(self._addresses)
         return min(_VOTE_S * rounds, max(_VOTE_S, self._meeting.dial_s))
 
     def answered(self) -> None:
-        """Record that the queried host coordinates."""
+        """Record that the queried host is the coordinator."""
         self._answered, self._asks_answered = self._dialled, True
 
     def coordinator_lost(self) -> None:
-        """Record that the coordinator had answered in time before it was lost."""
+        """Record that the coordinator answered in time before it was lost."""
         self._unanswered = 0
 
     def failed(self, *, refused: bool, working: bool) -> tuple[str, Refusal]:
-        """Ask the next host first. A refusal proves nothing, as another host may have taken over.
-        From a host that never coordinated, it says nothing about this node either.
+        """Query the next host first. A refusal proves nothing because another host may have taken
+        over. A refusal from a host that was never the coordinator says nothing about this node
+        either.
         """
         del working
         self._unanswered += not refused
@@ -147,13 +151,13 @@ class ElectionFinder(Finder):
         return "", Refusal.HINT if is_hint else Refusal.NOTHING
 
     def redirected(self, host: int) -> str:
-        """Record the coordinator that the host names, or that it names none."""
+        """Record which coordinator the host names, if any."""
         if host < len(self._addresses):
             self._known_coordinator = host
         return "the hosts of the endpoint have not chosen a coordinator yet"
 
     def coordinates(self, has_lost_nodes: Callable[[], bool]) -> bool:
-        """Return whether this host is the elected coordinator now."""
+        """Return whether this host is currently the elected coordinator."""
         del has_lost_nodes
         return self._elector is not None and self._elector.coordinates()
 
@@ -162,7 +166,7 @@ class ElectionFinder(Finder):
         return self._elector.coordinator_index() if self._elector is not None else -1
 
     def take_connection(self, connection: Connection, settings: GroupSettings | None) -> None:
-        """Pass the connection of another elector to this one."""
+        """Pass another elector's connection to this elector."""
         if self._elector is not None:
             self._elector.take_connection(connection, settings)
         else:
@@ -174,10 +178,10 @@ class ElectionFinder(Finder):
             self._elector.take_ballot(data)
 
     def is_needed(self, *, connected: bool) -> bool:
-        """Return whether this host must keep voting. It may stop once no other host has
-        coordinated, and no other node was connected here, for the time that nodes may take to find
-        a new coordinator. That does not count while a host is silent: its nodes may be back after a
-        cut.
+        """Return whether this host must keep voting. It may stop if no other host was the
+        coordinator and no other node was connected to this host for as long as nodes may take to
+        find a new coordinator. Time during which a host is silent doesn't count, because its nodes
+        may come back after a network partition.
         """
         elector = self._elector
         if elector is None:
@@ -191,11 +195,11 @@ class ElectionFinder(Finder):
         return now < self._wait_from + self._settings.rejoin_grace_s
 
     def follows_another(self) -> bool:
-        """Return whether a host that votes knows of another coordinator."""
+        """Return whether a voting host knows of another coordinator."""
         return self._elector is not None and self._elector.follows_another()
 
     def retire(self) -> None:
-        """Leave all elections for good."""
+        """Leave all elections permanently."""
         self.close()
         self._elector = None
 
@@ -212,9 +216,10 @@ class ElectionFinder(Finder):
             self.seek(may_host=True)
 
     def _become_elector(self) -> None:
-        """Become the elector of a host of the list, if it is this machine and its port is free."""
-        # Several loopback addresses with the same port are several hosts of the list. But Debian
-        # maps a machine's own name to 127.0.1.1: then the others need all addresses.
+        """Become the elector for a host in the list if it is this machine and its port is free."""
+        # Several loopback addresses with the same port are separate hosts in the list. But Debian
+        # maps a machine's own name to 127.0.1.1; in that case the other hosts need this one to
+        # listen on all addresses.
         all_here = all(is_loopback(each) for found in self._addresses for each, _ in found)
         for index, found in enumerate(self._addresses):
             if not any(is_ours(address) for address, _ in found):
@@ -248,16 +253,16 @@ class ElectionFinder(Finder):
 
 
 class Elector:
-    """Runs the election over connections to the other hosts of the list.
+    """Runs the election over connections to the other hosts in the list.
 
     Args:
         loop: the agent's loop.
         meeting: the rendezvous.
         settings: the user's settings.
-        me: the index of this host in the list.
-        addresses: the addresses of each host.
+        me: this host's index in the list.
+        addresses: each host's addresses.
         on_role: called repeatedly with whether this host is the coordinator.
-        seeker: gets a line for each elector whose messages are refused, and each change of state.
+        seeker: receives a line for each elector whose messages are refused, and each state change.
     """
 
     def __init__(
@@ -284,8 +289,8 @@ class Elector:
         )
         self._outgoing: dict[int, Connection] = {}
         self._up: set[int] = set()
-        """Hosts that answered, and have not closed or refused a connection since."""
-        self._incoming: dict[Connection, None] = {}  # in the order of their arrival
+        """Hosts that have answered and have not closed or refused a connection since."""
+        self._incoming: dict[Connection, None] = {}  # in order of arrival
         self._ballots = Ballots(loop)
         self._turn = 0
         self._closed = False
@@ -293,8 +298,8 @@ class Elector:
         self._ping_timer = loop.call_after(0, self._ping)
 
     def coordinates(self) -> bool:
-        """Return whether this host is the coordinator now. Workers may still run on leases of its
-        predecessor.
+        """Return whether this host is currently the coordinator. Workers may still be running on
+        leases from its predecessor.
         """
         return self._election.coordinates(self._loop.now())
 
@@ -303,24 +308,24 @@ class Elector:
         return self._election.coordinator(self._loop.now())
 
     def follows_another(self) -> bool:
-        """Return whether a host that votes knows of another coordinator."""
+        """Return whether a voting host knows of another coordinator."""
         return self._election.follows_another
 
     def has_silent_host(self) -> bool:
-        """Return whether a host is silent that has not closed its connection."""
+        """Return whether any host is silent without having closed its connection."""
         now = self._loop.now()
         return any(self._election.is_silent(host, now) for host in self._up)
 
     def explain(self) -> str:
-        """Describe the missing condition of the election."""
+        """Describe which condition the election is waiting for."""
         return self._election.explain(self._loop.now())
 
     def lease_until(self) -> float:
-        """Return until when this host certainly is the coordinator."""
+        """Return until when this host is certain to be the coordinator."""
         return self._election.lease_until()
 
     def take_connection(self, connection: Connection, settings: GroupSettings | None) -> None:
-        """Handle a connection that another elector opened."""
+        """Handle a connection that another elector has opened."""
         if settings is not None and settings.lost_after_s != self._settings.lost_after_s:
             connection.fail(group_messages.other_lost_after(settings.lost_after_s, self._settings))
             return
@@ -329,7 +334,7 @@ class Elector:
         self._ballots.admit(connection.session_key)
 
     def take_ballot(self, data: bytes) -> None:
-        """Handle another elector's datagram; drop those from outside this job."""
+        """Handle another elector's datagram; drop datagrams from outside this job."""
         ballot = self._ballots.of_datagram(data)
         if ballot is not None:
             self._step(BallotReceived(ballot))
@@ -356,7 +361,7 @@ class Elector:
                 return
 
     def received(self, connection: Connection, message: Message) -> None:
-        """Handle a message of another elector."""
+        """Handle a message from another elector."""
         heard = fields.message(_HEARD, message)
         if not isinstance(heard, Heartbeat):
             self._step(BallotReceived(heard))
@@ -366,7 +371,7 @@ class Elector:
     def closed(self, connection: Connection, reason: str) -> None:
         """Forget a connection that has ended; the next ping opens a new one."""
         if connection.session_key and reason != CLOSED:
-            # Other reasons are normal, as when that host is not up.
+            # Other reasons are normal, for example if that host is not up yet.
             self._seeker.say_refused(f"{connection.peer}: {reason}")
         self._incoming.pop(connection, None)
         if connection.session_key or connection.refused:
@@ -410,7 +415,7 @@ class Elector:
                     if connection is not None and connection.is_open:
                         connection.send(fields.to_json(message))
                 case BecomeCoordinator():
-                    pass  # `coordinates` says so from now on
+                    pass  # `coordinates` reflects it from now on
         self._alarm.set(self._election.deadline())
         after = self._election.state
         if after is not before:
@@ -419,14 +424,14 @@ class Elector:
 
 
 class Ballots:
-    """Sends and reads the datagrams of electors; a datagram may get lost.
+    """Sends and reads the electors' datagrams, which may get lost.
 
     Args:
         loop: the agent's loop.
 
     Attributes:
-        keys: for each host that has answered, the key of the latest connection to it.
-        addresses: for each host, the address that was dialled last.
+        keys: the key of the latest connection to each host that has answered.
+        addresses: the address of each host that was last connected to.
     """
 
     def __init__(self, loop: Loop) -> None:
@@ -437,7 +442,9 @@ class Ballots:
         self._admitted: dict[bytes, bytes] = {}
 
     def admit(self, key: bytes) -> None:
-        """Accept ballots made with the key of a connection that another host has opened."""
+        """Accept ballots that are authenticated with the key of a connection opened by another
+        host.
+        """
         self._admitted[Heartbeats.key_of(key)] = key
         if len(self._admitted) > _MOST_KEYS:
             del self._admitted[next(iter(self._admitted))]
@@ -459,12 +466,12 @@ class Ballots:
             each.close()
 
     def of_datagram(self, data: bytes) -> Ballot | None:
-        """Return the message of a datagram, or None if it is not from an elector of this job."""
+        """Return the message in a datagram, or None if it is not from an elector in this job."""
         key = self._admitted.get(data[:8])
         if key is None or not Heartbeats.is_genuine(data, key):
             return None
         try:
             message: Ballot = fields.message(Ballot, wire.parse(data[8:-8]))
         except Malformed:
-            return None  # another version; its connection will report that
+            return None  # a different version; its connection will report that
         return message

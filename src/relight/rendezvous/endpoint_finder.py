@@ -1,7 +1,7 @@
-"""The finder of one endpoint: the process that can bind it is the coordinator.
+"""The finder for a single endpoint: the process that can bind it is the coordinator.
 
-Names and reverse look-ups are not trusted, in either direction: only binding proves that an address
-belongs to this machine. The name is looked up again while no coordinator is found.
+Neither names nor reverse look-ups are trusted: only binding proves that an address belongs to this
+machine. As long as no coordinator is found, the name is looked up again.
 """
 
 import socket
@@ -16,7 +16,7 @@ from relight.rendezvous.discovery import CoordinatorAt, CoordinatorHere, Finder,
 
 _TRIES = 3
 _LOOK_UP_EVERY = 25
-"""How many times to dial before the endpoint's name is looked up again."""
+"""Number of connection attempts before the endpoint's name is looked up again."""
 _LOOK_UP_S = 1.0
 
 
@@ -24,13 +24,13 @@ class EndpointFinder(Finder):
     """Hosts the endpoint if it is on this machine; otherwise finds it.
 
     Args:
-        loop: the loop of the process.
-        meeting: the rendezvous, of whose hosts only the first is used.
+        loop: the process's event loop.
+        meeting: the rendezvous; only its first host is used.
     """
 
     def __init__(self, loop: Loop, meeting: Meeting) -> None:
         self.addresses: list[tuple[str, int]] = []
-        """The addresses of the endpoint's name."""
+        """The addresses to which the endpoint's name resolves."""
         self._loop = loop
         self._meeting = meeting
         self._seeker: Seeker
@@ -54,14 +54,14 @@ class EndpointFinder(Finder):
         self._answer("")
 
     def failed(self, *, refused: bool, working: bool) -> tuple[str, Refusal]:
-        """Return the meaning of a refusal: the endpoint's host is up, without a coordinator."""
+        """Return what a refusal means: the endpoint's host is up but has no coordinator."""
         del working
         if not refused:
             return "", Refusal.NOTHING
         return "", Refusal.PROOF if is_ours(self._target) else Refusal.HINT
 
     def coordinator_lost(self) -> None:
-        """Look the name up again, as a restarted pod has another address."""
+        """Look up the name again because a restarted pod has a different address."""
         self._look_up(self._on_other_addresses)
 
     def loopback_addresses(self) -> list[str]:
@@ -70,7 +70,7 @@ class EndpointFinder(Finder):
         return addresses if all(map(is_loopback, addresses)) else []
 
     def close(self) -> None:
-        """Report no more answers."""
+        """Stop reporting answers."""
         self._closed = True
 
     def _look_up(self, on_addresses: Callable[[list[tuple[str, int]], str], None]) -> None:
@@ -101,25 +101,26 @@ class EndpointFinder(Finder):
         self._seeker.found(CoordinatorAt(address, self._meeting.dial_s))
 
     def _is_here_anyway(self) -> bool:
-        """Return whether the endpoint is this machine, although none of its addresses is.
+        """Return whether the endpoint is this machine, even though none of its addresses belongs to
+        it.
 
-        A name that resolves to another address belongs to another machine, even if it is also our
-        host name; `is_host=1` overrides that.
+        A name that resolves to a different address belongs to another machine, even if it is also
+        this machine's host name; `is_host=1` overrides that.
         """
         own_name = self._meeting.host == socket.gethostname()
         return bool(self._meeting.hosted) or (own_name and not self.addresses)
 
     def _try_to_host(self) -> bool:
-        """Host the endpoint if it is an address of this machine and its port is free."""
+        """Host the endpoint if its address belongs to this machine and its port is free."""
         if self._meeting.hosted is False:
             return False
         ours = [address for address, _ in self.addresses if is_ours(address)]
         if not ours and not self._is_here_anyway():
             return False
         if not ours and self._turn < _TRIES * len(self.addresses):
-            return False  # the address may be translated (NAT), or another node's
-        # On all addresses, also for a loopback endpoint: other nodes may know this machine by
-        # another name, and Debian maps a machine's own name to 127.0.1.1.
+            return False  # the address may be translated (NAT) or belong to another node
+        # Listen on all addresses, even for a loopback endpoint: other nodes may know this machine
+        # by a different name, and Debian maps a machine's own name to 127.0.1.1.
         sock = listen("", self._meeting.port)
         if sock is None:
             return False

@@ -1,7 +1,7 @@
 """Sends HTTP requests to the members of an etcd cluster, as if they were one server.
 
-Requests go to the member that answered last; if it fails, is too slow, or has no leader, the others
-are asked in turn. So a request may arrive twice, or late: callers must be able to detect that.
+Requests go to the member that answered last. If it fails, is too slow, or has no leader, the others
+are tried in turn. So a request may arrive twice, or late, and callers must be able to detect that.
 """
 
 import io
@@ -25,20 +25,20 @@ _LEAST_TIMEOUT_S = 0.5
 _MOST_TIMEOUT_S = 2.0
 _ANOTHER_MAY_KNOW = (408, 429)
 _NO_SPACE = "database space exceeded"
-"""ErrNoSpace (etcd, api/v3rpc/rpctypes/error.go): the alarm NOSPACE is raised. Until it is
-disarmed, etcd refuses puts and new leases, but still reads, deletes and keeps leases alive.
+"""ErrNoSpace (etcd, api/v3rpc/rpctypes/error.go): the NOSPACE alarm is raised. Until it is
+disarmed, etcd rejects puts and new leases, but still allows reads, deletes and lease keep-alives.
 """
 
 
 class Login(NamedTuple):
-    """A user of etcd; empty without a login."""
+    """An etcd user; empty if there is no login."""
 
     user: str = ""
     password: str = ""
 
 
 class Tls(NamedTuple):
-    """How to use TLS, and the names of the settings for it, for hints."""
+    """How to use TLS, and the names of its settings, for use in hints."""
 
     context: "ssl.SSLContext | None"
     cert: str = "cert"
@@ -47,8 +47,8 @@ class Tls(NamedTuple):
 
 
 class EtcdAnswer(NamedTuple):
-    """The answer of a member. `body` is empty if it is not a JSON object; only the first object of
-    a stream is kept.
+    """A member's answer. `body` is empty if the answer isn't a JSON object; only the first object
+    in a stream is kept.
     """
 
     status: int
@@ -57,15 +57,15 @@ class EtcdAnswer(NamedTuple):
 
 
 class EtcdMembers:
-    """The members of one cluster.
+    """The members of one etcd cluster.
 
     Args:
         addresses: hosts and ports.
         tls: how to use TLS.
-        timeout_s: time limit for one member to connect, and to answer.
+        timeout_s: the time limit for connecting to one member, and for its answer.
 
     Attributes:
-        own_address: the address of this machine on connections to members; empty if unknown.
+        own_address: this machine's address on connections to members; empty if unknown.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class EtcdMembers:
         self._answered = False
 
     def hurry(self, ttl_s: float) -> None:
-        """Leave time to ask a second member, as the answer is worthless after `ttl_s`."""
+        """Leave time to try a second member, because an answer is worthless after `ttl_s`."""
         self._timeout_s = min(self._most_timeout_s, max(_LEAST_TIMEOUT_S, ttl_s / 2))
 
     def ask(
@@ -90,11 +90,11 @@ class EtcdMembers:
         body: bytes | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> EtcdAnswer:
-        """Return the first answer that is not an error of the member itself.
+        """Return the first answer that isn't an error of the member itself.
 
         Raises:
-            OSError: if no member answers now.
-            UsageError: if no member ever will.
+            OSError: if no member currently answers.
+            UsageError: if no member will ever answer.
         """
         failures: list[str] = []
         hopeless: list[UsageError] = []
@@ -117,7 +117,7 @@ class EtcdMembers:
         raise OSError("; ".join(dict.fromkeys(failures)))
 
     def move_on(self) -> None:
-        """Start with the next member from now on."""
+        """Try the next member first from now on."""
         self.close()
         self._turn = (self._turn + 1) % len(self._addresses)
 
@@ -145,7 +145,7 @@ class EtcdMembers:
                 kept.close()
                 raise OSError(f"no answer within {self._timeout_s:g} s") from None
             except (OSError, http.client.HTTPException):
-                kept.close()  # the member may have closed it since the last answer: try again
+                kept.close()  # the member may have closed it since the last answer, so try again
         connection = self._new_connection()
         try:
             connection.connect()
@@ -234,7 +234,7 @@ class EtcdMembers:
         return OSError(f"what listens there does not speak HTTP ({type(error).__name__})")
 
     def _speaks_other_protocol(self) -> str:
-        """Return whether the member speaks TLS and we do not, or the reverse.
+        """Return whether the member uses TLS and this side doesn't, or the reverse.
 
         etcd closes the connection immediately in both cases, as does a member that is shutting
         down.
@@ -259,7 +259,9 @@ class EtcdMembers:
 
 
 class _Timed(io.RawIOBase):
-    """Reads from a socket with one deadline for all reads, as a peer may send byte by byte."""
+    """Reads from a socket with a single deadline for all reads, because a peer may send byte by
+    byte.
+    """
 
     def __init__(self, sock: "socket.socket", until: float) -> None:
         self._sock = sock
@@ -286,10 +288,11 @@ class _Timed(io.RawIOBase):
 
 
 def parse_members(endpoint: str, protocol: str = "http") -> list[tuple[str, int]]:
-    """Return the hosts and ports of `--rdzv-endpoint=HOST[:PORT][,…]`, which may also be URLs.
+    """Return the hosts and ports in `--rdzv-endpoint=HOST[:PORT][,…]`, whose items may also be
+    URLs.
 
     Raises:
-        UsageError: if the text is invalid, or the URLs have another protocol.
+        UsageError: if the endpoint is invalid, or the URLs have a different protocol.
     """
     parts = [part.strip().rpartition("://") for part in endpoint.split(",")]
     for scheme in {scheme for scheme, _, _ in parts} - {"", protocol}:
@@ -321,7 +324,7 @@ def parse_members(endpoint: str, protocol: str = "http") -> list[tuple[str, int]
 
 
 def message_of(answer: EtcdAnswer) -> str:
-    """Return the error in an answer, in etcd's words."""
+    """Return the error message in an answer from etcd."""
     error = answer.body.get("error")
     if isinstance(error, dict):
         error = error.get("message")
@@ -335,7 +338,7 @@ def message_of(answer: EtcdAnswer) -> str:
 
 
 def nonsense(answer: EtcdAnswer) -> OSError:
-    """Return the error for an answer that etcd never gives."""
+    """Return the error for an answer that doesn't come from etcd."""
     return OSError(f"what answers at {answer.member} does not answer as etcd does")
 
 
@@ -348,7 +351,9 @@ def _parsed(data: bytes) -> dict[str, Any]:
 
 
 def _is_about_us(reason: str) -> bool:
-    """Return whether the member refused the handshake because of our certificate or its lack."""
+    """Return whether the member rejected the handshake because of our certificate, or because we
+    have none.
+    """
     return "ALERT" in reason and any(
         word in reason for word in ("CERTIFICATE", "UNKNOWN_CA", "HANDSHAKE_FAILURE", "DENIED")
     )

@@ -1,16 +1,16 @@
-"""The register in etcd's v3 API, over its JSON gateway. Clusters from 3.4 on have it, also those
-that serve torchrun the v2 API.
+"""A register that uses etcd's v3 API through its JSON gateway. Clusters from version 3.4 on have
+it, including those that serve the v2 API to torchrun.
 
-The record is a key with a lease, whose time only the server measures. The create_revision of the
-key is the record's revision. etcd grants no lease below one and a half of its election timeouts
-(2 s with its defaults): then detection of a dead holder may take longer than configured, never
-shorter.
+The record is a key with a lease, and only the server measures the lease's time. The key's
+create_revision is the record's revision. etcd grants no lease that is shorter than one and a half
+times its election timeout (2 s by default). In that case detecting a dead holder may take longer
+than configured, but never less time.
 
-An unanswered request may have been applied, now or later. So the key also contains a
-token of its writer, and its content is compared with the wanted one until they agree.
+An unanswered request may have been applied, or may still be. So the key also contains its writer's
+token, and its content is compared with the desired content until they match.
 
-A renewal of the lease changes nothing in the key, so a process that doubts that the holder is alive
-marks the holder's record. A live holder overwrites it with its next renewal.
+Renewing the lease doesn't change the key. So a process that doubts whether the holder is alive
+marks the holder's record, and a live holder overwrites the mark with its next renewal.
 """
 
 import base64
@@ -40,7 +40,7 @@ _TOKEN_TOO_OLD = ("invalid auth token", "revision of auth store is old")
 
 class _Stored(NamedTuple):
     """The value of a job's key. `token` identifies its writer. `doubted` is set by a process that
-    could not reach the writer at `value`, and waits for its next renewal.
+    could not reach the writer at `value` and is waiting for the writer's next renewal.
     """
 
     token: str
@@ -49,7 +49,7 @@ class _Stored(NamedTuple):
 
 
 class _KeyContent(NamedTuple):
-    """The content of the key. `revision` is 0 for a missing key."""
+    """The key's content. `revision` is 0 if the key is missing."""
 
     token: str = ""
     value: str = ""
@@ -60,7 +60,7 @@ class _KeyContent(NamedTuple):
 
 
 class _Pair(NamedTuple):
-    """A key and its value in etcd's answer; numbers are texts, and the value is in base64."""
+    """A key and its value in etcd's answer; numbers are strings, and the value is in base64."""
 
     value: str
     create_revision: str
@@ -79,12 +79,12 @@ class _LeaseEnded(Exception):  # noqa: N818
 
 
 class EtcdRegister:
-    """The record of one job.
+    """One job's record.
 
     Args:
         members: the cluster.
-        key: the key of the record.
-        login: the user of etcd.
+        key: the record's key.
+        login: the etcd user.
     """
 
     def __init__(self, members: EtcdMembers, key: str, login: Login) -> None:
@@ -125,26 +125,26 @@ class EtcdRegister:
             try:
                 found = self._put(_if_modified(found.modified), record_of_it, found.lease)
             except _LeaseEnded:
-                return True  # the record ended with its lease
+                return True  # the record expired with its lease
         if str(found.revision) != record.revision or not found.doubted:
             return False
         time.sleep(patience_s)
         return not self._remove(_if_modified(found.modified)).revision
 
     def release(self) -> None:
-        """Give the record back if this register holds it."""
+        """Release the record if this register holds it."""
         if not self._lease:
-            return  # without a lease no request can have made it ours
+            return  # without a lease, no request can have acquired the record
         found = self._look()
         self._held = False
         if found.token == self._token:
             self._remove(_if_created(found.revision))
-        self._revoke(self._lease)  # a request that is still on its way finds no lease
+        self._revoke(self._lease)  # a request still in flight finds no lease
         self._lease = 0
 
     def _hold(self, value: str, seconds: int) -> _KeyContent:
         old = self._lease
-        # Renew the lease first: a key that is read after that stays as long as the lease.
+        # Renew the lease first: a key that is read after that exists as long as the lease.
         renewed = self._renewed(seconds) if self._held else 0
         found = self._look()
         for _ in range(_TRIES):
@@ -166,7 +166,7 @@ class EtcdRegister:
         raise OSError(f"etcd: the key {self._key} changes faster than it can be read")
 
     def _renewed(self, seconds: int) -> int:
-        """Renew our lease and return it, or 0 without a lease of this duration."""
+        """Renew our lease and return it, or 0 if there is no lease of this duration."""
         if not self._lease or self._lease_s != seconds:
             return 0
         result = self._call("/lease/keepalive", {"ID": str(self._lease)}).body.get("result")
@@ -183,7 +183,7 @@ class EtcdRegister:
         return self._lease
 
     def _revoke(self, lease: int) -> None:
-        """Revoke a lease early; without renewal it would end anyway."""
+        """Revoke a lease early; without renewal it would expire anyway."""
         try:
             self._call("/lease/revoke", {"ID": str(lease)})
         except (_LeaseEnded, OSError):
@@ -194,7 +194,7 @@ class EtcdRegister:
         return self._found(answer, answer.body)
 
     def _write(self, revision: int, value: str, lease: int) -> _KeyContent:
-        """Write the key if it has this revision; return its content afterwards."""
+        """Write the key if it has this revision; return its resulting content."""
         return self._put(_if_created(revision), _Stored(self._token, value), lease)
 
     def _put(self, condition: dict[str, str], stored: _Stored, lease: int) -> _KeyContent:
@@ -206,7 +206,7 @@ class EtcdRegister:
         return self._transact(condition, {"request_delete_range": {"key": _encoded(self._key)}})
 
     def _transact(self, condition: dict[str, str], change: dict[str, Any]) -> _KeyContent:
-        """Make a change if a condition on the key is met; return its content afterwards."""
+        """Make a change if the key meets a condition; return the key's resulting content."""
         compare = {"key": _encoded(self._key), "result": "EQUAL", **condition}
         look = {"request_range": self._range()}
         answer = self._call(
@@ -242,10 +242,10 @@ class EtcdRegister:
             stored.token, stored.value, revision, modified, lease, doubted=stored.doubted
         )
 
-    # Calls.
+    # Calls to etcd.
 
     def _call(self, path: str, request: dict[str, Any]) -> EtcdAnswer:
-        """Make one call; log in first, or again, if etcd requires it."""
+        """Make one call; log in first, or log in again, if etcd requires it."""
         if self._login.user and not self._session:
             self._log_in()
         answer = self._post(path, request)
@@ -263,7 +263,7 @@ class EtcdRegister:
         if answer.status == 200 and isinstance(token, str) and token.isascii():
             self._session = "".join(token.split())
         elif "not enabled" in message_of(answer):
-            self._session = ""  # authentication is off in etcd
+            self._session = ""  # authentication is disabled in etcd
         else:
             raise self._error(answer)
 
@@ -281,7 +281,7 @@ class EtcdRegister:
         return answer
 
     def _error(self, answer: EtcdAnswer) -> Exception:
-        """Return the error for a refusal."""
+        """Return the error for an answer that rejects a call."""
         code, text = _code_of(answer), message_of(answer)
         where = f"etcd at {answer.member}"
         if code == _LEASE_ENDED and "lease" in text:
@@ -319,7 +319,7 @@ def _is_stale(answer: EtcdAnswer) -> bool:
 
 
 def _code_of(answer: EtcdAnswer) -> int:
-    """Return the gRPC code of an answer, or 0; in streams it is one level deeper."""
+    """Return an answer's gRPC code, or 0; in streams the code is nested one level deeper."""
     error = answer.body.get("error")
     if isinstance(error, dict):
         return _number(error.get("grpc_code", error.get("code")))
@@ -327,7 +327,7 @@ def _code_of(answer: EtcdAnswer) -> int:
 
 
 def _number(value: Any) -> int:
-    """Return a 64 bit number, which JSON has as text; 0 for any other value."""
+    """Return a 64-bit number, which is a string in JSON; 0 for any other value."""
     if isinstance(value, str) and value.isdecimal() and value.isascii() and len(value) < 20:
         return int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) else 0

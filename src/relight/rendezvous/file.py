@@ -1,31 +1,33 @@
-"""The register in a directory that all nodes share: `--rdzv-backend=file`.
+"""A register in a directory that all nodes share (`--rdzv-backend=file`).
 
 A job has two files there: its record, and a lock that is held only while the record is changed,
 never while a process waits. Each renewal changes a counter in the record. A process that sees the
-same counter for the time to live, by its own clock, may take the record; clocks of different nodes
-are never compared. A new record is written beside the old one, flushed and renamed: a kill leaves
-either the old or the new one. On a full disk it is written over the old one, which needs no room on
-most file systems: a full disk never ends a hold, and the record of a holder that has ended can be
-taken. A machine that dies at that moment may leave an unreadable record, which lapses like any
-other.
+same counter for the whole time to live, by its own clock, may take the record; the clocks of
+different nodes are never compared. A new record is written to a separate file, flushed, and renamed
+over the old one, so that a killed process leaves either the old or the new record. On a full disk
+the old record is overwritten in place, which needs no additional space on most file systems. So a
+full disk never ends a hold, and the record of a holder that has exited can be taken. If a machine
+dies at that moment, it may leave an unreadable record, which lapses like any other.
 
-Requirements of the file system:
+Requirements for the file system:
 
-- fcntl locks must exclude the processes of all nodes, as they do on local disks, NFS 4, and Lustre
-  mounted with `flock`. They do not on NFS mounted with `nolock` or `local_lock`, which a process
-  can't detect: two nodes may then coordinate at the same time. Attribute caches are harmless, as
-  the directory is reopened for each read, which makes NFS ask the server, unless mounted with
-  `nocto`.
-- The directory must be the shared one on every node. Where the disk is not mounted, a directory of
-  the same name would be another place to meet; so only the last part of the path is ever created.
-- An NFS server that is down blocks callers (`hard` mounts) until it is back; the record is then not
-  renewed, and the hold lapses by the holder's own clock.
-- After a reboot of its server, NFS grants no locks for its grace period (90 s): a coordinator that
-  is lost then is replaced only afterwards.
-- If a machine dies with the lock, NFS releases the lock later, usually after 90 s. A process that
-  is stopped (SIGSTOP) with the lock keeps it until it is continued or ended.
+- fcntl locks must exclude processes on all nodes, as they do on local disks, NFS 4, and Lustre
+  mounted with `flock`. They don't on NFS mounted with `nolock` or `local_lock`. A process can't
+  detect that, and two nodes may then be coordinator at the same time. Attribute caches are harmless
+  because the directory is reopened for each read, which makes NFS query the server, unless mounted
+  with `nocto`.
+- The directory must be the same shared directory on every node. On a node where the disk isn't
+  mounted, a local directory with the same name would be a separate meeting place. So only the last
+  part of the path is ever created.
+- An NFS server that is down blocks callers (`hard` mounts) until it is back. In the meantime the
+  record is not renewed, and the hold lapses by the holder's own clock.
+- After an NFS server reboots, it grants no locks during its grace period (90 s). A coordinator that
+  is lost during that time is only replaced afterwards.
+- If a machine dies while it holds the lock, NFS releases the lock later, usually after 90 s. A
+  process that is stopped (SIGSTOP) while it holds the lock keeps it until it is continued or
+  killed.
 
-After a job has ended, only its empty lock file is left.
+After a job has ended, only its empty lock file remains.
 """
 
 import _thread
@@ -60,15 +62,17 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _NO_LOCKS = {errno.ENOTSUP, errno.ENOSYS}
 
 _OF_THIS_PROCESS = _thread.allocate_lock()
-"""fcntl locks exclude only other processes, and end when any code here closes the file."""
+"""fcntl locks only exclude other processes, and are released when any code in this process closes
+the file.
+"""
 
 _T = TypeVar("_T")
 
 
 class _Found(NamedTuple):
-    """The content of the record's file. `revision` is empty without a record.
+    """The content of the record's file. `revision` is empty if there is no record.
 
-    An invalid record counts as that of an unknown holder.
+    An invalid record is treated as belonging to an unknown holder.
     """
 
     token: str = ""
@@ -79,7 +83,7 @@ class _Found(NamedTuple):
 
 
 def open(endpoint: str, job: str, pairs: Mapping[str, str]) -> LeaderLock:
-    """Return the register of a job in the directory `endpoint`; see `leader_lock.Open`."""
+    """Return a job's register in the directory `endpoint`; see `leader_lock.Open`."""
     del pairs  # not used by this register
     if not os.path.isabs(endpoint) or "\0" in endpoint:
         raise UsageError(
@@ -90,11 +94,11 @@ def open(endpoint: str, job: str, pairs: Mapping[str, str]) -> LeaderLock:
 
 
 class FileRegister:
-    """The record of one job.
+    """One job's record.
 
     Args:
-        directory: the directory of the record.
-        job: the id of the job.
+        directory: the record's directory.
+        job: the job's id.
     """
 
     def __init__(self, directory: str, job: str) -> None:
@@ -115,12 +119,12 @@ class FileRegister:
         return bool(record.revision) and self._explaining(lambda: self._evict(record, patience_s))
 
     def release(self) -> None:
-        """Give the record back if this register holds it."""
+        """Release the record if this register holds it."""
         if self._turn:
             self._explaining(lambda: self._remove(lambda found: found.token == self._token))
 
     def close(self) -> None:
-        """Do nothing, as no file stays open between calls."""
+        """Do nothing because no file stays open between calls."""
 
     def _evict(self, record: Record, patience_s: float) -> bool:
         if not patience_s:
@@ -133,7 +137,7 @@ class FileRegister:
         return self._remove(lambda found: found == seen)
 
     def _hold(self, value: str, ttl_s: float) -> Record:
-        with self._opened() as directory:  # without the lock, as most calls end here
+        with self._opened() as directory:  # usually no lock is needed
             found = self._look(directory, ttl_s)
         if not value or (found.revision and found.token != self._token):
             return self._record(found)
@@ -155,7 +159,7 @@ class FileRegister:
         return Record(found.value, found.revision, found.token == self._token)
 
     def _look(self, directory: int, ttl_s: float) -> _Found:
-        """Return the record, or an empty one if it was not renewed for its time to live."""
+        """Return the record, or an empty one if it has not been renewed within its time to live."""
         started = time.monotonic()
         found = self._read(directory)
         if not found.revision or found.token == self._token:
@@ -191,7 +195,7 @@ class FileRegister:
             if error.errno not in _FULL:
                 raise
             with suppress(FileNotFoundError):
-                os.unlink(new, dir_fd=directory)  # its blocks may be the last free ones
+                os.unlink(new, dir_fd=directory)  # it may occupy the last free blocks
             check()
             try:
                 size = os.stat(self._name, dir_fd=directory, follow_symlinks=False).st_size
@@ -222,12 +226,12 @@ class FileRegister:
             return True
 
     def _open(self, directory: int, name: str, flags: int) -> int:
-        """Open one of the files, but nothing that blocks, such as a FIFO."""
+        """Open one of the files without blocking, even if it is a FIFO."""
         flags |= os.O_NOFOLLOW | os.O_NONBLOCK
         try:
             file = os.open(name, flags, 0o600, dir_fd=directory)
         except OSError as error:
-            if error.errno == errno.ENXIO:  # a FIFO without a reader
+            if error.errno == errno.ENXIO:  # a FIFO that has no reader
                 raise self._no_file(name) from None
             missing = error.errno == errno.ENOENT and flags & os.O_CREAT
             if missing and os.fstat(directory).st_nlink:  # the directory still exists
@@ -275,7 +279,7 @@ class FileRegister:
 
     @contextmanager
     def _locked(self) -> Iterator[int]:
-        """Hold the lock, which also ends with this process; reopen the directory."""
+        """Hold the lock, which is also released if this process exits; reopen the directory."""
         name = f"{self._name}.lock"
         deadline = time.monotonic() + _LOCK_S
         if not _OF_THIS_PROCESS.acquire(timeout=_LOCK_S):
@@ -305,7 +309,7 @@ class FileRegister:
             _OF_THIS_PROCESS.release()
 
     def _explaining(self, step: Callable[[], _T]) -> _T:
-        """Call `step`; explain an error of the system."""
+        """Call `step`; explain any system error."""
         try:
             return step()
         except OSError as error:
@@ -343,10 +347,10 @@ def _parsed(data: bytes) -> _Found:
 
 
 def _locker(file: int) -> str:
-    """Name the process that has locked a file, for people."""
+    """Return a readable name for the process that has locked a file."""
     import struct
 
-    layout = "hhqqi4x"  # struct flock of 64 bit Linux
+    layout = "hhqqi4x"  # struct flock on 64-bit Linux
     try:
         asked = struct.pack(layout, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
         process = struct.unpack(layout, fcntl.fcntl(file, fcntl.F_GETLK, asked))[4]

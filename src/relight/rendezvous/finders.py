@@ -1,4 +1,4 @@
-"""Chooses the finder of a job."""
+"""Chooses a job's finder."""
 
 from relight.core.group.group_types import GroupSettings
 from relight.host.loop import Loop
@@ -7,14 +7,14 @@ from relight.rendezvous.discovery import Finder
 
 
 def make_finder(loop: Loop, meeting: Meeting, settings: GroupSettings) -> Finder:
-    """Return the finder of a job.
+    """Return a job's finder.
 
     Args:
-        loop: the loop of the process.
+        loop: the process's event loop.
         meeting: the rendezvous.
         settings: the user's settings.
     """
-    # Each finder is loaded only where it is used, as they are on the launch path.
+    # Each finder is loaded only when it is used, to keep the others off the launch path.
     if meeting.register is not None:
         from relight.rendezvous.register_finder import RegisterFinder
 

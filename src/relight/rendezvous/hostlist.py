@@ -1,4 +1,4 @@
-"""Parses lists of hosts as Slurm and Open MPI write them, in one line.
+"""Parses one-line host lists in the formats of Slurm and Open MPI.
 
 Slurm        node[1-3,07],login,rack[1-2]n[1-2]      slurm.conf(5), "host list expression"
 Open MPI 4   login,node[1:1-3,7]@0(5)                orte_node_regex, which orted gets; the
@@ -18,16 +18,16 @@ _TASKS = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
 
 
 def expand(text: str) -> list[str]:
-    """Return the hosts of a Slurm list, in its order.
+    """Return the hosts in a Slurm list, in list order.
 
     Raises:
-        ValueError: if the text is not such a list, or has more than `MOST_HOSTS` hosts.
+        ValueError: if the text isn't such a list, or has more than `MOST_HOSTS` hosts.
     """
     return _expand(text, _numbers)
 
 
 def expand_orte(text: str) -> list[str]:
-    """Return the hosts of an `orte_node_regex`: that of mpirun first, then those of its daemons.
+    """Return the hosts in an `orte_node_regex`: mpirun's host first, then its daemons' hosts.
 
     Raises:
         ValueError: if the text is not such a list.
@@ -36,7 +36,7 @@ def expand_orte(text: str) -> list[str]:
 
 
 def expand_tasks(text: str) -> list[int]:
-    """Return the tasks of each node: `2(x3),1` is `[2, 2, 2, 1]`.
+    """Return the number of tasks on each node: `2(x3),1` is `[2, 2, 2, 1]`.
 
     Raises:
         ValueError: if the text is not such a list.
@@ -52,7 +52,7 @@ def expand_tasks(text: str) -> list[int]:
 
 
 def _expand(text: str, numbers_of: Callable[[str], list[str]]) -> list[str]:
-    """Return the hosts of a list; `numbers_of` expands the text in brackets."""
+    """Return the hosts in a list; `numbers_of` expands the text in brackets."""
     hosts: list[str] = []
     for word in _split(text):
         parts = [(match[1] or "", match[2]) for match in _PARTS.finditer(word)]
@@ -63,7 +63,7 @@ def _expand(text: str, numbers_of: Callable[[str], list[str]]) -> list[str]:
 
 
 def _split(text: str) -> list[str]:
-    """Return the words separated by commas outside of brackets."""
+    """Split the text at commas that are outside brackets."""
     words = re.findall(r"(?:\[[^][]*\]|[^][,\s])+", text)
     if not words or ",".join(words) != text:
         raise ValueError(f"{text[:60]!r} is not a list of hosts")
@@ -71,7 +71,9 @@ def _split(text: str) -> list[str]:
 
 
 def _numbers(text: str) -> list[str]:
-    """Return the numbers in brackets, `1-3,07`, padded with zeros like the lower ends."""
+    """Return the numbers in a bracketed list such as `1-3,07`, zero-padded like each range's lower
+    end.
+    """
     numbers: list[str] = []
     for part in text.split(","):
         match = _RANGE.fullmatch(part)
@@ -86,7 +88,7 @@ def _numbers(text: str) -> list[str]:
 
 
 def _numbers_with_digits(text: str) -> list[str]:
-    """Return the numbers in brackets, `3:1-3,7`, with the digits before the colon."""
+    """Return the numbers in a bracketed list such as `3:1-3,7`, where 3 is the number of digits."""
     digits, colon, ranges = text.partition(":")
     if not (colon and re.fullmatch("[0-9]{1,2}", digits)):
         raise ValueError(f"{text[:60]!r} does not say how many digits")

@@ -1,34 +1,34 @@
-"""A register: a record outside the job that names one agent at a time as its coordinator.
+"""A register is a record outside the job that names one agent at a time as the job's coordinator.
 
-A rendezvous backend without an endpoint of ours (etcd, a file on a shared disk, a plug-in) is a
-`LeaderLock` and nothing more. Everything else, such as who is in the group and when it forms, is
-the same for all backends (`core/group/membership`).
+A rendezvous backend that doesn't use an endpoint of the job (etcd, a file on a shared disk, a
+plug-in) only has to implement `LeaderLock`. Everything else, such as who is in the group and when
+it forms, is the same for all backends (`core/group/membership`).
 
-The calls may block, and are made in threads, one after the other, never concurrently. An OSError
-means that the register can't be reached now; it is asked again later. An error that can't go away
-(wrong password, no permission) is a UsageError.
+The calls may block. They are made in threads, one after the other and never concurrently. An
+OSError means that the register can't currently be reached; the call is retried later. A permanent
+error (wrong password, no permission) is a UsageError.
 
-Safety rests on two things. A register gives the record to one holder at a time, and removes it
-only when its time to live has passed since the *server* last heard from the holder, or when another
-process evicts a holder that has ended (`evict`). The holder
-counts the same time from *before* it asked, so it stops first, whatever the clocks say. And an
-eviction names the revision that it saw, so it can't remove a successor's record, nor one that is
-renewed while it waits.
+Safety rests on two rules. First, a register gives the record to one holder at a time. It only
+removes the record when the time to live has passed since the *server* last received a request from
+the holder, or when another process evicts a holder that has exited (`evict`). The holder measures
+the same time from *before* it sent its request, so it stops first, whatever the clocks say. Second,
+an eviction specifies the revision that it saw, so it can't remove a successor's record, or one that
+is renewed in the meantime.
 """
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, Protocol  # the real ones, as plug-ins may need all features
+from typing import NamedTuple, Protocol  # the real ones, because plug-ins may need all features
 
 ENTRY_POINTS = "relight.rendezvous"
 """The entry point group of plug-ins. Each entry is an `Open`."""
 
 
 class Record(NamedTuple):
-    """The record of a register.
+    """A register's record.
 
-    `value` is the holder's text, empty without a holder. `revision` differs for each holder, even
-    if the same process takes the record again. `ours` is whether this `LeaderLock` object is the
-    holder.
+    `value` is the holder's text; empty if there is no holder. `revision` is different for each
+    holder, even if the same process takes the record again. `ours` is whether this `LeaderLock`
+    object is the holder.
     """
 
     value: str
@@ -41,18 +41,18 @@ _LONGEST_KEY = 150
 
 
 class LeaderLock(Protocol):
-    """The record of one job in an outside service."""
+    """One job's record in an external service."""
 
     own_address: str
-    """The address of this machine on connections to the service; empty if unknown."""
+    """This machine's address on connections to the service; empty if unknown."""
 
     def hold(self, value: str, ttl_s: float) -> Record:
         """Take the record if it is free, or renew it if it is ours; return the record.
 
         Args:
-            value: text to write, of at most 1000 characters; empty to read only.
-            ttl_s: the record is free again after this time without a renewal. Registers that count
-                in whole seconds round up.
+            value: the text to write, of at most 1000 characters; empty to only read.
+            ttl_s: the time without a renewal after which the record is free again. Registers that
+                count in whole seconds round up.
 
         Raises:
             OSError: if the register does not answer.
@@ -60,30 +60,32 @@ class LeaderLock(Protocol):
         """
 
     def evict(self, record: Record, patience_s: float = 0.0) -> bool:
-        """Remove the record of a holder that seems to be dead; return whether it was removed.
+        """Remove the record of a holder that appears to be dead; return whether it was removed.
 
-        Wait for `patience_s`; the record stays if it is renewed in that time, or has another
-        holder. Comparing and removing are atomic: a renewal is either seen or comes too late.
+        Wait for `patience_s` first. The record is kept if it is renewed during that time or has a
+        different holder. Comparing and removing are one atomic step, so a renewal is either
+        detected or too late.
         """
 
     def release(self) -> None:
-        """Give the record back if this register holds it."""
+        """Release the record if this register holds it."""
 
     def close(self) -> None:
-        """Close connections and files; a held record stays for its time to live."""
+        """Close connections and files; a held record remains for its time to live."""
 
 
 Open = Callable[[str, str, Mapping[str, str]], LeaderLock]
-"""Opens a register, given --rdzv-endpoint as written, the job's id, and the pairs of --rdzv-conf.
-Does not contact it yet. Raises UsageError for an invalid endpoint.
+"""Opens a register from --rdzv-endpoint as written, the job's id, and the --rdzv-conf pairs,
+without contacting it yet. Raises UsageError for an invalid endpoint.
 """
 
 
 def job_key(job: str) -> str:
-    """Return a job's id as the name of a key or a file: ASCII letters, digits and `_-~.%`.
+    """Convert a job's id to a key or file name, which consists of ASCII letters, digits and
+    `_-~.%`.
 
-    It is unique to this id, needs no quoting in a path, does not begin with a dot, and has at most
-    150 characters.
+    The name is unique to this id, needs no quoting in a path, doesn't begin with a dot, and has at
+    most 150 characters.
     """
     from urllib.parse import quote
 

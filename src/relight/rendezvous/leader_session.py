@@ -1,5 +1,6 @@
-"""Asks a register for one process, one question at a time: read the record, write it, renew it, or
-remove one whose holder seems to have ended. `core/link/leader_lease` decides the consequences.
+"""Accesses a register on behalf of one process, one request at a time: reads, writes or renews the
+record, or removes it if its holder appears to have exited. `core/link/leader_lease` decides what
+follows from the results.
 """
 
 import json
@@ -21,19 +22,19 @@ Answer = Record | Exception
 
 
 class CoordinatorAddress(NamedTuple):
-    """The addresses that a coordinator announces to other nodes; the first one counts."""
+    """The addresses that a coordinator announces to other nodes; the first one is authoritative."""
 
     host: str
     addresses: tuple[str, ...]
     port: int
 
     def to_text(self) -> str:
-        """Return the text of the record."""
+        """Return the record's text."""
         return json.dumps(fields.plain(self))
 
     @classmethod
     def of(cls, text: str) -> "CoordinatorAddress | None":
-        """Parse the text of a record; return None if it is not an address."""
+        """Parse a record's text; return None if it isn't an address."""
         try:
             found: CoordinatorAddress = fields.record(cls, fields.decode(text))
         except fields.Malformed:
@@ -47,13 +48,13 @@ class Candidate:
 
     Args:
         loop: the agent's loop.
-        register: asked in threads, one question at a time.
-        ttl_s: lifetime of a hold without a renewal, in seconds.
-        candidacy: decides until when the hold is certain.
-        on_renewed: called each time that the hold is extended.
+        register: called in threads, one request at a time.
+        ttl_s: how long a hold lasts without a renewal, in seconds.
+        candidacy: determines until when the hold is certain.
+        on_renewed: called each time the hold is extended.
         on_step_down: called with the reason when this process must stop coordinating.
         on_trouble: called with the reason when the register stops answering.
-        on_change: called with each begin and end of the hold.
+        on_change: called whenever the hold begins or ends.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class Candidate:
     ) -> None:
         self.register = register
         self.asked_at: float | None = None
-        """When the current question was asked; None without a question."""
+        """When the current request was made; None if there is none."""
         self._loop = loop
         self._ttl_s = ttl_s
         self._candidacy = candidacy
@@ -84,29 +85,30 @@ class Candidate:
         self._expiry = Alarm(loop, partial(self.step_down, "the register does not answer"))
 
     def waiting_s(self) -> float:
-        """Return how long the current question has been unanswered, or 0 without a question."""
+        """Return how long the current request has been pending; 0 if there is none."""
         return 0.0 if self.asked_at is None else self._loop.now() - self.asked_at
 
     def take(self, contact: Callable[[], str], done: Callable[[Answer], None]) -> bool:
-        """Read the record; if it is missing, write the text of `contact`.
+        """Read the record; if it is missing, write the text returned by `contact`.
 
         `contact` is called only in that case, in a thread; an empty text writes nothing. `done` is
-        called in the loop, with the record or the error. Returns False while another question is
-        under way.
+        called in the loop, with the record or the error. Returns False while another request is in
+        progress.
         """
         asked_at = self._loop.now()
 
         def look_or_hold() -> Record:
             found = self._hold("")
-            if found.ours:  # left from an earlier hold that this process has ended
+            if found.ours:  # left over from an earlier hold that this process has ended
                 self.register.release()
             elif found.value:
                 return found
             self._value = contact()
             return self._hold(self._value) if self._value else found
 
-        # A full register may have room for a record after removing one, but not to renew it. Each
-        # process in turn would coordinate for a moment, so the record is renewed before it counts.
+        # A full register may have room to write a record after removing one, but not to renew it.
+        # Each process in turn would then be coordinator for a moment, so the record is renewed
+        # before it counts.
         def renew(found: Answer) -> None:
             if isinstance(found, Record) and found.ours:
                 self._ask(lambda: self._hold(self._value), finish)
@@ -127,13 +129,13 @@ class Candidate:
     def evict(
         self, record: Record, patience_s: float, then: Callable[[bool | Exception], None]
     ) -> bool:
-        """Remove the record of a process that seems to have ended; see `LeaderLock.evict`. `then`
-        is called in the loop, with whether it was removed, or the error.
+        """Remove the record of a process that appears to have exited; see `LeaderLock.evict`.
+        `then` is called in the loop with whether the record was removed, or with the error.
         """
         return self._ask(lambda: bool(self.register.evict(record, patience_s)), then)
 
     def step_down(self, reason: str) -> None:
-        """End the hold, and report the reason with `on_step_down`."""
+        """End the hold and report the reason with `on_step_down`."""
         self._end_hold(reason)
         self._on_step_down(reason)
 
@@ -151,7 +153,9 @@ class Candidate:
         self._loop.run_until(lambda: self.asked_at is None, end - self._loop.now())
 
     def _end_hold(self, reason: str) -> None:
-        """End the hold here; the register learns it with the next question, or when it lapses."""
+        """End the hold in this process; the register is updated by the next request, or when the
+        hold lapses.
+        """
         if self._candidacy.until:
             self._on_change(StateChanged("candidacy", "holding", "waiting", reason))
         self._candidacy.end_hold()
@@ -165,7 +169,9 @@ class Candidate:
             self.register.close()
 
     def _hold_from(self, asked_at: float) -> None:
-        """Record that the register confirmed the hold, which counts from when it was asked for."""
+        """Record that the register has confirmed the hold, which counts from the time of the
+        request.
+        """
         if not self._candidacy.until:
             cause = "the register names this process"
             self._on_change(StateChanged("candidacy", "waiting", "holding", cause))
@@ -222,5 +228,5 @@ class Candidate:
 
 
 def words(error: Exception) -> str:
-    """Describe why a question failed, for people."""
+    """Return a readable reason for a failed request."""
     return str(error) if isinstance(error, OSError | UsageError) and str(error) else repr(error)

@@ -1,9 +1,9 @@
-"""The finder of a job whose coordinator is named by a register: etcd, a file, a plug-in.
+"""The finder for a job whose coordinator is named by a register: etcd, a file, or a plug-in.
 
 It reads the register's record, or writes one for this process if it is missing;
-`core/link/leader_lease` has the rules. While the register does not answer, it can't name another
-coordinator, and a running group continues. A successor never begins while workers of the old group
-run (docs/decisions/0012).
+`core/link/leader_lease` defines the rules. While the register doesn't answer, it can't name another
+coordinator, so a running group continues. A successor never takes over while workers of the old
+group are running (docs/decisions/0012).
 """
 
 import socket
@@ -31,7 +31,7 @@ from relight.rendezvous.leader_lock import LeaderLock, Record
 from relight.rendezvous.leader_session import Answer, Candidate, CoordinatorAddress, words
 
 _SILENT_S = 5.0
-"""A register that has not answered for this time is reported as silent."""
+"""A register is reported as silent after this time without an answer."""
 _SILENT = f"it has not answered for {_SILENT_S:g} s"
 _ASK_AGAIN_S = 0.3
 _ANSWER_S = 2.0
@@ -39,13 +39,13 @@ _STAND_BACK_S = 3.0
 
 
 class RegisterFinder(Finder):
-    """Finds the coordinator that a register names, and keeps the record renewed if it is this
+    """Finds the coordinator named by a register, and keeps renewing the record if that is this
     process.
 
     Args:
-        loop: the loop of the process.
+        loop: the process's event loop.
         meeting: the rendezvous, with a register.
-        port: the port of this process; 0 to bind any port when it is needed.
+        port: this process's port; 0 to bind any free port once one is needed.
     """
 
     def __init__(self, loop: Loop, meeting: Meeting, port: int = 0) -> None:
@@ -68,7 +68,7 @@ class RegisterFinder(Finder):
         self._own = _OwnContact(meeting.local_addr, meeting.register, port)
         self._turn = 0
         self._tried_first = False
-        """Whether the last address was the first one of the holder's record."""
+        """Whether the last address was the first one in the holder's record."""
         self._dialled: _Dialled | None = None
         """The holder that was reported last; None after a failure."""
         self._cant_evict = ""
@@ -88,10 +88,10 @@ class RegisterFinder(Finder):
         self._ask()
 
     def answered(self) -> None:
-        """Record the answer; a refusal after it suggests that the coordinator has ended."""
+        """Record that the coordinator has answered; a later refusal suggests that it has exited."""
         if self._dialled is not None:
             self._candidacy.answered(self._dialled.record.revision)
-        self._tried_first = False  # the next holder is dialled at its first address first
+        self._tried_first = False  # start with the next holder's first address
         self._own.close()
 
     def failed(self, *, refused: bool, working: bool) -> tuple[str, Refusal]:
@@ -115,7 +115,7 @@ class RegisterFinder(Finder):
 
     def coordinates(self, has_lost_nodes: Callable[[], bool]) -> bool:
         """Return whether this process is the holder. It ends its hold if a node is silent or gone
-        while the register does not answer, as that node may have evicted it.
+        while the register doesn't answer, because that node may have evicted it.
         """
         now, candidacy = self._loop.now(), self._candidacy
         if not candidacy.holds(now):
@@ -126,8 +126,8 @@ class RegisterFinder(Finder):
         return False
 
     def set_enough_nodes(self, *, enough: bool) -> None:
-        """End the hold if too few nodes are left to train: the lost nodes may reach
-        each other and the register, but not this node.
+        """End the hold if too few nodes are left for training, because the lost nodes may still be
+        able to reach each other and the register, but not this node.
         """
         if self._candidacy.has_too_few(enough=enough):
             reason = "too few nodes reach it"
@@ -135,7 +135,7 @@ class RegisterFinder(Finder):
             self._seeker.step_down(reason, _STAND_BACK_S)
 
     def close(self) -> None:
-        """Stop, and give the record back."""
+        """Stop, and release the record."""
         self._closed = True
         self._alarm.set(None)
         self._own.close()
@@ -162,7 +162,7 @@ class RegisterFinder(Finder):
         if isinstance(found, UsageError) and not self._answers:
             self._seeker.found(Misconfigured(found))
         elif isinstance(found, Exception):
-            self._seeker.found(NotFound(words(found), _ASK_AGAIN_S))  # the register may work again
+            self._seeker.found(NotFound(words(found), _ASK_AGAIN_S))  # the register may recover
         elif found.ours:
             sock = self._own.take_socket()
             if sock is not None:
@@ -178,7 +178,9 @@ class RegisterFinder(Finder):
         self._ask()
 
     def _resolve(self, record: Record) -> None:
-        """Resolve and report an address of the holder: every other time its record's first one."""
+        """Resolve and report one of the holder's addresses; every other time it is the first one in
+        the record.
+        """
         contact = CoordinatorAddress.of(record.value)
         if contact is None:
             self._seeker.found(NotFound("its record was not written by relight", _ASK_AGAIN_S))
@@ -223,7 +225,9 @@ class RegisterFinder(Finder):
 
 
 class _Dialled(NamedTuple):
-    """A holder and its dialled address; `is_first` if that is the first one of its record."""
+    """A holder and the address to which a connection is made; `is_first` means that it is the first
+    one in the record.
+    """
 
     record: Record
     contact: CoordinatorAddress
@@ -232,12 +236,12 @@ class _Dialled(NamedTuple):
 
 
 class _OwnContact:
-    """The record of this process: its addresses, and a port on which it listens.
+    """This process's record: its addresses, and a port on which it listens.
 
     Args:
         chosen: the address that the user chose, or empty.
-        register: knows an address of this machine.
-        port: the port of this process; 0 to bind any port when it is needed.
+        register: the register, which knows one of this machine's addresses.
+        port: this process's port; 0 to bind any free port once one is needed.
     """
 
     def __init__(self, chosen: str, register: LeaderLock, port: int) -> None:
@@ -261,12 +265,12 @@ class _OwnContact:
         return CoordinatorAddress(socket.gethostname(), self._addresses(), port).to_text()
 
     def take_socket(self) -> socket.socket | None:
-        """Hand over the socket of the port, if one was bound."""
+        """Hand over the port's socket, if one has been bound."""
         sock, self._sock = self._sock, None
         return sock
 
     def close(self) -> None:
-        """Close the socket if it was not handed over."""
+        """Close the socket if it has not been handed over."""
         if self._sock is not None:
             self._sock.close()
             self._sock = None
@@ -274,13 +278,13 @@ class _OwnContact:
     def _addresses(self) -> tuple[str, ...]:
         """Return the addresses at which other nodes may reach this machine.
 
-        A refusal at the first one counts as a sign that this process has ended
-        (core/link/leader_lease). So the first address must belong to this machine, or be one that
-        refuses no node.
+        A connection refused at the first address is taken as a sign that this process has exited
+        (core/link/leader_lease). So the first address must belong to this machine, or never refuse
+        a connection.
         """
         chosen, own = self._chosen, self._register.own_address
         if chosen or (own and not is_loopback(own)):
             return (chosen or own,)
-        # The register is on this machine, or on a disk. Other nodes may also be on this machine.
+        # The register is on this machine or on a disk. Other nodes may be on this machine too.
         likely = (dns.outward_address(), socket.gethostname(), own)
         return tuple(dict.fromkeys(each for each in likely if each))

@@ -1,7 +1,7 @@
-"""Finds the place of this node in the network, for `--rank-order=topology`.
+"""Finds this node's place in the network, for `--rank-order=topology`.
 
-The place is the path of switches above the node, from the top: `spine1.leaf3`. The first source
-that has it counts:
+The place is the path of switches above the node, starting at the top: `spine1.leaf3`. It is taken
+from the first source that contains it:
 
 RELIGHT_TOPOLOGY       the place
 --rank-order=…=FILE    lines of `HOSTS PLACE`; hosts as in Slurm's lists, # begins a comment
@@ -9,7 +9,7 @@ SLURM_TOPOLOGY_ADDR    the place and the node's name: `spine1.leaf3.node7` with 
                        `block2.node7` with topology/block (24.11), `node7` without a plug-in
                        (srun(1); `topology_p_get_node_addr` in its plug-ins)
 
-Not here: the NVLink domain of a GPU, which only its driver knows; relight opens no GPU.
+A GPU's NVLink domain is not included: only its driver knows it, and relight doesn't open GPUs.
 """
 
 import socket
@@ -28,16 +28,16 @@ _EXAMPLE = "spine1.leaf3"
 
 
 def find(variables: Mapping[str, str], file: str) -> tuple[str, list[str]]:
-    """Return the place of this node, empty if it is unknown, and notes for the user.
+    """Return this node's place (empty if unknown) and notes for the user.
 
     Args:
         variables: the environment.
         file: the user's file, or empty.
 
     Raises:
-        UsageError: if the file can't be read, or a place is not valid.
+        UsageError: if the file can't be read or a place is invalid.
     """
-    place = variables.get(TOPOLOGY, "").rstrip(".")  # a domain that has no name
+    place = variables.get(TOPOLOGY, "").rstrip(".")  # an unnamed domain leaves a trailing dot
     if place:
         return _checked(place, TOPOLOGY), []
     if file:
@@ -52,7 +52,7 @@ def find(variables: Mapping[str, str], file: str) -> tuple[str, list[str]]:
 
 
 def _from_file(path: str, names: set[str]) -> str:
-    """Return the place of the first line that lists one of these names; empty without one."""
+    """Return the place in the first line that lists one of these names; empty if there is none."""
     try:
         with open(path) as file:
             lines = file.read().splitlines()

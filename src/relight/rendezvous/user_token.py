@@ -1,10 +1,11 @@
-"""A token for jobs that start without one: a file of the user that all nodes of a cluster see.
+"""A token for jobs that start without one. It is in a file in the user's home directory, which all
+of a cluster's nodes can read.
 
-Plain `srun relight run` has no single place to make a token for all agents. They share
-the user's home directory, which on clusters is on a network file system: the file `token` in
-relight's state directory proves to each agent that a peer runs as the same user. The first job
-creates it. On a local file system none is created, as other nodes would not see it; an existing
-file is always used.
+With a plain `srun relight run`, there is no single place that could create a token for all agents.
+But they share the user's home directory, which on clusters is on a network file system. The file
+`token` in relight's state directory there proves to each agent that a peer runs as the same user.
+The first job creates it. It is not created on a local file system, because other nodes would not
+see it. An existing file is always used.
 """
 
 import os
@@ -19,11 +20,11 @@ _NETWORK = frozenset(
     ("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "wekafs", "panfs", "pvfs2", "glusterfs",
      "fuse.ceph", "fuse.glusterfs", "fuse.juicefs", "cifs", "smb3", "afs", "vast")
 )  # fmt: skip
-"""Types of file systems that the nodes of a cluster share, as /proc/mounts names them."""
+"""Types of file systems that a cluster's nodes share, as named in /proc/mounts."""
 
 
 def find(env: Environment, mounts: str = "/proc/self/mounts") -> str:
-    """Return the path of this user's token, created if possible; empty without a token.
+    """Return the path of this user's token, creating it if possible; empty if there is no token.
 
     Args:
         env: the environment.
@@ -32,7 +33,7 @@ def find(env: Environment, mounts: str = "/proc/self/mounts") -> str:
     directory = environment.state_directory(env)
     path = os.path.join(directory, NAME)
     if not os.path.exists(path) and _is_shared(directory, mounts):
-        with suppress(OSError):  # a full or read-only disk means no token
+        with suppress(OSError):  # on a full or read-only disk there is no token
             _make(directory, path)
     return path if _is_ours(path) else ""
 
@@ -45,7 +46,7 @@ def _make(directory: str, path: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     try:
-        # Many agents do this at the same time, on many nodes; the first name stays.
+        # Many agents on many nodes do this at the same time; the first file is kept.
         with suppress(FileExistsError):
             os.link(partial, path)
     finally:
@@ -53,7 +54,7 @@ def _make(directory: str, path: str) -> None:
 
 
 def _is_ours(path: str) -> bool:
-    """Return whether only this user can have written a file, and only they can read it."""
+    """Return whether only this user can have written a file and can read it."""
     try:
         found = os.stat(path)
         with open(path, "rb") as file:

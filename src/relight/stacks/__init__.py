@@ -1,20 +1,20 @@
 """Reads the Python stacks of a running process from outside, without its cooperation.
 
-The process may be stopped, deadlocked or blocked in C: only its memory is read (/proc/PID/mem,
-proc(5)). It is not stopped, and no code runs in it.
+This works even if the process is stopped, deadlocked or blocked in C, because only its memory is
+read (/proc/PID/mem, proc(5)). The process is not stopped, and no code is executed in it.
 
     dump.py             the stacks of one process, or of all ranks
     process_memory.py   bounded reads of another process's memory; the error of this package
-    elf.py              addresses of the symbols of its interpreter
+    elf.py              addresses of interpreter symbols
     layouts.py          structure offsets of CPython 3.11 to 3.14
     frames.py           interpreters -> threads -> frames
-    line_table.py       an instruction -> its line
+    line_table.py       maps instructions to lines
     threads.py          the system's view of threads
     py_spy.py           py-spy, for interpreters that this package does not support
-    rank_processes.py   finds the processes of ranks
+    rank_processes.py   finds rank processes
     worker_state.py     stacks of workers before they are stopped, or on request
-    exceptions.py       the exception that a thread handles
+    exceptions.py       the exception that a thread is handling
     sampler.py, wait_sampler.py   repeated samples, for progress and for stragglers
-    exit_evidence.py    the machine's evidence of why a worker ended
+    exit_evidence.py    evidence on this machine of why a worker ended
     flight_recorder.py  dumps of torch's flight recorder
 """

@@ -1,4 +1,4 @@
-"""Reads the stacks of processes: `take` for one, `take_all` for all ranks."""
+"""Reads the stacks of processes: `take` reads one process, `take_all` all ranks."""
 
 import os
 import time
@@ -17,16 +17,18 @@ _PAUSE_S = 0.003
 def take(pid: int, *, may_wait: bool = True) -> ProcessStack:
     """Return the stacks of all threads of a Python process, the main thread first.
 
-    The process is not stopped and need not cooperate. The stack of a running thread may mix two
-    consecutive moments. A zombie has no threads.
+    The process is not stopped and need not cooperate. The stack of a running thread may combine
+    frames from two consecutive moments. A zombie has no threads.
 
     Args:
-        pid: CPython 3.11 to 3.14 on 64-bit Linux; others if py-spy is on PATH.
-        may_wait: whether to run py-spy, and to read a process in state D, whose memory may be
+        pid: the process, running CPython 3.11 to 3.14 on 64-bit Linux; other versions work if
+            py-spy is on PATH.
+        may_wait: whether to run py-spy, and to read processes in state D, whose memory may be
             locked.
 
     Raises:
-        StackError: if it has ended, is not Python, or may not be read; nothing else.
+        StackError: if the process has ended, is not Python, or may not be read. No other exception
+            is raised.
     """
     if not 0 < pid < 1 << 31:
         raise StackError(f"{pid} is not the pid of a process", hint="ps -ef shows them")
@@ -52,11 +54,11 @@ def take(pid: int, *, may_wait: bool = True) -> ProcessStack:
 
 
 def take_all(pids: Mapping[int, int], *, may_wait: bool = True) -> dict[int, ProcessStack | str]:
-    """Return the stacks of many processes, by rank; for an unreadable one, the reason and the
-    remedy in one line. Never raises.
+    """Return the stacks of several processes by rank. For a process that can't be read, return the
+    reason and the remedy in one line. Never raises.
 
-    It takes some milliseconds per process, up to 20 s with py-spy, and blocks while a process in
-    state D holds the lock of its memory: call it in a thread if you must not wait.
+    This takes a few milliseconds per process, or up to 20 s with py-spy, and blocks while a process
+    in state D holds its memory lock. Call it in a thread if you must not block.
 
     Args:
         pids: by rank.
@@ -72,8 +74,8 @@ def take_all(pids: Mapping[int, int], *, may_wait: bool = True) -> dict[int, Pro
 
 
 def _lasting_state_of(pid: int) -> str:
-    """Return the state of a process; D only if it persists, because every page read from a disk
-    causes it for a moment.
+    """Return the state of a process. D is returned only if it persists, because every page read
+    from disk causes that state briefly.
     """
     for _ in range(_ATTEMPTS):
         state = state_of(pid)
@@ -84,9 +86,10 @@ def _lasting_state_of(pid: int) -> str:
 
 
 def _walk(pid: int, main_id: int) -> tuple[list[Thread], Handled | None, bool]:
-    """Return the threads of a process, the exception that the main thread handles, and whether
-    Python is shutting down. The list is reread if a concurrent change cut off its last entry,
-    the main thread.
+    """Return a process's threads, the exception that the main thread is handling, and whether
+    Python is shutting down.
+
+    The list is reread if a concurrent change cut off its last entry, the main thread.
     """
     symbols = elf.addresses(pid)
     fd = open_memory(pid)
@@ -120,17 +123,17 @@ def _walk(pid: int, main_id: int) -> tuple[list[Thread], Handled | None, bool]:
 def _merge(
     found: list[Thread], handled: Handled | None, shown: list[Task], pid: int
 ) -> tuple[ThreadStack, ...]:
-    """Return CPython's threads, completed with the system's data."""
+    """Return CPython's threads, complemented with the system's data."""
     by_id = {task.inner_id: task for task in shown}
     stacks: dict[int, ThreadStack] = {}
     unknown = []
     for thread in found:
         task = by_id.get(thread.native_id)
         if task is None and len(found) == 1 and shown:
-            task = shown[0]  # a fork may still have its parent's id
+            task = shown[0]  # after a fork, it may still have its parent's id
         if task is None:
             unknown += [ThreadStack(0, "", "", False, thread.frames)] if thread.frames else []
-        # In 3.11, a thread that is about to start has the id of the one that starts it.
+        # In 3.11, a thread that is about to start has the id of the thread that starts it.
         elif task.native_id not in stacks or thread.frames:
             is_main = task.native_id == pid
             stacks[task.native_id] = ThreadStack(

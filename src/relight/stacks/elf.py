@@ -1,8 +1,8 @@
-"""The addresses of the symbols of a process's interpreter, from its ELF files (elf(5)).
+"""Finds the addresses of interpreter symbols in a process, from its ELF files (elf(5)).
 
-The symbols are in the executable or in libpython*.so. `.dynsym` has them where extension modules
-need them, so always; a stripped file has no `.symtab`. Python 3.13 also has a section `.PyRuntime`
-(Include/internal/pycore_runtime.h), which begins with `_PyRuntime`.
+The symbols are in the executable or in libpython*.so. `.dynsym` contains them if extension modules
+need them, which is always the case; a stripped file has no `.symtab`. Python 3.13 and later also
+have a section `.PyRuntime` (Include/internal/pycore_runtime.h), which begins with `_PyRuntime`.
 """
 
 import errno
@@ -19,9 +19,9 @@ _SECTION = b".PyRuntime"
 _PAGE = 4096
 _MOST_HEADERS = 2000
 _MOST_SYMBOLS = 64 << 20
-"""Limit of bytes of a symbol table."""
+"""The maximum size of a symbol table in bytes."""
 _MOST_MAPS = 8 << 20
-"""Limit of bytes of /proc/PID/maps."""
+"""The maximum number of bytes read from /proc/PID/maps."""
 _SYMTAB, _DYNSYM = 2, 11
 _LOAD = 1
 _DYNAMIC_FILE = 3
@@ -46,7 +46,7 @@ def addresses(pid: int) -> dict[str, int]:
     """Return the addresses of `_PyRuntime` and other required symbols of a process.
 
     Raises:
-        StackError: if it isn't a Python process, it has ended, or it may not be read.
+        StackError: if the process isn't Python, has ended, or may not be read.
     """
     try:
         mappings = _mappings(pid)
@@ -62,7 +62,7 @@ def addresses(pid: int) -> dict[str, int]:
         try:
             found = _symbols_of(pid, mapping, is_executable=mapping.path == executable)
         except (OSError, struct.error, ValueError, OverflowError):
-            continue  # replaced on the disk, or no ELF file of this kind
+            continue  # replaced on disk, or not a supported ELF file
         if RUNTIME in found:
             return found
     if any(_may_be_python(mapping.path) for mapping in mappings):
@@ -79,7 +79,7 @@ def addresses(pid: int) -> dict[str, int]:
 
 
 def is_python(pid: int) -> bool:
-    """Return whether a process has CPython in it, as far as the names of its files tell."""
+    """Return whether a process contains CPython, judging by the names of its files."""
     try:
         return any(_may_be_python(mapping.path) for mapping in _mappings(pid))
     except OSError:
@@ -87,8 +87,8 @@ def is_python(pid: int) -> bool:
 
 
 def has_left(pid: int) -> bool:
-    """Return whether a process has ended, or is past its last instruction, when the system frees
-    its memory. False if unknown, without /proc.
+    """Return whether a process has ended or is past its last instruction, when the system frees its
+    memory. Return False if that is unknown because /proc is missing.
     """
     try:
         os.readlink(f"/proc/{pid}/exe")
@@ -102,7 +102,7 @@ def _may_be_python(path: str) -> bool:
 
 
 def _mappings(pid: int) -> list[_Mapping]:
-    """Return the first mapping of each file, in the order of addresses."""
+    """Return the first mapping of each file, ordered by address."""
     with open(f"/proc/{pid}/maps", "rb") as file:
         text = os.fsdecode(file.read(_MOST_MAPS))
     found: dict[str, _Mapping] = {}
@@ -122,8 +122,8 @@ def _executable(pid: int) -> str:
 
 
 def _symbols_of(pid: int, mapping: _Mapping, *, is_executable: bool) -> dict[str, int]:
-    """Return the addresses of the symbols that a file of a process defines."""
-    # Through /proc, the file is the one that the process has, also in a container of its own.
+    """Return the addresses of the symbols defined by one of a process's files."""
+    # Through /proc, this is the file as the process sees it, even if it runs in its own container.
     path = f"/proc/{pid}/exe" if is_executable else f"/proc/{pid}/root{mapping.path}"
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
@@ -158,7 +158,7 @@ def _bias(fd: int, header: bytes, mapping: _Mapping) -> int:
 
 
 def _table(header: bytes, place: int, sizes: int) -> tuple[int, int, int]:
-    """Return the offset of a table in the file, the size of its entries, and their number."""
+    """Return a table's offset in the file, the size of its entries, and their number."""
     offset: int = struct.unpack_from("<Q", header, place)[0]
     size, number = struct.unpack_from("<HH", header, sizes)
     return offset, size, number
@@ -173,7 +173,7 @@ def _sections(fd: int, header: bytes) -> Iterator[_Section]:
 
 
 def _defined(fd: int, table: _Section, sections: Sequence[_Section]) -> dict[str, int]:
-    """Return the addresses of the symbols that a table of a file defines."""
+    """Return the addresses of the symbols that one of a file's tables defines."""
     if table.link >= len(sections):
         return {}
     names = sections[table.link]
@@ -182,16 +182,16 @@ def _defined(fd: int, table: _Section, sections: Sequence[_Section]) -> dict[str
     found: dict[str, int] = {}
     for name in _NAMES:
         for index in _places(b"\0" + name.encode() + b"\0", texts, 1):
-            # The index of its name is the beginning of each entry of 24 bytes.
+            # Each 24-byte entry begins with the index of its name.
             for at in _places(struct.pack("<I", index + 1), symbols, 24):
                 _, _, section, value = struct.unpack_from("<IBxHQ", symbols, at)
-                if section and value:  # else it is only used here
+                if section and value:  # otherwise it is only used here
                     found.setdefault(name, value)
     return found
 
 
 def _places(part: bytes, whole: bytes, step: int) -> Iterator[int]:
-    """Return where `part` is in `whole`, at multiples of `step`."""
+    """Yield the positions of `part` in `whole` that are multiples of `step`."""
     at = whole.find(part)
     while at >= 0:
         if at % step == 0:

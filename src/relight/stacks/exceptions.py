@@ -3,9 +3,10 @@
 
 The offsets are those of CPython 3.11 to 3.14 on 64-bit Linux: Include/cpython/pystate.h and
 pycore_interp_structs.h (`_err_stackitem`), Include/cpython/pyerrors.h (`PyBaseExceptionObject`,
-`PyOSErrorObject`), Include/cpython/traceback.h (`PyTracebackObject`), Include/internal/
-pycore_frame.h (`_frame`), Include/cpython/object.h (`_typeobject`), longintrepr.h. Like frames, all
-of it is untrusted: unexpected data is skipped, every chain has a limit.
+`PyOSErrorObject`), Include/cpython/traceback.h (`PyTracebackObject`),
+Include/internal/pycore_frame.h (`_frame`), Include/cpython/object.h (`_typeobject`), longintrepr.h.
+As with frames, all of the data is untrusted: unexpected data is skipped, and the length of every
+chain is limited.
 """
 
 from collections import deque
@@ -17,7 +18,7 @@ from relight.stacks.process_memory import StackError, word_at
 _ATTEMPTS = 3
 _MOST_HANDLED, _MOST_BASES = 100, 30
 _MOST_STEPS = 5000
-"""Limit of traceback entries to follow; the innermost of these are kept."""
+"""The maximum number of traceback entries to follow. Only the innermost entries are kept."""
 _KEPT = 50
 _MOST_ARGUMENTS, _MOST_NAME = 5, 128
 _OB_TYPE, _OB_SIZE = 8, 16
@@ -30,19 +31,20 @@ _LONG, _TUPLE, _STR, _EXCEPTION = 1 << 24, 1 << 26, 1 << 28, 1 << 30
 """Py_TPFLAGS_LONG_SUBCLASS and the like (Include/object.h)."""
 _LONG_TAG, _LONG_DIGIT = 16, 24
 _SIGNS = {0: 1, 1: 1, 2**64 - 1: -1, 8: 1, 12: 1, 10: -1, 14: -1}
-"""The sign of an int of one digit of 30 bits. 3.11 has the number of digits there, negative for a
-negative int; later ones have it times 8, plus 1 for zero, 2 for negative, 4 for immortal."""
+"""The sign of an int that has one 30-bit digit. 3.11 stores the number of digits, negative for a
+negative int; later versions store it times 8, plus 1 for zero, 2 for negative, 4 for immortal.
+"""
 _UNTAGGED = ~7
 _PAGE = 4096
 
 
 def handled(walk: Walk, thread: int) -> Handled | None:
-    """Return the innermost exception that a thread handles; None if it handles none, or if that
-    can't be read.
+    """Return the innermost exception that a thread is handling; None if it isn't handling one or
+    the exception can't be read.
 
     Args:
-        walk: of the process.
-        thread: the address of its state, as in `Walk.addresses`.
+        walk: the walk of the process.
+        thread: the address of the thread's state, as in `Walk.addresses`.
     """
     reader = _Reader(walk)
     for _ in range(_ATTEMPTS):
@@ -62,9 +64,11 @@ class _Reader:
         self._memory = walk.memory
 
     def current(self, thread: int) -> int:
-        """Return the address of the innermost exception that a thread handles, 0 for none.
+        """Return the address of the innermost exception that a thread is handling, or 0 if there is
+        none.
 
-        Each generator and coroutine that runs adds an entry to the chain, often an empty one.
+        Each running generator or coroutine adds an entry to the chain, and that entry is often
+        empty.
         """
         item = self._memory.word(thread + self._walk.layout.exc_info)
         for _ in range(_MOST_HANDLED):
@@ -82,11 +86,11 @@ class _Reader:
         try:
             message = self._message(address, names)
         except StackError:
-            message = ""  # the type and the place are worth something
+            message = ""  # the type and the location are useful on their own
         return Handled(names[0], message, self._frames(address))
 
     def _names(self, type_: int) -> list[str]:
-        """Return the names of a type and of its bases, without modules."""
+        """Return the names of a type and its bases, without module names."""
         found: list[str] = []
         while type_ and len(found) < _MOST_BASES:
             data = self._memory.read(type_, _TP_SIZE)
@@ -97,8 +101,8 @@ class _Reader:
         return found
 
     def _c_string(self, address: int) -> str:
-        """Return a null-terminated string. Reads don't cross a page boundary needlessly, because
-        the next page may be missing.
+        """Return a null-terminated string. Reads avoid crossing a page boundary unnecessarily,
+        because the next page may be unmapped.
         """
         data = b""
         while b"\0" not in data and len(data) < _MOST_NAME:
@@ -107,7 +111,7 @@ class _Reader:
         return data[:_MOST_NAME].partition(b"\0")[0].decode(errors="replace")
 
     def _message(self, address: int, names: list[str]) -> str:
-        """Return the `str` of an exception whose class does not override `__str__`."""
+        """Return the `str` of an exception whose class doesn't override `__str__`."""
         arguments = self._arguments(self._memory.word(address + _ARGS))
         texts = [self._value(each) for each in arguments]
         if "OSError" in names and len(texts) == 2:
@@ -127,7 +131,7 @@ class _Reader:
         return [word_at(data, 8 * n) for n in range(count)]
 
     def _value(self, address: int, *, quoted: bool = False) -> str:
-        """Return a str or a small int as a text; an empty text for anything else."""
+        """Return a str or a small int as text; empty for anything else."""
         flags = self._flags(address)
         if flags & _STR:
             text = self._walk.text(address)
@@ -142,7 +146,7 @@ class _Reader:
         return str(sign * (digit & (1 << 30) - 1)) if sign else ""
 
     def _frames(self, exception: int) -> tuple[Frame, ...]:
-        """Return where an exception was raised, the innermost frame first."""
+        """Return where an exception was raised, innermost frame first."""
         entries: deque[tuple[int, int]] = deque(maxlen=_KEPT)
         seen: set[int] = set()
         address = self._memory.word(exception + _TRACEBACK)

@@ -1,7 +1,8 @@
-"""The machine's evidence of why a worker ended: full file systems, limits, a missing interpreter.
+"""Finds evidence on this machine of why a worker ended: full file systems, limits, a missing
+interpreter.
 
-Loaded only after a failure. Each function returns a sentence for the report, or an empty string;
-sentences without proof say "perhaps".
+Loaded only after a failure. Each function returns a sentence for the report, or an empty string.
+Sentences that aren't backed by proof say "perhaps".
 """
 
 import os
@@ -20,14 +21,16 @@ _SMALL = 64 << 20
 """Docker's default size of /dev/shm."""
 _CONTAINER_FILES = ("/.dockerenv", "/run/.containerenv")
 _NEARLY = 16 << 10
-"""A file system with less room counts as full: a file needs whole blocks."""
+"""A file system with less free space than this counts as full, because a file needs whole
+blocks.
+"""
 _NO_ROOM = re.compile(
     r"No space left on device|Errno 28\b|ENOSPC|disk (?:is )?full|database or disk is full"
     r"|unexpected pos \d+ vs \d+|iostream error|PytorchStreamWriter failed|disk I/O error"
     r"|(?:failed|unable|short|error)[\w ]{0,20} writ(?:e|ing)|write (?:error|failed)",
     re.IGNORECASE,
 )
-"""Messages of programs that can't write; torch.save does not give the reason."""
+"""Messages of programs that can't write. torch.save does not report the reason."""
 _PATH = re.compile(r"(?<![\w.:/-])/(?:[\w.+@=-]+/)*[\w.+@=-]*")
 _MOST_PATHS = 50
 _UNKNOWN_LOCAL_RANK = re.compile(
@@ -36,9 +39,9 @@ _UNKNOWN_LOCAL_RANK = re.compile(
 _LACKS_LOCAL_RANK = re.compile(
     r"(?:arguments are required:|[Mm]issing (?:required )?(?:option|argument)).*(--local[-_]rank)\b"
 )
-"""Messages of argparse, click and others about a flag."""
+"""Messages from argparse, click and others about a missing flag."""
 _TAKEN = re.compile(r"[Aa]ddress already in use|EADDRINUSE|Duplicate GPU|out of memory")
-"""Conflicts of workers that use the same local rank."""
+"""Conflicts between workers that use the same local rank."""
 _LOCAL = ("btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "vfat", "xfs", "zfs")
 """File systems whose statvfs(3) never waits for another machine."""
 
@@ -48,9 +51,10 @@ def full_disks(texts: Iterable[str], folders: Iterable[str], mounts: str = "/pro
 
     Args:
         texts: the worker's output; paths in it are checked first.
-        folders: directories that it may have written to.
-        mounts: the table of file systems (proc(5)); if none of the former is full, its local ones
-            are checked, because most scripts have a path in a variable.
+        folders: directories that the worker may have written to.
+        mounts: the mount table (proc(5)). If none of the paths above is on a full file system, the
+            local ones in this table are checked, because most scripts keep their paths in
+            variables.
     """
     lines = list(texts)
     if not any(_NO_ROOM.search(line) for line in lines):
@@ -64,8 +68,10 @@ def full_disks(texts: Iterable[str], folders: Iterable[str], mounts: str = "/pro
 
 
 def bus_error(env: Environment, shm: str = _SHM) -> str:
-    """Explain a SIGBUS: an access to mapped memory beyond the end of its file, or without space.
-    The kernel has freed the worker's own share of `shm`, which may have been full before.
+    """Explain a SIGBUS: the worker accessed mapped memory beyond the end of its file, or no space
+    was left.
+
+    The kernel has already freed the worker's own share of `shm`, which may have been full before.
     """
     remedy = _shm_remedy(env)
     full = _full(shm, set())
@@ -79,12 +85,13 @@ def bus_error(env: Environment, shm: str = _SHM) -> str:
 
 
 def full_shared_memory(texts: Iterable[str], env: Environment, shm: str = _SHM) -> str:
-    """Return the size of `shm` if torch ran out of space there. The worker's share is already free.
+    """Return the size of `shm` if torch ran out of space there. The worker's share has already been
+    freed.
 
     Args:
         texts: the worker's output.
         env: its environment.
-        shm: the file system of shared memory.
+        shm: the file system for shared memory.
     """
     if not any("shared memory" in text and _NO_ROOM.search(text) for text in texts):
         return ""
@@ -93,7 +100,7 @@ def full_shared_memory(texts: Iterable[str], env: Environment, shm: str = _SHM) 
 
 
 def cpu_limit() -> str:
-    """Explain a SIGXCPU (setrlimit(2)); the script may have set its own limit."""
+    """Explain a SIGXCPU (setrlimit(2)). The script may have set the limit itself."""
     try:
         import resource
 
@@ -118,7 +125,8 @@ def hard_cpu_limit() -> str:
 
 
 def missing_interpreter(program: str, env: Environment) -> str:
-    """Explain why a program that exists could not be started for lack of a file (execve(2)).
+    """Explain why an existing program could not be started because a file it needs is missing
+    (execve(2)).
 
     Args:
         program: its path, or its name on PATH.
@@ -144,7 +152,7 @@ def missing_interpreter(program: str, env: Environment) -> str:
 
 
 def closed_output(report: ErrorReport | None, exitcode: int, *, is_closed: bool) -> str:
-    """Explain a broken pipe if the launcher's output has lost its reader."""
+    """Explain a broken pipe if the reader of the launcher's output has exited."""
     pipe = getattr(signal, "SIGPIPE", 0)
     broken = exitcode in (-pipe, 128 + pipe) or (
         report is not None and report.type == "BrokenPipeError"
@@ -160,7 +168,7 @@ def local_rank(texts: Iterable[str], command: Command, local_world_size: int) ->
     Args:
         texts: the worker's output.
         command: the workers' command line.
-        local_world_size: number of workers.
+        local_world_size: the number of workers.
     """
     lines = list(texts)
     passed, given = command.local_rank_argument, same_local_rank(command.spec.script_args)
@@ -180,7 +188,9 @@ def _shm_remedy(env: Environment) -> str:
 
 
 def _full(path: str, seen: set[int]) -> str:
-    """Describe the full file system of a path; empty if it is not full, or unknown."""
+    """Describe the file system that contains a path if it is full; empty if it isn't or if that is
+    unknown.
+    """
     path = os.path.abspath(path)
     while not os.path.isdir(path):
         path = os.path.dirname(path)
@@ -194,7 +204,7 @@ def _full(path: str, seen: set[int]) -> str:
     seen.add(device)
     free = (disk.f_bavail if os.geteuid() else disk.f_bfree) * disk.f_frsize
     size = disk.f_blocks * disk.f_frsize
-    if disk.f_flag & os.ST_RDONLY or not size:  # some report no blocks
+    if disk.f_flag & os.ST_RDONLY or not size:  # some file systems report no blocks
         return ""
     if free < _NEARLY:
         return (

@@ -1,10 +1,10 @@
-"""Requests dumps of torch's flight recorder from hung workers, and reads existing ones. Loaded when
-ranks waited for each other.
+"""Requests dumps of torch's flight recorder from hung workers, and reads existing dumps. Loaded if
+ranks were waiting for each other.
 
-torch 2.13 writes one file for each rank, a pickle of dicts, lists, texts and numbers, when NCCL's
-watchdog sees a time-out or somebody asks for it; the file's name is a prefix with the rank. It is
-unpickled without any class or function, only if this user owns it, and only so much of it that the
-agent's heartbeats don't suffer.
+torch 2.13 writes one file per rank when NCCL's watchdog detects a timeout or a dump is requested.
+The file name is a prefix followed by the rank, and the file is a pickle of dicts, lists, strings
+and numbers. It is unpickled without any classes or functions, and only if it belongs to this user.
+Reading stops before it could delay the agent's heartbeats.
 """
 
 import io
@@ -20,30 +20,30 @@ from relight.core.diagnosis.flight_recorder_text import last_collectives
 from relight.core.failure import Collective, Failure
 
 DUMPS_S = 15.0
-"""Limit for requested dumps. NCCL polls once a second, and then looks up the lines of all
-collectives: 6 s with torch 2.11.
+"""Time limit for requested dumps. NCCL polls once a second, and then looks up the source lines for
+all collectives, which takes 6 s with torch 2.11.
 """
 _MOST_BYTES = 4 << 20
 _STOP = b"."
 """The last byte of a pickle."""
 _MOST_S = 0.5
-"""Timeout for reading all dumps of this node: 2000 entries take some 20 ms."""
+"""Time limit for reading all dumps on this node: 2000 entries take some 20 ms."""
 
 
 def ask(env: Environment, ranks: Iterable[int]) -> list[int]:
-    """Ask workers to dump, by the pipes that NCCL reads if the user has named them with
+    """Request dumps from workers through the pipes that NCCL reads if the user has named them with
     TORCH_NCCL_DEBUG_INFO_PIPE_FILE (torch 2.13, DumpPipe in ProcessGroupNCCL.hpp).
 
     Returns:
-        The ranks that listen.
+        The ranks whose pipes are being read.
     """
     stem = env.get("TORCH_NCCL_DEBUG_INFO_PIPE_FILE")
     return [rank for rank in ranks if stem and _ask_by(f"{stem}{rank}.pipe")]
 
 
 def have_dumped(env: Environment, ranks: Iterable[int], since: float) -> bool:
-    """Return whether each of these ranks has written a whole dump since then, in seconds since
-    1970.
+    """Return whether each of these ranks has written a complete dump since this time, in seconds
+    since 1970.
     """
     prefixes = _prefixes(env)
     return all(
@@ -56,7 +56,7 @@ def _ask_by(path: str) -> bool:
     try:
         fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError):
-        return False  # no pipe, or nobody reads it
+        return False  # the pipe doesn't exist, or nobody reads it
     try:
         return stat.S_ISFIFO(os.fstat(fd).st_mode) and os.write(fd, b"1\n") > 0
     except OSError:
@@ -68,12 +68,13 @@ def _ask_by(path: str) -> bool:
 def with_collectives(
     failures: Iterable[Failure], env: Environment, since: float
 ) -> tuple[Failure, ...]:
-    """Return failures with the last collectives of their workers, where there are dumps.
+    """Return failures together with the last collectives of their workers, if there are dumps.
 
     Args:
-        failures: of this node.
+        failures: the failures on this node.
         env: the workers' environment.
-        since: when their generation began, in seconds since 1970: older dumps are not theirs.
+        since: when the workers' generation began, in seconds since 1970. Older dumps belong to
+            other workers.
     """
     until = time.monotonic() + _MOST_S
     prefixes = _prefixes(env)
@@ -86,8 +87,8 @@ def with_collectives(
 
 
 def _prefixes(env: Environment) -> list[str]:
-    """Return where torch writes dumps: where the user says, or else in the user's cache
-    (XDG_CACHE_HOME, torch 2.13); before torch 2.9 in /tmp.
+    """Return where torch writes dumps: at the location that the user configured, or otherwise in
+    the user's cache directory (XDG_CACHE_HOME, torch 2.13) or, before torch 2.9, in /tmp.
     """
     chosen = env.get("TORCH_FR_DUMP_TEMP_FILE") or env.get("TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
     if chosen:
@@ -109,7 +110,7 @@ def _read(prefixes: Iterable[str], rank: int, since: float) -> tuple[Collective,
 
 
 def _content(path: str, since: float) -> bytes | None:
-    """Return the content of a file if it is fresh and this user's, or None."""
+    """Return the content of a file if it is recent and belongs to this user, or None."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError):
@@ -127,7 +128,7 @@ def _content(path: str, since: float) -> bytes | None:
 
 
 def _unpickled(data: bytes) -> object:
-    """Load a pickle of dicts, lists, tuples, strings, bytes and numbers.
+    """Load a pickle that consists only of dicts, lists, tuples, strings, bytes and numbers.
 
     Raises:
         Malformed: if it contains anything else, or isn't a pickle.

@@ -1,8 +1,9 @@
-"""Walks the memory of a Python process: interpreters, their threads, the frames of each.
+"""Walks the memory of a Python process: its interpreters, their threads, and the frames of each
+thread.
 
-All of it is untrusted. The process keeps running, so a pointer may be stale: the number of steps is
-bounded, cycles are cut, and objects must have the expected type. The frames of a thread are read
-until two consecutive reads match.
+All of it is untrusted. The process keeps running, so any pointer may be stale. The number of steps
+is therefore bounded, cycles are cut, and objects must have the expected type. A thread's frames are
+read until two consecutive reads match.
 """
 
 import time
@@ -17,19 +18,20 @@ MOST_INTERPRETERS, MOST_THREADS, MOST_FRAMES, MOST_CHARACTERS = 100, 1000, 500, 
 _ATTEMPTS = 5
 _PAUSE_S = 0.001
 _BY_GENERATOR, _BY_C = 1, 3
-"""Owners of a frame (pycore_frame.h). From `_BY_C` on, it is an entry from C without code: 3.12 and
-3.13 FRAME_OWNED_BY_CSTACK, 3.14 FRAME_OWNED_BY_INTERPRETER and FRAME_OWNED_BY_CSTACK."""
+"""Owners of a frame (pycore_frame.h). Values from `_BY_C` on mark an entry from C that has no code:
+3.12 and 3.13 FRAME_OWNED_BY_CSTACK, 3.14 FRAME_OWNED_BY_INTERPRETER and FRAME_OWNED_BY_CSTACK.
+"""
 _UNTAGGED = ~7
-"""In 3.14 the lowest bits of a reference to an object are a tag (pycore_stackref.h)."""
+"""In 3.14, the lowest bits of an object reference are a tag (pycore_stackref.h)."""
 _FIRST_TRACEABLE = 16
-"""Bytes from `_co_firsttraceable` to the first instruction (cpython/code.h)."""
+"""The number of bytes from `_co_firsttraceable` to the first instruction (cpython/code.h)."""
 _OB_TYPE, _OB_SIZE, _BYTES = 8, 16, 32
 _STR_LENGTH, _STR_STATE = 16, 32
 _ENCODINGS = {1: "latin-1", 2: "utf-16-le", 4: "utf-32-le"}
 
 
 class Thread(NamedTuple):
-    """A thread known to CPython, with the system's id; innermost frame first."""
+    """A thread known to CPython, with the system's thread id and its frames, innermost first."""
 
     native_id: int
     frames: tuple[Frame, ...]
@@ -37,7 +39,7 @@ class Thread(NamedTuple):
 
 class _Code(NamedTuple):
     """Data shared by all frames of a code object. `traceable` is the address of the first
-    instruction of the function's body.
+    instruction in the function's body.
     """
 
     file: str
@@ -59,16 +61,16 @@ class Walk:
     """Walks one process.
 
     Args:
-        memory: the process's.
-        layout: its interpreter's.
-        symbols: addresses, as `elf.addresses` returns them.
+        memory: the memory of the process.
+        layout: the layout of its interpreter.
+        symbols: addresses, as returned by `elf.addresses`.
     """
 
     def __init__(self, memory: Memory, layout: Layout, symbols: dict[str, int]) -> None:
         self.memory = memory
         self.layout = layout
         self.addresses: dict[int, int] = {}
-        """Addresses of the thread states, by thread id."""
+        """Addresses of the thread states by thread id."""
         self._symbols = symbols
         fields = (layout.frame_code, layout.frame_previous, layout.frame_instruction)
         self._frame_size = max(*fields, layout.frame_owner) + 8
@@ -82,7 +84,7 @@ class Walk:
             only: the id of the one thread to return; 0 for all.
 
         Raises:
-            StackError: if the memory is not as expected.
+            StackError: if the memory doesn't have the expected content.
         """
         layout = self.layout
         interpreters = self._chain(
@@ -93,13 +95,15 @@ class Walk:
             left = MOST_THREADS - len(found)
             for address in self._chain(interpreter + layout.threads, layout.next_thread, left):
                 native_id = self.memory.word(address + layout.native_id)
-                if native_id < 1 << 31 and only in (0, native_id):  # else it has just ended
+                if native_id < 1 << 31 and only in (0, native_id):  # otherwise it has just ended
                     found.append(Thread(native_id, self._frames(address)))
                     self.addresses[native_id] = address
         return found
 
     def _chain(self, head: int, following: int, most: int) -> list[int]:
-        """Return the addresses of a linked list, given where that of its first entry is."""
+        """Return the addresses of a linked list's entries, given the location that holds the
+        address of the first entry.
+        """
         found: dict[int, None] = {}
         address = self.memory.word(head)
         while address and address not in found and len(found) < most:
@@ -108,8 +112,8 @@ class Walk:
         return list(found)
 
     def _frames(self, thread: int) -> tuple[Frame, ...]:
-        """Return a thread's frames. If it never stands still, they are from different moments, but
-        each was one of the thread's.
+        """Return a thread's frames. If the thread never stands still, they come from different
+        moments, but each of them did belong to the thread.
         """
         last: list[_RawFrame] = []
         frames: tuple[Frame, ...] | None = None
@@ -121,7 +125,7 @@ class Walk:
                 frames = tuple(filter(None, map(self._decode, raw)))
                 last = self._raw_frames(thread)
             except StackError:
-                self._codes.clear()  # something else may be there now
+                self._codes.clear()  # the addresses may hold other objects by now
                 continue
             if [(f.address, f.code) for f in raw] == [(f.address, f.code) for f in last]:
                 break
@@ -149,7 +153,9 @@ class Walk:
         return [frame for frame in found.values() if frame.owner < _BY_C][:MOST_FRAMES]
 
     def _decode(self, raw: _RawFrame) -> Frame | None:
-        """Return a frame, None for one that is not complete yet (`_PyFrame_IsIncomplete`)."""
+        """Return a frame, or None for a frame that is not complete yet
+        (`_PyFrame_IsIncomplete`).
+        """
         code = self._known_code(raw.code)
         if raw.owner != _BY_GENERATOR and raw.instruction < code.traceable:
             return None
@@ -157,14 +163,14 @@ class Walk:
         return Frame(code.file, line, code.function)
 
     def frame(self, address: int, instruction: int) -> Frame:
-        """Return the line of an instruction of a code object.
+        """Return the source line for an instruction in a code object.
 
         Args:
-            address: address of the code object.
-            instruction: offset in bytes from its first instruction.
+            address: the address of the code object.
+            instruction: the offset in bytes from its first instruction.
 
         Raises:
-            StackError: if it isn't a code object.
+            StackError: if the address isn't that of a code object.
         """
         code = self._known_code(address)
         return Frame(code.file, line_of(code.table, code.first_line, instruction), code.function)
@@ -200,7 +206,7 @@ class Walk:
         length = min(word_at(head, _STR_LENGTH), MOST_CHARACTERS)
         place = address + (self.layout.ascii_size if is_ascii else self.layout.compact_size)
         data = self.memory.read(place, length * kind)
-        try:  # a file name that is not UTF-8 has lone surrogates (PEP 383)
+        try:  # a file name that is not UTF-8 contains lone surrogates (PEP 383)
             return data.decode(_ENCODINGS[kind], "strict" if kind == 1 else "surrogatepass")
         except UnicodeDecodeError:
             raise self.memory.broken() from None
@@ -211,7 +217,7 @@ class Walk:
         return self.memory.read(address + _BYTES, size)
 
     def _check_type(self, address: int, name: str) -> None:
-        """Check that the object has this type, if the type's address is known."""
+        """Check that an object has this type, provided that the type's address is known."""
         expected = self._symbols.get(name)
         if expected and self.memory.word(address + _OB_TYPE) != expected:
             raise self.memory.broken()

@@ -1,14 +1,15 @@
-"""Offsets of the parts of a stack in CPython's structures, in bytes.
+"""Byte offsets in the CPython structures that make up a stack.
 
-Python 3.11 and 3.12 have these offsets only in their headers: Include/cpython/pystate.h (`_ts`,
+Python 3.11 and 3.12 define these offsets only in their headers: Include/cpython/pystate.h (`_ts`,
 `_PyCFrame`), Include/internal/pycore_interp.h, pycore_runtime.h, pycore_frame.h and
-Include/cpython/code.h. They are the same in all releases of a minor version, on 64-bit Linux. From
-3.13 on, `_PyRuntime` begins with a table of offsets, `_Py_DebugOffsets` (pycore_runtime.h; in 3.14
-pycore_debug_offsets.h), whose form is the same in all releases of a minor version. `exc_info` is
-not in it: in `_ts`, it comes five pointers after the one that follows `current_frame`.
+Include/cpython/code.h. They are the same in all releases of a minor version on 64-bit Linux. Since
+3.13, `_PyRuntime` begins with a table of offsets, `_Py_DebugOffsets` (pycore_runtime.h; in 3.14
+pycore_debug_offsets.h), whose format is the same in all releases of a minor version. The table does
+not include `exc_info`: in `_ts`, it comes five pointers after the field that follows
+`current_frame`.
 
-Builds without the GIL are rejected: their objects are larger, and each thread has its own copy of
-the bytecode.
+Free-threaded builds are rejected: their objects are larger, and each thread has its own copy of the
+bytecode.
 """
 
 import struct
@@ -19,19 +20,19 @@ from relight.stacks.process_memory import Memory, StackError, word_at
 
 COOKIE = b"xdebugpy"
 _LARGEST = 1 << 20
-"""Exceeds the size of every structure."""
+"""Larger than any of the structures."""
 _OLDEST, _NEWEST = (3, 11), (3, 14)
 
 
 class Layout(NamedTuple):
-    """Offsets of one minor version of CPython.
+    """The offsets for one minor version of CPython.
 
-    A thread has the address of its innermost frame in the field `thread_frame`; in 3.11 and 3.12,
-    that field leads to a structure with the address at `frame_in_cframe`, else it is -1.
-    `code_start` is the offset of the first instruction, `ascii_size` and `compact_size` those of
-    the characters of a str, `tuple_items` that of a tuple's first item. `exc_info` leads from a
-    thread to the exceptions that it handles. `finalizing` is the thread that shuts down
-    Python, or 0.
+    A thread has the address of its innermost frame in the field `thread_frame`. In 3.11 and 3.12,
+    that field leads to a structure that has the address at `frame_in_cframe`; in other versions,
+    `frame_in_cframe` is -1. `code_start` is the offset of the first instruction, `ascii_size` and
+    `compact_size` are the offsets of the characters in a str, and `tuple_items` is the offset of a
+    tuple's first item. `exc_info` leads from a thread to the exceptions that it is handling.
+    `finalizing` holds the thread that is shutting down Python, or 0.
     """
 
     finalizing: int
@@ -121,18 +122,18 @@ _FORMS = {
     (3, 13): (_INTERPRETER + _REST_3_13, _FRAME),
     (3, 14): (_INTERPRETER + _REST_3_14, (*_FRAME, "stackpointer", "tlbc_index")),
 }
-"""Debug offsets that differ between versions: of an interpreter, of a frame."""
+"""Debug offsets that differ between versions, for interpreters and for frames."""
 
 
 def of(memory: Memory, symbols: dict[str, int]) -> Layout:
     """Return the layout of a process's interpreter.
 
     Args:
-        memory: the process's.
-        symbols: as `elf.addresses` returns them.
+        memory: the memory of the process.
+        symbols: addresses, as returned by `elf.addresses`.
 
     Raises:
-        StackError: if its version is not known here, or the memory can't be read.
+        StackError: if its version is not supported, or the memory can't be read.
     """
     runtime = symbols[RUNTIME]
     version = symbols.get("Py_Version")
@@ -166,7 +167,7 @@ def _from_offsets(memory: Memory, runtime: int) -> Layout:
         values.append({field: word_at(data, 8 * n) for n, field in enumerate(fields)})
         at += len(data)
     if any(value > min(each["size"], _LARGEST) for each in values for value in each.values()):
-        raise memory.broken()  # a field outside of its structure: the table has another form
+        raise memory.broken()  # a field outside its structure: the table has a different format
     of_runtime, of_interpreter, of_thread, of_frame, of_code = values
     read = ("filename", "qualname", "linetable", "firstlineno")
     if max(of_code[field] for field in read) + 8 > of_code["co_code_adaptive"]:
@@ -191,7 +192,7 @@ def _from_offsets(memory: Memory, runtime: int) -> Layout:
         code_start=of_code["co_code_adaptive"],
         ascii_size=40,
         compact_size=56,
-        tuple_items=24 if release < (3, 14) else 32,  # with its hash: cpython/tupleobject.h
+        tuple_items=24 if release < (3, 14) else 32,  # with the hash: cpython/tupleobject.h
         exc_info=of_thread["current_frame"] + 48,
     )
 

@@ -1,8 +1,8 @@
-"""The line of an instruction, from the location table of its code object (PEP 626, PEP 657).
+"""Finds the line of an instruction in the location table of its code object (PEP 626, PEP 657).
 
-The format is that of CPython 3.11 to 3.14, described in Objects/locations.md (Objects/
-codeobject.c: `advance`, `get_line_delta`): each entry begins with a byte 1_cccc_lll, where c is the
-kind and l + 1 the length of the code in units of two bytes; all other bytes of it are below 128.
+The format is that of CPython 3.11 to 3.14, described in Objects/locations.md (Objects/codeobject.c:
+`advance`, `get_line_delta`). Each entry begins with a byte 1_cccc_lll, where c is the kind and l +
+1 the length of the code in two-byte units. All other bytes of the entry are below 128.
 """
 
 _NO_LINE, _LONG, _NO_COLUMNS, _ONE_LINE_0, _ONE_LINE_2 = 15, 14, 13, 10, 12
@@ -10,7 +10,7 @@ _UNIT = 2
 
 
 def line_of(table: bytes, first_line: int, offset: int) -> int:
-    """Return the line of the instruction at an offset of the code, or 0.
+    """Return the line of the instruction at an offset in the code, or 0 if unknown.
 
     Args:
         table: `co_linetable`; untrusted.
@@ -37,8 +37,8 @@ def line_of(table: bytes, first_line: int, offset: int) -> int:
 
 
 def _signed(table: bytes, at: int) -> int:
-    """Return a variable-length number: 6 bits in each byte, 64 says that more follow; the lowest
-    bit is the sign.
+    """Decode a variable-length number. Each byte has 6 bits; 64 means that more bytes follow. The
+    lowest bit of the result is the sign.
     """
     number = shift = 0
     while at < len(table) and shift <= 30:

@@ -1,5 +1,7 @@
-"""Examines the workers of a hung job more closely: the memory of those in state D, which may be
-locked, and C and C++ functions if py-spy is installed.
+"""Examines the workers of a hung job more closely.
+
+It reads the memory of workers in state D, which may be locked, and, if py-spy is installed, lists
+their C and C++ functions.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,16 +16,16 @@ from relight.stacks.dump import take
 from relight.stacks.process_memory import StackError
 
 LIMIT_S = 8.0
-"""Timeout: with torch, py-spy takes some seconds."""
+"""Time limit. py-spy takes several seconds if torch is loaded."""
 _MOST = 3
-"""Limit of workers examined per node, each in a different place."""
+"""The maximum number of workers to examine on each node, each at a different place in the code."""
 
 
 def add(
     loop: Loop, pids: Mapping[int, int], doing: dict[int, WorkerState], done: Callable[[], None]
 ) -> bool:
-    """Examine one worker per place, add the result to `doing`, and call `done` within 8 s, even if
-    some results are missing.
+    """Examine one worker for each place in the code, add the results to `doing`, and call `done`
+    within 8 s, even if some results are missing.
 
     Args:
         loop: the agent's loop, which keeps running.
@@ -63,7 +65,9 @@ def add(
 
 
 def _read(pid: int, seen: WorkerState) -> WorkerState:
-    """Return the state of a worker in state D; the read may block until it leaves that state."""
+    """Return the state of a worker in state D. Reading it may block until the worker leaves that
+    state.
+    """
     try:
         return stack_text.doing(take(pid))
     except StackError:

@@ -1,4 +1,6 @@
-"""Bounded reads of another process's memory, which is untrusted and changes concurrently."""
+"""Reads another process's memory, which is untrusted and changes concurrently. All reads are
+bounded.
+"""
 
 import os
 import struct
@@ -7,18 +9,20 @@ from collections.abc import Callable
 from relight.base.errors import MachineError
 
 _HIGHEST = 2**63
-"""Exceeds every user-space address, and the offsets that os.pread accepts."""
+"""Larger than any user-space address, and the limit for the offsets that os.pread accepts."""
 MOST_BYTES = 1 << 20
-"""Limit of bytes per read."""
+"""The maximum number of bytes per read."""
 _MOST_READS = 500_000
-"""Limit of reads per process, about a second. 100 threads of 100 frames take 20,000."""
+"""The maximum number of reads per process, which takes about a second. 100 threads with 100 frames
+each take 20,000.
+"""
 
 
 class StackError(MachineError):
-    """The stack of a process can't be read; the only error of this package.
+    """The stack of a process can't be read. This is the only error that this package raises.
 
-    The message names the process and the reason, the hint the remedy. `unreadable` means that
-    another program might succeed.
+    The message names the process and the reason; the hint describes the remedy. `unreadable` means
+    that another program might succeed.
 
     Args:
         message: one line.
@@ -35,8 +39,9 @@ class Memory:
     """Reads numbers and bytes at addresses.
 
     Args:
-        pread: like `os.pread`: returns up to a number of bytes from an address; raises OSError.
-        pid: for messages.
+        pread: like `os.pread`, returns up to the requested number of bytes from an address, and
+            raises OSError.
+        pid: the process, for messages.
     """
 
     def __init__(self, pread: Callable[[int, int], bytes], pid: int) -> None:
@@ -68,7 +73,7 @@ class Memory:
         return word_at(self.read(address, 8), 0)
 
     def broken(self) -> StackError:
-        """Return the error for memory that is not as expected."""
+        """Return the error for memory that doesn't have the expected content."""
         return StackError(
             f"the memory of process {self.pid} is not as CPython keeps it, or changes too fast",
             hint="try again; py-spy dump --pid may know more",
@@ -88,9 +93,9 @@ def gone(pid: int) -> StackError:
 
 
 def open_memory(pid: int) -> int:
-    """Return a descriptor of /proc/PID/mem, for `os.pread`; the caller closes it.
+    """Return a descriptor for /proc/PID/mem, for use with `os.pread`. The caller closes it.
 
-    The kernel asks for the permission to trace the process (proc(5), PTRACE_MODE_ATTACH_FSCREDS).
+    The kernel requires permission to trace the process (proc(5), PTRACE_MODE_ATTACH_FSCREDS).
 
     Raises:
         StackError: if the process has ended or may not be read.
@@ -104,7 +109,7 @@ def open_memory(pid: int) -> int:
 
 
 def forbidden(pid: int, error: OSError) -> StackError:
-    """Return the error for a process whose files in /proc may not be read."""
+    """Return the error for a process whose files in /proc are not readable for this user."""
     return StackError(
         f"the memory of process {pid} may not be read: {error.strerror}",
         hint="run it as the same user or with sudo (CAP_SYS_PTRACE), or allow it: "

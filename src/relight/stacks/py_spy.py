@@ -1,10 +1,10 @@
-"""Asks py-spy for stacks, where it is installed: of versions of Python that are not known here, and
-native ones.
+"""Gets stacks from py-spy if it is installed: for Python versions that this package does not
+support, and for native stacks.
 
 `py-spy dump --json` prints a list of threads with their frames, innermost first (py-spy 0.4,
-src/dump.rs, src/stack_trace.rs). `--nonblocking` keeps it from stopping the process; it then does
-not know which of the system's threads they are, so the main thread is found by its name. `--native`
-stops the process for a moment; a frame with a module is one of C or C++.
+src/dump.rs, src/stack_trace.rs). `--nonblocking` keeps it from stopping the process. In that mode
+it can't match the threads to the system's threads, so the main thread is found by its name.
+`--native` stops the process for a moment; a frame that has a module is a C or C++ frame.
 """
 
 import itertools
@@ -21,12 +21,12 @@ from relight.stacks.threads import Task
 _LIMIT_S = 20.0
 _MOST_NATIVE = 12
 _MOST_OF_NATIVE = 100
-"""Limit of characters in the name of a native function: template names are very long."""
+"""The maximum length of a native function's name. C++ template names can be very long."""
 _MOST_THREADS, _MOST_FRAMES, _MOST_CHARACTERS = 1000, 500, 1000
 
 
 def dump(pid: int, tasks: list[Task]) -> tuple[ThreadStack, ...] | None:
-    """Return the threads of a process as py-spy sees them; None if it is not installed.
+    """Return the threads of a process as reported by py-spy; None if it is not installed.
 
     Args:
         pid: the process.
@@ -47,16 +47,16 @@ def is_installed() -> bool:
 
 
 def native(pid: int, limit_s: float = _LIMIT_S) -> dict[int, tuple[str, ...]]:
-    """Return the functions of C and C++ that the Python code of threads has called, the innermost
-    first; nothing if that can't be found out. It takes seconds where torch is loaded, and stops the
-    process for a moment.
+    """Return the C and C++ functions that each thread's Python code has called, innermost first;
+    empty if they can't be determined. This takes seconds if torch is loaded, and stops the process
+    for a moment.
 
     Args:
-        pid: the process; of one that is stopped, py-spy knows nothing.
-        limit_s: how long it may take.
+        pid: the process. py-spy can't report on a process that is stopped.
+        limit_s: the time limit.
 
     Returns:
-        By the system's id of each thread: `c10d::Work::wait (libtorch_cpu.so)`, ….
+        The functions by the system's thread id, such as `c10d::Work::wait (libtorch_cpu.so)`.
     """
     if not is_installed():
         return {}
@@ -81,7 +81,7 @@ def _run(pid: int, how: str, limit_s: float) -> bytes:
     """Return the output of `py-spy dump`.
 
     Raises:
-        StackError: if it can't read the process.
+        StackError: if py-spy can't read the process.
     """
     command = ["py-spy", "dump", "--json", how, "--pid", str(pid)]
     try:

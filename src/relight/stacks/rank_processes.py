@@ -1,8 +1,9 @@
 """Finds the ranks of a job: processes with RANK in their environment (environ(7)).
 
 A rank is the topmost process with RANK; its descendants, such as the workers of a DataLoader,
-inherit the variable but aren't ranks. Neither are agents, guards and spawners, if a cluster sets
-RANK for the whole node. If a rank is a shell script, the Python process below it represents it.
+inherit the variable but aren't ranks. Agents, guards and spawners aren't ranks either, even if a
+cluster sets RANK for the whole node. If a rank is a shell script, the Python process below it
+represents it.
 """
 
 import os
@@ -14,27 +15,29 @@ from relight.processes import agent_processes
 from relight.stacks import elf
 
 _LAUNCHERS = (b"worker spawner ", b"warm spawner of", b"worker guard of")
-"""The names of processes of relight, cut as the kernel cuts them (`processes/spawner.py`)."""
+"""The process names of relight's launchers, truncated the way the kernel truncates them
+(`processes/spawner.py`).
+"""
 _MOST = 100_000
-"""Exceeds every rank."""
+"""Larger than any rank."""
 _MOST_VARIABLES = 1 << 20
-"""Limit of bytes read from an environment."""
+"""The maximum number of bytes read from an environment."""
 
 
 def below(pid: int) -> dict[int, int]:
-    """Return the pids of the ranks among a process and its descendants, by rank."""
-    # Parents come first in `tree`, so a process is looked at after its parent.
+    """Return the ranks among a process and its descendants: pids by rank."""
+    # `tree` lists parents first, so a process is checked after its parent.
     return _ranks([pid, *system.tree(pid)])
 
 
 def of_job(job: str) -> dict[int, int]:
-    """Return the pids of the ranks of a job on this machine, by rank.
+    """Return the ranks of a job on this machine: pids by rank.
 
     Args:
         job: the value of RELIGHT_JOB_ID in their environment.
 
     Raises:
-        UsageError: if it has the same rank twice, in several roles.
+        UsageError: if the same rank occurs twice, in several roles.
     """
     mark = os.fsencode(f"RELIGHT_JOB_ID={job}")
     members = {pid for pid in _every() if mark in _variables(pid)}
@@ -51,7 +54,7 @@ def of_job(job: str) -> dict[int, int]:
 
 
 def python_of(pid: int) -> int:
-    """Return the process itself if it runs Python, else its first descendant that does."""
+    """Return the process itself if it runs Python, or otherwise its first descendant that does."""
     return next((each for each in (pid, *system.tree(pid)) if elf.is_python(each)), pid)
 
 
@@ -76,7 +79,7 @@ def _rank(pid: int) -> int | None:
 
 
 def _launches(pid: int) -> bool:
-    """Return whether a process is an agent or a part of one."""
+    """Return whether a process is an agent or part of one."""
     if _read(f"/proc/{pid}/comm").rstrip(b"\n") in _LAUNCHERS:
         return True
     words = os.fsdecode(_read(f"/proc/{pid}/cmdline")).rstrip("\0").split("\0")

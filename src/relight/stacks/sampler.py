@@ -1,6 +1,7 @@
-"""Samples the main thread of a process repeatedly, in about a tenth of a millisecond each time.
+"""Samples the main thread of a process repeatedly. Each sample takes about a tenth of a
+millisecond.
 
-The address and version of its interpreter are read only once. If the process executes another
+The address and version of the interpreter are read only once. If the process executes another
 program, the next sample fails, and a new `MainThread` is needed.
 """
 
@@ -20,7 +21,7 @@ class MainThread:
         pid: as for `take`.
 
     Raises:
-        StackError: if it has ended, is not Python, or may not be read.
+        StackError: if the process has ended, is not Python, or may not be read.
     """
 
     def __init__(self, pid: int) -> None:
@@ -35,17 +36,18 @@ class MainThread:
             raise
 
     def look(self) -> tuple[str, tuple[Frame, ...]]:
-        """Return its state as in proc(5), and its frames, the innermost first.
+        """Return the thread's state as in proc(5), and its frames, innermost first.
 
         Raises:
-            StackError: if the process has ended, or its memory is not as expected.
+            StackError: if the process has ended, or its memory doesn't have the expected content.
         """
         state = state_of(self._pid)
-        if state == "D":  # a read of its memory might block
+        if state == "D":  # reading its memory might block
             return state, ()
         walk = Walk(self._memory(), self._layout, self._symbols)
         runtime = self._symbols[elf.RUNTIME]
-        # A fork may still have its parent's id. The main thread is the oldest, and so the last one.
+        # After a fork, the thread may still have its parent's id. The main thread is the oldest,
+        # and therefore the last one.
         found = walk.threads(runtime, only=self._native_id) or walk.threads(runtime)
         return state, found[-1].frames if found else ()
 

@@ -1,4 +1,4 @@
-"""The system's view of the threads of a process (proc(5))."""
+"""The operating system's view of a process's threads (proc(5))."""
 
 import os
 from typing import NamedTuple
@@ -24,13 +24,14 @@ _CALLS = {
         211: "sendmsg", 212: "recvmsg", 220: "clone", 242: "accept4", 260: "wait4",
     },
 }  # fmt: skip
-"""System calls that wait, by their numbers (arch/x86/entry/syscalls/syscall_64.tbl,
-include/uapi/asm-generic/unistd.h)."""
+"""System calls that wait, by number (arch/x86/entry/syscalls/syscall_64.tbl,
+include/uapi/asm-generic/unistd.h).
+"""
 _MOST = 1000
 
 
 class Task(NamedTuple):
-    """A thread of the system. `inner_id` is its id in the namespace of the process itself."""
+    """A thread known to the system. `inner_id` is its id in the process's own pid namespace."""
 
     native_id: int
     inner_id: int
@@ -39,7 +40,7 @@ class Task(NamedTuple):
 
 
 def tasks(pid: int) -> list[Task]:
-    """Return the threads of a process, at most 1000, the main thread first.
+    """Return the threads of a process, main thread first; at most 1000.
 
     Raises:
         StackError: if the process has ended.
@@ -55,7 +56,7 @@ def tasks(pid: int) -> list[Task]:
 
 
 def state_of(pid: int) -> str:
-    """Return the letter of a process's state in proc(5).
+    """Return the letter that proc(5) shows for the state of a process.
 
     Raises:
         StackError: if the process has ended, or proc(5) is missing.
@@ -79,8 +80,8 @@ def _task(folder: str, number: int) -> Task:
 
 
 def _waits_in(folder: str) -> str:
-    """Return the system call that a thread is in, or the function of the kernel, as far as known.
-    Both need the permission to trace the process.
+    """Return the system call or kernel function that a thread is waiting in, or an empty text if
+    unknown. Reading either requires permission to trace the process.
     """
     words = _read(f"{folder}/syscall").split()
     if words and words[0].lstrip("-").isdecimal():

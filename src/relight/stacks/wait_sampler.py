@@ -1,7 +1,8 @@
-"""Watches how much of the time each worker waits for its peers (--watch-slow-ranks), from outside.
+"""Measures, from outside, how much of its time each worker spends waiting for its peers
+(--watch-slow-ranks).
 
-It looks at the stack of each worker some ten times a second, and reports for each window how often
-the worker was in a collective; the comparison is in core/group/straggler_detector.
+It samples the stack of each worker some ten times per second, and reports at the end of each window
+how often the worker was in a collective. The comparison is made in core/group/straggler_detector.
 """
 
 import random
@@ -15,11 +16,13 @@ from relight.stacks.rank_processes import python_of
 from relight.stacks.sampler import MainThread
 
 _LOOKS = 100
-"""In a window, if that is long enough."""
+"""The number of samples per window, if the window is long enough."""
 _LEAST_S = 0.025
 """Minimum average interval between samples."""
 _TELL_AFTER = 3
-"""Unreadable windows before a note to the user: workers may still be starting."""
+"""How many windows must be unreadable before the user is notified: workers may still be
+starting.
+"""
 
 
 class PaceWatch:
@@ -27,13 +30,13 @@ class PaceWatch:
 
     Args:
         loop: the agent's loop.
-        seconds: over which time ranks are compared.
-        size: how many workers this node has.
-        running: returns the pids of the workers that run, by local rank; None while they are
-            frozen.
-        steps: returns the step that each worker has reported last, by local rank, if it has.
-        report: called at the end of each window: by local rank, how often each worker was looked
-            at, how often it waited, and how many steps it has done, -1 if it reports none.
+        seconds: the length of the window over which ranks are compared.
+        size: the number of workers on this node.
+        running: returns the pids of the running workers, by local rank; None while they are frozen.
+        steps: returns the last step that each worker has reported, by local rank, if any.
+        report: called at the end of each window with, by local rank, how often each worker was
+            sampled, how often it was waiting, and how many steps it has done, or -1 if it reports
+            no steps.
         say: prints a line to the user.
     """
 
@@ -68,7 +71,7 @@ class PaceWatch:
             thread.close()
 
     def _next_look(self) -> Timer:
-        # A regular rhythm might keep step with the training.
+        # Sampling at regular intervals could synchronize with the training loop.
         wait_s = random.uniform(0.5, 1.5) * self._every_s  # noqa: S311
         self._look_timer = self._loop.call_after(wait_s, self._look_at_all)
         return self._look_timer
@@ -114,12 +117,12 @@ class _Window:
     """Samples of the workers in a window, by local rank.
 
     Args:
-        size: number of workers.
-        steps: their last reported steps at its start.
+        size: the number of workers.
+        steps: the last steps that they had reported when the window began.
     """
 
     def __init__(self, size: int, steps: Mapping[int, int]) -> None:
         self.looks, self.waits = [0] * size, [0] * size
         self.steps = steps
         self.errors: dict[int, StackError] = {}
-        """Why sampling has stopped in this window."""
+        """Why sampling stopped in this window."""

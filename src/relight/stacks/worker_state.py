@@ -1,5 +1,6 @@
-"""States of workers before they are stopped or exit, or on request. Loaded when a job hangs, when a
-worker blames a peer or prints a traceback, or on request.
+"""Captures the state of workers before they are stopped or exit, or on request.
+
+Loaded if a job hangs, if a worker blames a peer or prints a traceback, or on request.
 """
 
 from collections.abc import Mapping
@@ -15,14 +16,16 @@ from relight.stacks.process_memory import StackError
 from relight.stacks.threads import state_of, tasks
 
 _MOST_CHILDREN = 32
-"""Processes of one worker that are looked at; each takes some milliseconds."""
+"""The maximum number of a worker's child processes to examine. Each takes a few milliseconds."""
 
 
 def doing(pids: Mapping[int, int], *, are_frozen: bool) -> dict[int, WorkerState]:
-    """Return what workers do, by local rank. It takes some milliseconds for each, and never waits.
+    """Return what workers are doing, by local rank. This takes a few milliseconds per worker, and
+    never blocks.
 
     Args:
-        pids: by local rank; of a shell script, the Python process below it is looked at.
+        pids: the workers, by local rank. If a worker is a shell script, the Python process below it
+            is examined.
         are_frozen: whether relight itself stopped them, which is then not reported.
     """
     found = stacks_of(pids, are_frozen=are_frozen)
@@ -30,8 +33,8 @@ def doing(pids: Mapping[int, int], *, are_frozen: bool) -> dict[int, WorkerState
 
 
 def stacks_of(pids: Mapping[int, int], *, are_frozen: bool) -> dict[int, ProcessStack | str]:
-    """Return the stacks of workers, by local rank, or the reason for a missing one. Takes the same
-    arguments and time as `doing`.
+    """Return the stacks of workers by local rank, or the reason why a stack is missing. The
+    arguments and the run time are the same as for `doing`.
     """
     found: dict[int, ProcessStack | str] = {}
     for rank, pid in pids.items():
@@ -45,8 +48,8 @@ def stacks_of(pids: Mapping[int, int], *, are_frozen: bool) -> dict[int, Process
 
 
 def _stack_of(pid: int) -> ProcessStack | str:
-    """Return the stack of a process, or the reason for its absence; for a process in state D, whose
-    memory may be locked, only the system call.
+    """Return the stack of a process, or the reason why it is missing. For a process in state D,
+    whose memory may be locked, only the system call is returned.
     """
     stack = take_all({0: pid}, may_wait=False)[0]
     try:
@@ -60,7 +63,7 @@ def _stack_of(pid: int) -> ProcessStack | str:
 
 
 def _child(stack: ProcessStack | str) -> ProcessStack | None:
-    """Return the process that a worker waits for, such as one of its data loader."""
+    """Return the process that a worker is waiting for, such as a data loader process."""
     if isinstance(stack, str) or not stack_text.waits_for_children(stack):
         return None
     children = [pid for pid in system.tree(stack.pid) if elf.is_python(pid)]
@@ -73,7 +76,9 @@ def _child(stack: ProcessStack | str) -> ProcessStack | None:
 
 
 def program_of(pid: int) -> Program:
-    """Return the state of a worker's main thread. Takes some milliseconds and never blocks."""
+    """Return the state of a worker's main thread. This takes a few milliseconds and never
+    blocks.
+    """
     try:
         stack = take(rank_processes.python_of(pid), may_wait=False)
     except StackError:

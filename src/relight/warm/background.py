@@ -1,7 +1,8 @@
-"""Preloading that nobody has asked for: for restarts, after the first step, where memory is free.
+"""Preloads modules without being asked to, after the first step and if memory is free, so that
+restarts are faster.
 
-All of it that a start needs is to watch the first worker. The rest is imported once that worker has
-shown which modules it needs.
+At the start of a job, this only requires watching the first worker. Everything else is imported
+once that worker has shown which modules it needs.
 """
 
 import socket
@@ -24,12 +25,12 @@ if TYPE_CHECKING:
 
 
 class BackgroundPreload:
-    """Replaces `Preload` until the first step.
+    """Takes the role of `Preload` until the first step.
 
     Args:
         loop: the agent's loop.
         worker_program: the workers' program and variables.
-        cold: starts workers cold.
+        cold: starts workers without preloaded modules.
         record: called with events.
         say: called with messages for the user.
     """
@@ -61,12 +62,14 @@ class BackgroundPreload:
         """Return immediately; generations never wait for imports."""
 
     def while_idle(self) -> None:
-        """Start the warm spawner, if its modules are known, while this node awaits a generation."""
+        """Start the warm spawner while this node waits for a generation, if the modules are
+        known.
+        """
         if self._preload is not None:
             self._preload.while_idle()
 
     def variables(self, local_rank: int, variables: Mapping[str, str]) -> dict[str, str]:
-        """Return the variables that make a worker report its imports, if it is to be watched."""
+        """Return the variables that make a worker report its imports, if it should be watched."""
         if self._preload is not None:
             return self._preload.variables(local_rank, variables)
         if self._watched is None or local_rank or files() != self._files:
@@ -74,7 +77,7 @@ class BackgroundPreload:
         return self._watched.variables(variables)
 
     def fork(self, plans: Sequence[WorkerPlan], scratch: str) -> tuple[int, socket.socket]:
-        """Start the workers; return the spawner's pid and the agent's end of the socket to it.
+        """Start the workers; return the spawner's pid and the agent's end of their socket.
 
         Raises:
             OSError: if no process can be forked, or no descriptor is left.
@@ -92,32 +95,36 @@ class BackgroundPreload:
         return held
 
     def fork_beside(self) -> "Fork | None":
-        """Return how to start workers beside those that run; None if that is not possible."""
+        """Return a function that starts workers alongside the running ones; None if that is not
+        possible.
+        """
         return None if self._preload is None else self._preload.fork_beside()
 
     def status(self) -> PreloadStatus:
-        """Return how far the imports are."""
+        """Return the progress of the imports."""
         if self._preload is None:
             return PreloadStatus(WAITING, self._why_not)
         return self._preload.status()
 
     def close(self) -> None:
-        """End the warm spawner and return when it is gone. Its workers must be gone by now."""
+        """End the warm spawner and return once it has exited. Its workers must have exited
+        before.
+        """
         if self._preload is not None:
             self._preload.close()
         elif self._watched is not None:
             self._watched.close()
 
     def _look(self) -> None:
-        """Start the warm spawner, if it is time to."""
+        """Start the warm spawner if it is time to do so."""
         watched = self._watched
         if watched is None or not import_ahead.are_complete(watched.seen()):
             return
-        from relight.host import free_memory  # by now, the agent has loaded these
+        from relight.host import free_memory  # the agent has loaded its modules by now
 
         self._why_not = free_memory.why_scarce()
         if self._why_not:
-            return  # until there is more
+            return  # until more memory is free
         watched.stop()
         if files() != self._files:
             self._why_not = "the files of relight have changed since this job started"

@@ -1,5 +1,5 @@
-"""Process attributes inherited from the parent. They must be the same for a worker forked from a
-warm process as for one that its own job would start (`preload/warm_process.py`).
+"""Process attributes that are inherited from the parent. A worker forked from a warm process must
+have the same attributes as one started by its own job (`preload/warm_process.py`).
 
     facts       the working directory, limits, umask, affinity, cgroup, namespaces, login session,
                 credentials, ignored signals, priority, interpreter
@@ -20,14 +20,14 @@ _STATUS = (
     "NoNewPrivs", "Seccomp", "Seccomp_filters", "Speculation_Store_Bypass", "THP_enabled",
     "Mems_allowed_list",
 )  # fmt: skip
-"""Lines of /proc/self/status (proc(5))."""
+"""Lines in /proc/self/status (proc(5))."""
 _OF_THREADS = 0b11 << 31
-"""Signals 32 and 33: the C library sets them when a process makes its first thread (nptl(7))."""
+"""Signals 32 and 33: the C library sets them when a process creates its first thread (nptl(7))."""
 _FILES = (
     "cgroup", "sessionid", "loginuid", "oom_score_adj", "personality", "timerslack_ns",
     "coredump_filter", "attr/current",
 )  # fmt: skip
-"""Files of /proc/self: control group, login session (audit), and inherited attributes."""
+"""Files in /proc/self: control group, login session (audit), and inherited attributes."""
 _SIGNALS = {"SigBlk": "blocked signals", "SigIgn": "ignored signals"}
 _PR_GET_SECUREBITS = 27
 _CALLS = {
@@ -39,13 +39,16 @@ NATIVE = (
     "LD_", "GLIBC_", "MALLOC_", "GCONV_", "LOCPATH", "NLSPATH", "TZ", "LANG", "LC_", "PYTHON",
     "LSAN_", "ASAN_", "UBSAN_", "TSAN_", "JE_MALLOC_", "MALLOCNG_", "TCMALLOC_", "HOME",
 )  # fmt: skip
-"""Beginnings of variables that the C library, the linker and the interpreter read at their start.
-Those that compiled modules read when they are loaded are in `preload/lazy_modules.py`."""
+"""Prefixes of variables that the C library, the linker and the interpreter read when they start.
+Variables that compiled modules read when they are loaded are listed in `preload/lazy_modules.py`.
+"""
 
 
 class Variables(NamedTuple):
-    """The variables that imports depend on: the hash of each value, empty for a variable that is
-    not set; the beginnings of names of which any variable counts, and of those that do not.
+    """The variables that imports depend on.
+
+    It has the hash of each value, empty for a variable that is not set; the name prefixes for which
+    every variable counts; and the prefixes for which none does.
     """
 
     hashes: dict[str, str]
@@ -58,7 +61,7 @@ NOTHING = Variables({}, (), (), "")
 
 
 def collect() -> dict[str, str]:
-    """Return the facts of this process."""
+    """Return the attributes of this process."""
     directory = os.stat(".")
     facts = {
         "host name": os.uname().nodename,
@@ -87,7 +90,9 @@ def collect() -> dict[str, str]:
 
 
 def _unless_refused(ask: Callable[[], str]) -> str:
-    """Return a fact; empty if the system refuses to report it, as musl does for the scheduler."""
+    """Return an attribute; empty if the system refuses to report it, as musl does for the
+    scheduler.
+    """
     try:
         return ask()
     except (AttributeError, OSError):
@@ -95,7 +100,7 @@ def _unless_refused(ask: Callable[[], str]) -> str:
 
 
 def difference(made: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """Describe the first fact that differs; empty if none does."""
+    """Describe the first attribute that differs; empty if they are all equal."""
     for name in sorted(made.keys() | now.keys()):
         if made.get(name) != now.get(name):
             return f"{name}: {now.get(name) or 'none'}, and was {made.get(name) or 'none'}"
@@ -113,8 +118,8 @@ def of_imports(
     Args:
         variables: the environment of the imports.
         reads: the names of the variables that were read.
-        prefixes: the beginnings of names of others that count.
-        but: the beginnings of names that do not count, unless the variable was read.
+        prefixes: name prefixes of other variables that count.
+        but: name prefixes of variables that do not count unless they were read.
     """
     salt = os.urandom(16).hex()
     made = Variables({}, tuple(sorted(prefixes)), tuple(but), salt)
@@ -122,13 +127,13 @@ def of_imports(
 
 
 def variable_difference(made: Variables, variables: Mapping[str, str], own: Collection[str]) -> str:
-    """Describe the first variable that differs; empty if none does.
+    """Describe the first variable that differs; empty if they are all equal.
 
     Args:
-        made: the variables that the imports depend on.
+        made: the variables that the earlier imports depend on.
         variables: the environment of the job's workers.
-        own: the names of ignored variables: the ones that differ between workers, which no import
-            read, and the ones that the script sets.
+        own: the names of variables to ignore: the ones that differ between workers, which no import
+            has read, and the ones that the script sets.
     """
     names = {*made.hashes, *_native(variables, made)}.difference(own)
     now = _hashed(variables, names, made.salt)
@@ -161,8 +166,8 @@ def _signals(mask: int) -> str:
 
 
 def _memory_policy() -> str:
-    """Return the memory policy of this process, from its first mapping, which follows it
-    (numa_maps, proc(5)).
+    """Return the memory policy of this process, taken from its first mapping, which follows that
+    policy (numa_maps, proc(5)).
     """
     try:
         with open("/proc/self/numa_maps", buffering=1) as file:
@@ -172,7 +177,7 @@ def _memory_policy() -> str:
 
 
 def _limits() -> dict[str, str]:
-    """Return a worker's limits; this process may run with a raised limit of open files."""
+    """Return a worker's limits. This process may be running with a raised open-file limit."""
     import resource
 
     from relight.host import descriptors
@@ -189,7 +194,7 @@ def _limits() -> dict[str, str]:
 
 
 def _read(name: str) -> str:
-    """Return a file of /proc/self; empty where this kernel or container does not have it."""
+    """Return a file from /proc/self; empty if this kernel or container does not provide it."""
     try:
         with open(f"/proc/self/{name}", errors="replace") as file:
             return file.read()

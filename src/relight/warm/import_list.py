@@ -1,5 +1,5 @@
-"""The modules that a warm spawner imports. The user names them or, with --preload=auto, they are
-the imports of workers in earlier jobs with the same script (warm/import_profile).
+"""The modules that a warm spawner imports. Either the user names them or, with --preload=auto, they
+are the modules that workers imported in earlier jobs with the same script (warm/import_profile).
 """
 
 import sys
@@ -18,8 +18,8 @@ class ImportList:
     """The modules of one job.
 
     Args:
-        worker_program: the workers' program, with the script.
-        modules: the names that the user has given, or AUTO, or BACKGROUND.
+        worker_program: the workers' program, including the script.
+        modules: the names given by the user, or AUTO, or BACKGROUND.
     """
 
     def __init__(self, worker_program: WorkerProgram, modules: Sequence[str]) -> None:
@@ -29,7 +29,7 @@ class ImportList:
 
     @cached_property
     def learned(self) -> "LearnedFile | None":
-        """The script's profile, with --preload=auto; read on first use."""
+        """The script's profile, with --preload=auto. It is read on first use."""
         if not self.is_auto:
             return None
         from relight.warm.import_profile import LearnedFile
@@ -37,13 +37,13 @@ class ImportList:
         return LearnedFile(self._worker_program)
 
     def add(self, imports: Iterable[str]) -> None:
-        """Add what workers have imported, as far as it can be preloaded."""
+        """Add the modules that workers have imported, as far as they can be preloaded."""
         if self.learned is not None:
             names = dict.fromkeys((*self.names, *imports))
             self.names = self.learned.known.without_unfit(names)
 
     def lacking(self, imports: Iterable[str], asked: Collection[str]) -> list[str]:
-        """Return the installed modules that workers have imported, and a process that imports
+        """Return the installed modules that workers have imported but a process that imports
         `asked` has not.
         """
         learned = self.learned
@@ -53,19 +53,20 @@ class ImportList:
         return [name for name in new if learned.is_installed(name)]
 
     def write(self, unfit: dict[str, str], directories: list[str]) -> None:
-        """Store, for the next job with this script, which modules can be imported before a fork.
+        """Store which modules can be imported before a fork, for the next job with this script.
 
         Args:
-            unfit: the modules of the list that can't, with the reasons.
-            directories: where modules were found.
+            unfit: the modules in the list that can't, with the reasons.
+            directories: the directories in which modules were found.
         """
         if self.learned is not None:
             self.learned.write(self.names, unfit, directories)
             self.names = self.learned.known.fit
 
     def third_party(self) -> Sequence[str]:
-        """Return the modules that do not belong to Python, or all if they do: a script sets
-        variables before it imports the former (torch), but often after the latter (os).
+        """Return the modules that do not belong to Python, or all modules if there are none. A
+        script sets variables before it imports third-party modules (torch), but often after
+        importing Python's own (os).
         """
         own = sys.stdlib_module_names
         return [name for name in self.names if name.partition(".")[0] not in own] or self.names

@@ -1,20 +1,20 @@
-"""What `--preload=auto` has learned about a script, kept for the next start of that script.
+"""Stores what `--preload=auto` has learned about a script, for the next start of that script.
 
 Each script has a file in the user's cache directory: `$XDG_CACHE_HOME/relight/learned`, or
-`~/.cache/relight/learned`. It says which modules the workers import, and which of these can't be
-preloaded, so that the next job neither waits until its workers have imported them nor tries the
-unfit ones again. It is valid as long as
+`~/.cache/relight/learned`. It records which modules the workers import, and which of these can't be
+preloaded, so that the next job neither waits until its workers have imported them nor retries the
+unfit ones. It is valid as long as
 
 - the same interpreter runs the same file, or the same module from the same directory,
-- the lines that import something are the same in the script, and in the modules beside it that it
-  imports (`warm/script_scan.py`), and
-- no package was installed, upgraded or removed since, in the directories that were searched then:
-  that changes their modification times.
+- the lines with imports are unchanged in the script and in the modules next to it that it imports
+  (`warm/script_scan.py`), and
+- no package has been installed, upgraded or removed in the directories that were searched at the
+  time, which would change their modification times.
 
-A file that is not valid, or can't be read, is ignored, and learned again. No value of a variable is
-stored, and whatever names the file has, only installed modules are imported, and each import is
-checked as if nothing were known (`preload/importer.py`). The cache keeps the 100 scripts that were
-used last.
+A file that is invalid or can't be read is ignored, and the profile is learned again. No values of
+variables are stored. Whatever names the file contains, only installed modules are imported, and
+each import is checked as if nothing were known about it (`preload/importer.py`). The cache keeps
+the 100 most recently used scripts.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ _SUFFIX = ".json"
 
 
 class UnfitModule(NamedTuple):
-    """A module that can't be preloaded, why, and how many seconds its import took."""
+    """A module that can't be preloaded, the reason, and how many seconds its import took."""
 
     module: str
     reason: str
@@ -44,7 +44,7 @@ class UnfitModule(NamedTuple):
 
 
 class PackageDirectory(NamedTuple):
-    """A directory of installed packages, and its modification time in nanoseconds."""
+    """A directory of installed packages and its modification time in nanoseconds."""
 
     path: str
     mtime_ns: int
@@ -53,10 +53,11 @@ class PackageDirectory(NamedTuple):
 class Learned(NamedTuple):
     """The profile of a script.
 
-    `script` is its path, or `-m MODULE in DIRECTORY`. `imports` identifies its lines that import
-    something. `modules` were imported by workers, in this order, or looked for. `culprits` make the
-    `unfit` ones unfit. `writes` are the names of variables that the script sets. `directories` are
-    those in which packages are installed. `import_s` is how long the imports take at most, or 0.
+    `script` is its path, or `-m MODULE in DIRECTORY`. `imports` identifies the lines in it that
+    import something. `modules` are the ones that workers imported or looked for, in this order.
+    `culprits` are the modules that make the `unfit` ones unfit. `writes` are the names of variables
+    that the script sets. `directories` are the ones in which packages are installed. `import_s` is
+    the maximum duration of the imports, or 0.
     """
 
     script: str
@@ -74,7 +75,7 @@ class Learned(NamedTuple):
         return self.without_unfit(self.modules)
 
     def without_unfit(self, names: Iterable[str]) -> list[str]:
-        """Return those of these modules that can be preloaded, as far as that is known."""
+        """Return the modules among these that can be preloaded, as far as is known."""
         unfit = {each.module for each in self.unfit}
         below = tuple(f"{name}." for name in unfit)
         return [x for x in names if x not in unfit and not x.startswith(below)]
@@ -84,37 +85,39 @@ class LearnedFile:
     """The file of one script.
 
     Args:
-        worker: the workers' program. Nothing is stored for a script that is read from stdin, or
-            for a user without a home directory.
+        worker: the workers' program. Nothing is stored if the script is read from stdin or the user
+            has no home directory.
     """
 
     def __init__(self, worker: WorkerProgram) -> None:
         folder, self._script = directory(worker.variables), _script(worker.argv)
         self._path = _path(folder, worker.program, self._script) if folder and self._script else ""
-        # Where workers look for packages, if they run the Python that runs this.
+        # Where workers look for packages, if they use the Python interpreter that runs this code.
         is_own = worker.program == sys.executable
         self._packages = [path for path in sys.path if is_own and path.endswith("-packages")]
         self._notes: dict[str, UnfitModule] = {}
         self._endless: UnfitModule | None = None
         self._installed: dict[str, bool] = {}
         self.known = self._read(script_scan.import_lines(worker.argv))
-        """The profile of the script; empty if it is stale."""
+        """The script's profile; empty if it is stale."""
         self._import_s = self.known.import_s
 
     def note_unfit(self, module: str, reason: str, seconds: float) -> None:
-        """Note why a module is not preloaded, in case it never will be."""
+        """Record why a module is not preloaded, in case it turns out that it never can be."""
         self._notes[module] = UnfitModule(module, reason, seconds)
 
     def note_endless(self, module: str, reason: str, seconds: float) -> None:
-        """Note a module whose import does not end, in case it does not until the end of the job."""
+        """Record a module whose import is not finishing, in case it has not finished when the job
+        ends.
+        """
         self._endless = UnfitModule(module, reason, seconds)
 
     def note_seconds(self, seconds: float) -> None:
-        """Record an upper bound for the import time; the shortest one counts."""
+        """Record an upper bound for the import time. The lowest bound is kept."""
         self._import_s = min(seconds, self._import_s or seconds)
 
     def is_installed(self, name: str) -> bool:
-        """Return whether a module's package seems to be in a directory of installed packages."""
+        """Return whether a module's package appears to be in a directory of installed packages."""
         top = name.partition(".")[0]
         if top not in self._installed:
             places = [each.path for each in self.known.directories] or self._packages
@@ -132,9 +135,10 @@ class LearnedFile:
         """Store the results of a job.
 
         Args:
-            modules: the modules that the workers import, or look for.
-            unfit: the modules that will never fit, each with the module that makes it unfit.
-            directories: where packages are installed.
+            modules: the modules that the workers import or look for.
+            unfit: the modules that can never be preloaded, each with the module that makes it
+                unfit.
+            directories: the directories in which packages are installed.
         """
         known, self._endless = self.known, None
         found = {each.module: each for each in known.unfit}
@@ -153,16 +157,16 @@ class LearnedFile:
         """Add the final results at the end of the job.
 
         Args:
-            modules: the imports of watched workers.
-            writes: the names of the variables that the script has set.
-            are_all: a worker that started cold was watched, so these are all.
+            modules: the modules imported by watched workers.
+            writes: the names of the variables that the script set.
+            are_all: whether these are all modules, because a worker that started cold was watched.
         """
         known, endless = self.known, self._endless
         if not known.modules:
             known = known._replace(directories=_directories(self._packages if modules else ()))
         if not known.directories:
             return
-        if not (modules and are_all):  # a variable may have been set where nobody has noticed it
+        if not (modules and are_all):  # a variable may have been set unnoticed
             writes = sorted({*known.writes, *writes})
         known = known._replace(
             modules=tuple(dict.fromkeys((*known.modules, *modules))),
@@ -182,7 +186,7 @@ class LearnedFile:
         if known.directories != _directories([each.path for each in known.directories]):
             return nothing
         with contextlib.suppress(OSError):
-            os.utime(self._path)  # it was used now
+            os.utime(self._path)  # mark it as recently used
         return known
 
     def _store(self, known: Learned) -> None:
@@ -197,13 +201,13 @@ class LearnedFile:
             files.replace(self._path, json.dumps(fields.plain(known)))
             _remove_oldest(folder)
         except OSError:
-            pass  # a full disk, or no permission: the next job learns it again
+            pass  # the disk is full or not writable: the next job learns it again
 
 
 def directory(variables: Mapping[str, str]) -> str:
-    """Return the directory of these files; empty for a user without a home directory."""
+    """Return the directory that holds these files; empty if the user has no home directory."""
     base = variables.get("XDG_CACHE_HOME", "")
-    if not os.path.isabs(base):  # as the XDG Base Directory Specification demands
+    if not os.path.isabs(base):  # as the XDG Base Directory Specification requires
         home = variables.get("HOME", "")
         if not os.path.isabs(home):
             return ""
@@ -212,14 +216,14 @@ def directory(variables: Mapping[str, str]) -> str:
 
 
 def forget(variables: Mapping[str, str], script: str | None = None) -> list[str]:
-    """Remove the profile of one script or of all; return the scripts, each once.
+    """Remove the profile of one script or of all scripts; return the scripts, each of them once.
 
     Args:
         variables: the environment.
         script: the path of the script, or the name of a module that is run with -m; None for all.
 
     Raises:
-        OSError: if a file can't be removed; the others are.
+        OSError: if a file can't be removed; the other files are still removed.
     """
     forgotten, problem = set(), None
     wanted = None if script is None else (_real(script), f"-m {script} in ")
@@ -231,7 +235,7 @@ def forget(variables: Mapping[str, str], script: str | None = None) -> list[str]
                 os.unlink(path)
                 forgotten.add(name)
             except FileNotFoundError:
-                pass  # another process was quicker
+                pass  # another process was faster
             except OSError as error:
                 problem = error
     if problem is not None:
@@ -240,8 +244,8 @@ def forget(variables: Mapping[str, str], script: str | None = None) -> list[str]
 
 
 def _script(argv: Sequence[str]) -> str:
-    """Return the workers' program, for people and as a key; empty if it is read from stdin, or if
-    the working directory was removed.
+    """Return the workers' program, for people and as a key; empty if it is read from stdin or the
+    working directory was removed.
     """
     try:
         if argv[2] == "-m":
@@ -254,7 +258,7 @@ def _script(argv: Sequence[str]) -> str:
 def _real(path: str) -> str:
     try:
         return os.path.realpath(path)
-    except OSError:  # a relative one, where the working directory was removed
+    except OSError:  # a relative path, and the working directory was removed
         return path
 
 
@@ -264,7 +268,7 @@ def _path(folder: str, program: str, script: str) -> str:
 
 
 def _directories(paths: Collection[str]) -> tuple[PackageDirectory, ...]:
-    """Return the directories that exist, with their times."""
+    """Return the directories that exist, with their modification times."""
     found = []
     for path in sorted(set(paths)):
         with contextlib.suppress(OSError):
@@ -283,7 +287,7 @@ def _read(path: str) -> Learned | None:
     try:
         with files.opened(path) as file:
             if os.fstat(file.fileno()).st_uid != os.getuid():
-                return None  # another user's
+                return None  # it belongs to another user
             known: Learned = fields.record(Learned, fields.decode(file.read(_LONGEST)))
     except (OSError, fields.Malformed):
         return None
@@ -297,7 +301,7 @@ def _files(folder: str) -> Iterator[str]:
 
 
 def _remove_oldest(folder: str) -> None:
-    """Remove the files that were used longest ago."""
+    """Remove the least recently used files."""
     ages = []
     for path in _files(folder):
         with contextlib.suppress(OSError):

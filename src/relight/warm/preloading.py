@@ -1,32 +1,34 @@
 """Decides when the warm spawner starts, and which modules and variables it imports with.
 
-`Preload.fork` replaces that of the spawner: the warm spawner forks the workers of a generation if
-it is ready; otherwise they start cold. There is at most one warm spawner.
+`Preload.fork` is used instead of the spawner's: if the warm spawner is ready, it forks the workers
+of a generation; otherwise they start cold. There is at most one warm spawner.
 
-    named modules   with 1.5 workers or more per processor, or with --keep-warm, the warm spawner
+    named modules   with at least 1.5 workers per processor, or with --keep-warm, the warm spawner
                     starts first, and the first generation waits for it. Otherwise the first worker
-                    of the first generation, which starts cold, is watched; when it imports the
-                    first of these modules, the warm spawner starts beside it at the lowest priority
-    being made      another job's warm process for the same script imports its modules. This job
-                    waits while that may finish before its own imports would, and takes it; else
-                    it starts cold, and its next generation takes it
+                    of the first generation, which starts cold, is watched. When it imports the
+                    first of these modules, the warm spawner starts alongside it at the lowest
+                    priority
+    being made      another job's warm process for the same script is importing its modules. This
+                    job waits as long as that may finish before its own imports would, and takes the
+                    process. Otherwise it starts cold, and its next generation takes the process
     auto            the modules are those of an earlier job with the same script
-                    (warm/import_profile). Without one, that worker is watched; after its
-                    first optimizer step the warm spawner starts at the lowest priority
-    background      as auto, but all of it begins after the first step (`warm/background.py`); no
-                    process of another job is taken
+                    (warm/import_profile). If there was none, the first worker is watched, and the
+                    warm spawner starts after its first optimizer step, at the lowest priority
+    background      like auto, but everything begins after the first step (`warm/background.py`),
+                    and processes of other jobs are not used
     more            the first worker of each generation is watched (auto). If it imports modules
-                    that the warm spawner lacks, another one imports all, when that pays
-                    (core/workers/import_ahead), and takes its place between two generations
+                    that the warm spawner lacks, a second warm spawner imports all of them if that
+                    pays off (core/workers/import_ahead), and replaces the first one between two
+                    generations
     waiting         while this node waits, as a spare or for other nodes, the warm spawner starts if
-                    its modules are known: no workers run here that it could disturb
+                    its modules are known, because no workers are running here that it could disturb
     lost            it starts again, at the lowest priority, when the next generation has begun
-    kept            with --keep-warm it outlives the job. The next job takes it from its beginning,
-                    if it fits (`warm/warm_processes.py`), whether that is to keep one or not
+    kept            with --keep-warm it outlives the job. The next job uses it from the beginning if
+                    it fits (`warm/warm_processes.py`), whether or not that job has --keep-warm
 
-Environment variables that the script sets before it imports are adopted: the warm spawner imports
-with them. A worker that sets other values restarts itself cold (`preload/lazy_modules.py`), and the
-next warm spawner imports with these.
+Environment variables that the script sets before its imports are adopted: the warm spawner imports
+with them. A worker that sets different values restarts itself cold (`preload/lazy_modules.py`), and
+the next warm spawner imports with those.
 """
 
 import os
@@ -79,7 +81,7 @@ if TYPE_CHECKING:
 
 _END_LIMIT_S = 1.0
 _GUARD_S = 1.0
-"""How long the guard of a warm spawner may take to exit after SIGKILL."""
+"""How long a warm spawner's guard may take to exit after SIGKILL."""
 _SILENT_S = 10.0
 _PATIENCE_S = 120.0
 """How long the first generation waits for named modules. Cold workers import them anyway."""
@@ -87,22 +89,24 @@ _TRIES = 3
 _LOOK_S = 0.02
 _LONG_S = 2.0
 _LONGEST_START_S = 120.0
-"""A cold start that took longer says nothing about how long its imports take."""
+"""If a cold start took longer than this, its duration says nothing about the time for imports."""
 
 
 class _Leftovers:
-    """Processes that warm spawners leave to this agent: their guards, and what imports started."""
+    """Processes that warm spawners leave to this agent: their guards, and processes started by
+    imports.
+    """
 
     def __init__(self) -> None:
-        linux.adopt_orphans()  # a process that an import has started must not outlive this one
-        self._guards: set[int] = set()  # of stopped warm spawners, to be waited for
+        linux.adopt_orphans()  # a process that an import started must not outlive this one
+        self._guards: set[int] = set()  # guards of stopped warm spawners, not yet reaped
 
     def await_guard(self, guard: int) -> None:
-        """Note the guard of a warm spawner that was stopped."""
+        """Record the guard of a stopped warm spawner."""
         self._guards.add(guard)
 
     def reap(self) -> None:
-        """Reap the guards of stopped warm spawners, unless a generation has done so."""
+        """Reap the guards of stopped warm spawners, unless a generation has already done so."""
         while self._guards:
             if guard := self._guards.pop():
                 try:
@@ -111,12 +115,12 @@ class _Leftovers:
                     pass
 
     def end(self) -> None:
-        """End what imports have started."""
+        """End the processes that imports started."""
         linux.end_children(_END_LIMIT_S, linux.own_children)
 
 
 class _Successor:
-    """Receives the messages of a warm spawner that is to replace another one."""
+    """Receives messages from a warm spawner that is meant to replace another one."""
 
     def __init__(self, preload: "Preload") -> None:
         self._preload = preload
@@ -128,7 +132,7 @@ class _Successor:
         self._preload.replace_if_ready()
 
     def lost(self, reason: str, *, retry: bool) -> None:
-        """End it: the other one stays."""
+        """End the new spawner; the other one stays."""
         del retry
         self._preload.give_up_successor(reason)
 
@@ -140,11 +144,11 @@ class Preload:
         loop: the agent's loop.
         worker_program: the workers' program and variables.
         modules: the modules to import, or AUTO.
-        cold: starts workers cold.
+        cold: starts workers without preloaded modules.
         record: called with events.
         say: called with messages for the user.
-        watched: a worker of the first generation that finished its imports; None before the first
-            generation.
+        watched: a worker in the first generation that has finished its imports; None before the
+            first generation.
     """
 
     def __init__(
@@ -165,7 +169,7 @@ class Preload:
         self._record = record
         self._say = say
         self._spawner: WarmSpawner | None = None
-        self._asked: tuple[str, ...] | None = None  # the imports of the newest process
+        self._asked: tuple[str, ...] | None = None  # the imports of the most recent process
         self._next: WarmSpawner | None = None
         self._replaced = 0
         self._lent = False
@@ -207,7 +211,7 @@ class Preload:
         self._why_not = self._why_not or "so few workers import as fast by themselves"
 
     def _watch(self) -> None:
-        """Make memory for the first worker to report its imports."""
+        """Set up memory in which the first worker reports its imports."""
         if self._watched is None:
             try:
                 self._watched = WatchedWorker(self._loop)
@@ -218,7 +222,7 @@ class Preload:
                 ) from None
 
     def _take(self) -> bool:
-        """Take a process that an earlier job has left, if one fits."""
+        """Take over a suitable process that an earlier job left behind, if there is one."""
         asked = [] if self._modules.is_auto else self._modules.names
         taken = self._processes.take(asked, self._record)
         if taken is None:
@@ -236,8 +240,8 @@ class Preload:
         return self._spawner is None or self._spawner.is_ready or bool(self._generations)
 
     def wait(self, otherwise: Callable[[], bool]) -> None:
-        """Wait, with a limit, until the warm spawner is ready for the first generation. Before
-        that, wait for a warm process in the making for the same script; it may fit.
+        """Wait, up to a limit, until the warm spawner is ready for the first generation. Before
+        that, wait for a warm process that is being created for the same script, because it may fit.
         """
         if self._is_held_up:
             self._await_other(otherwise)
@@ -250,7 +254,9 @@ class Preload:
             self._note_endless_import()
 
     def _await_other(self, otherwise: Callable[[], bool]) -> None:
-        """Wait until no warm process is being made; take one, or start a warm spawner."""
+        """Wait until no warm process is being created, then take one over or start a warm
+        spawner.
+        """
         began = self._loop.now()
 
         def look() -> None:
@@ -270,8 +276,10 @@ class Preload:
             self._take_or_start()
 
     def _pays_to_wait(self, made: BeingMade | None, waited_s: float) -> bool:
-        """Return whether to wait for another job's process that imports its modules."""
-        if made is None:  # it is just starting, or another version of relight
+        """Return whether it is worth waiting for another job's process that is importing its
+        modules.
+        """
+        if made is None:  # it is just starting, or belongs to another version of relight
             return waited_s < import_ahead.UNKNOWN_S
         learned = self._modules.learned
         import_s = (learned.known.import_s if learned is not None else 0.0) or None
@@ -285,8 +293,8 @@ class Preload:
         return import_ahead.pays_to_wait(progress, waited_s, import_s)
 
     def while_idle(self) -> None:
-        """Start the warm spawner if its modules are known, while this node waits for a generation.
-        The first workers of a script that sets variables are watched instead.
+        """Start the warm spawner while this node waits for a generation, if its modules are known.
+        If the script sets variables, its first workers are watched instead.
         """
         modules = self._modules
         if not modules.names or (self._spawner or self._next) is not None or not self._tries:
@@ -296,7 +304,7 @@ class Preload:
             self._start(low_priority=True)  # a generation may begin before it is done
 
     def variables(self, local_rank: int, variables: Mapping[str, str]) -> dict[str, str]:
-        """Return the variables that make a worker report its imports, if it is to be watched."""
+        """Return the variables that make a worker report its imports, if it should be watched."""
         is_ready = self._spawner is not None and self._spawner.is_ready
         if self._watched is None or local_rank or self._is_upgraded():
             return {}
@@ -305,7 +313,7 @@ class Preload:
         return self._watched.variables(variables)
 
     def fork(self, plans: Sequence[WorkerPlan], scratch: str) -> tuple[int, socket.socket]:
-        """Start the workers; return the spawner's pid and the agent's end of the socket to it.
+        """Start the workers; return the spawner's pid and the agent's end of their socket.
 
         Raises:
             OSError: if no process can be forked, or no descriptor is left.
@@ -340,7 +348,7 @@ class Preload:
         return held
 
     def _learn_from_worker(self) -> None:
-        """Poll whether the first worker imports a module that is not preloaded."""
+        """Check periodically whether the first worker imports a module that is not preloaded."""
         if self._watched is not None and self._modules.is_auto:
             self._watched.poll(self._look)
 
@@ -359,17 +367,17 @@ class Preload:
                 self._begin_successor()
 
     def _begin_successor(self) -> None:
-        """Start a warm spawner that has all modules, to replace the one that lacks some."""
+        """Start a warm spawner with all modules, to replace the one that lacks some of them."""
         assert self._watched is not None
         self._replaced += 1
         self._modules.add(self._watched.imports())
         try:
             self._next = self._begin_spawner(_Successor(self), low_priority=True)
         except OSError:
-            pass  # the other one does; `_replaced` has counted, so the next try comes later
+            pass  # the other one stays; `_replaced` was counted, so the next try comes later
 
     def replace_if_ready(self) -> None:
-        """Replace the warm spawner by its successor, unless workers are its children."""
+        """Replace the warm spawner with its successor, unless it has workers as children."""
         if self._next is not None and self._next.is_ready and not self._lent:
             successor, self._next = self._next, None
             self._stop()
@@ -384,7 +392,7 @@ class Preload:
             self._next = None
 
     def _take_other(self) -> None:
-        """Take a warm process that was not ready when this job started."""
+        """Take over a warm process that was not ready when this job started."""
         is_free = self._spawner is self._next is None and not self._worker_program.in_background
         if self._generations > 1 and is_free and self._tries:
             self._is_taken = self._take()
@@ -394,15 +402,15 @@ class Preload:
                 )
 
     def fork_beside(self) -> "Fork | None":
-        """Return how to start workers beside those that run, which are of another spawner; None if
-        the warm spawner is not ready, or they are its own.
+        """Return a function that starts workers alongside running workers from another spawner.
+        Return None if the warm spawner is not ready, or the running workers are its own.
         """
         warm = self._spawner
         return self.fork if warm is not None and warm.is_ready and not self._lent else None
 
     def close(self) -> None:
-        """End the warm spawner and return when it is gone. Its workers must be gone by now. A warm
-        process stays for the next job, or starts now.
+        """End the warm spawner and return once it has exited. Its workers must have exited before.
+        A warm process stays for the next job, or is started now.
         """
         self._remember()
         if self._worker_program.keep is not None and self._generations:
@@ -431,7 +439,7 @@ class Preload:
             learned.add(imports, sorted(writes), are_all=self._first_cold)
 
     def _keep(self) -> None:
-        """Leave a process for the next job that has all modules."""
+        """Leave behind a process with all modules for the next job."""
         self._record = lambda _: None  # this job is over
         stale, can_help = self._script.adopt()
         imports = [] if self._watched is None else self._watched.imports()
@@ -460,7 +468,7 @@ class Preload:
         self._record(event)
 
     def without(self, module: str, reason: str, seconds: float) -> None:
-        """Report a module that the warm spawner does not keep."""
+        """Report a module that the warm spawner left out."""
         if self._modules.learned is not None:
             self._modules.learned.note_unfit(module, reason, seconds)
         self._note_left_out(PreloadWithout(module, reason, seconds, not self._modules.is_auto))
@@ -470,7 +478,7 @@ class Preload:
         self._record(event)
 
     def status(self) -> PreloadStatus:
-        """Return how far the imports are."""
+        """Return the progress of the imports."""
         left_out = tuple(LeftOut(*each) for each in self._left_out.items())
         if self._spawner is None:
             is_over = self._asked is not None and not self._tries
@@ -490,7 +498,7 @@ class Preload:
         self._modules.write(unfit, directories)
 
     def wrote(self, name: str, value: str | None, *, by_library: bool) -> None:
-        """Note a variable that was set before an import, by a worker's script or a library."""
+        """Record a variable that a worker's script or a library set before an import."""
         self._script.report(name, value, by_library=by_library)
 
     def lost(self, reason: str, *, retry: bool) -> None:
@@ -505,7 +513,7 @@ class Preload:
             self._tries = 0
 
     def _note_endless_import(self) -> None:
-        """Note the module that has taken most of the time, if its import does not end."""
+        """Record the module that has taken most of the time, if its import does not finish."""
         warm, learned = self._spawner, self._modules.learned
         if learned is not None and warm is not None and warm.importing:
             seconds = self._loop.now() - warm.importing_since
@@ -532,11 +540,13 @@ class Preload:
     def _fork_warm(
         self, warm: WarmSpawner, plans: Sequence[WorkerPlan], scratch: str
     ) -> socket.socket | None:
-        """Have the workers forked; return the agent's end of the socket, or None if that fails."""
+        """Have the warm spawner fork the workers; return the agent's end of the socket, or None if
+        that fails.
+        """
         try:
             connection = warm.send(plans, scratch, self._cold.held())
         except OSError as error:
-            warm.hear()  # the reason for the closed socket may be pending
+            warm.hear()  # the reason why the socket was closed may be pending
             if not warm.is_stopped:
                 self.lost(f"can't send it the workers to fork: {error.strerror}", retry=True)
             return None
@@ -544,7 +554,7 @@ class Preload:
             return connection
         if not warm.is_stopped:
             self.lost(f"it has not forked the workers in {ANSWER_S:.0f} s", retry=False)
-        connection.close()  # not earlier, or it would conclude that this process is gone
+        connection.close()  # not earlier, or it would conclude that this process has exited
         self._tries = 0
         return None
 
@@ -561,7 +571,9 @@ class Preload:
             self._learn_from_worker()
 
     def _take_over(self) -> None:
-        """End a warm spawner that has imported with other variables than the script sets."""
+        """End a warm spawner that imported its modules with other variable values than the script
+        sets.
+        """
         reason, can_help = self._script.adopt()
         if reason:
             self._processes.discard()
@@ -591,10 +603,11 @@ class Preload:
             self._record(PreloadUnfit(self._why_not, not self._modules.is_auto))
 
     def _begin_spawner(self, owner: WarmSpawnerOwner, *, low_priority: bool) -> WarmSpawner:
-        """Start a process that imports all modules that are known.
+        """Start a process that imports all known modules.
 
         Raises:
-            BlockingIOError: if another job has started one that outlives it, which imports now.
+            BlockingIOError: if another job has started a process that outlives it and is importing
+                now.
             OSError: if no process can be forked, or no descriptor is left.
         """
         worker, names, learned = self._worker_program, self._modules.names, self._modules.learned
@@ -606,11 +619,11 @@ class Preload:
         return spawner
 
     def _is_upgraded(self) -> bool:
-        """Return whether a new process would run another version of relight than this one."""
+        """Return whether a new process would run a different version of relight from this one."""
         return files() != self._files
 
     def _begin(self, setup: dict[str, Any]) -> SpawnerHandle:
-        """Start a process, one that outlives the job if that is wanted and possible."""
+        """Start a process. If desired and possible, it outlives the job."""
         if self._worker_program.keep is not None:
             try:
                 return self._processes.start(setup)
@@ -627,7 +640,9 @@ class Preload:
             self._spawner = None
 
     def _end(self, spawner: WarmSpawner, *, is_kept: bool = False) -> None:
-        """End a warm spawner, and the process behind it if that still imports and is not kept."""
+        """End a warm spawner. If the process behind it is still importing and is not kept, end that
+        as well.
+        """
         if spawner.is_lasting and not spawner.guard and not is_kept:
             warm_processes.stop_imports(spawner.pid)
             end = self._loop.now() + _GUARD_S
@@ -649,12 +664,12 @@ def instructions(
     *,
     low_priority: bool,
 ) -> dict[str, Any]:
-    """Return the instructions for a process that is to import modules (`preload/warm_fork.py`).
+    """Return the instructions for a process that imports modules (`preload/warm_fork.py`).
 
     Args:
         worker: the workers' program.
         modules: the modules.
-        learned: their origin, with --preload=auto.
+        learned: the profile that they come from, with --preload=auto.
         writes: the variables that the script sets before its imports; None for a variable that it
             removes.
         low_priority: whether to run at the lowest priority.
@@ -676,15 +691,16 @@ def instructions(
 
 
 def _waits(worker: WorkerProgram, learned: "LearnedFile | None") -> bool:
-    """Return whether waiting for the warm spawner is faster than importing in every worker, or
-    the next job needs it anyway.
+    """Return whether waiting for the warm spawner is faster than importing in every worker, or the
+    next job needs the warm spawner anyway.
 
-    Checking whether modules are fit for it takes a third of the time of their import.
+    Checking whether the modules can be preloaded takes a third of the time that importing them
+    takes.
     """
     crowded = 2 * worker.local_world_size >= 3 * linux.cpus()
     return (crowded or worker.keep is not None) and not _sets_variables(worker, learned)
 
 
 def _sets_variables(worker: WorkerProgram, learned: "LearnedFile | None") -> bool:
-    """Return whether the script sets variables, as far as that is known before it runs."""
+    """Return whether the script sets variables, as far as that can be known before it runs."""
     return bool(learned and learned.known.writes) or script_scan.sets_variables(worker.argv)

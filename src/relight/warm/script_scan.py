@@ -1,9 +1,9 @@
-"""Scans the source of a script before it runs: whether it sets variables, how it takes its local
-rank, and its imports.
+"""Scans a script's source before it runs: whether it sets variables, how it gets its local rank,
+and what it imports.
 
-The script and the modules beside it that it imports, at most 50 files, are read, not parsed. The
-result is a guess, but a syntax error does not matter. One small file takes 0.5 ms, 50 large ones
-40 ms.
+The script and the modules next to it that it imports, at most 50 files, are scanned but not parsed.
+The result is a guess, but it does not depend on the syntax being valid. One small file takes 0.5
+ms, 50 large ones 40 ms.
 """
 
 import hashlib
@@ -21,22 +21,23 @@ _IMPORT = re.compile(
 _NAME = re.compile(rb"[A-Za-z_][\w.]*")
 _LOCAL_RANK = re.compile(rb"""["']--local([-_])rank["']""")
 _READS_LOCAL_RANK = (b"LOCAL_RANK", b"accelerate", b"deepspeed", b"lightning", b"transformers")
-"""The variable, and libraries that read it."""
+"""The variable itself, and libraries that read it."""
 _CALLS = (b"environ.setdefault(", b"environ.update(", b"putenv(")
 
 
 def sets_variables(argv: Sequence[str]) -> bool:
-    """Return whether the program of a worker seems to write to its environment.
+    """Return whether a worker's program appears to write to its environment.
 
     Args:
-        argv: the command line of a worker: the interpreter, `-u`, the script or `-m` and a module.
+        argv: a worker's command line: the interpreter, `-u`, and the script or `-m` and a module.
     """
     return any(map(_sets_variables, _texts(argv)))
 
 
 def local_rank_flags(argv: Sequence[str]) -> tuple[tuple[str, ...], bool, bool]:
-    """Return which of `--local-rank` and `--local_rank` a worker's program seems to know as a flag,
-    whether it may also get its local rank from LOCAL_RANK, and whether it takes unknown flags.
+    """Return which of the flags `--local-rank` and `--local_rank` a worker's program appears to
+    know, whether it may also get its local rank from LOCAL_RANK, and whether it accepts unknown
+    flags.
     """
     texts = list(_texts(argv))
     found = {match[1].decode() for text in texts for match in _LOCAL_RANK.finditer(text)}
@@ -46,7 +47,7 @@ def local_rank_flags(argv: Sequence[str]) -> tuple[tuple[str, ...], bool, bool]:
 
 
 def import_lines(argv: Sequence[str]) -> str:
-    """Return a digest of the lines of a worker's program that import something."""
+    """Return a digest of the lines in a worker's program that import something."""
     lines = {
         line.strip() for text in _texts(argv) for line in text.splitlines() if b"import" in line
     }
@@ -59,7 +60,7 @@ def _sets_variables(text: bytes) -> bool:
 
 
 def _texts(argv: Sequence[str]) -> Iterator[bytes]:
-    """Yield the text of the script, and of the modules beside it that are imported."""
+    """Yield the source of the script, and of the modules next to it that are imported."""
     folder, left = _start(argv)
     seen = set(left)
     read = 0
@@ -79,7 +80,9 @@ def _texts(argv: Sequence[str]) -> Iterator[bytes]:
 
 
 def _start(argv: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the directory in which modules are looked for first, and where the program may be."""
+    """Return the directory in which modules are looked up first, and the possible locations of the
+    program.
+    """
     program = argv[2]
     if program == "-":
         return "", []
@@ -93,17 +96,18 @@ def _start(argv: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def _imported(text: bytes, folder: str, own: str) -> Iterator[str]:
-    """Yield where the modules may be that a text imports, if they are beside the script.
+    """Yield the possible paths of the modules that a source file imports, if they are next to the
+    script.
 
     Args:
         text: the source.
-        folder: where absolute imports are looked for.
-        own: where relative ones are.
+        folder: the directory for absolute imports.
+        own: the directory for relative imports.
     """
     for match in _IMPORT.finditer(text):
         dots, module, rest = match.groups()
         names = [m[0] for part in rest.split(b",") if (m := _NAME.match(part.strip(b" \t()")))]
-        if module:  # from a import b: `b` may be a module, too
+        if module:  # from a import b: `b` may be a module as well
             names = [module, *(module + b"." + name for name in names)]
         base = own if dots else folder
         for _ in (dots or b"")[1:]:

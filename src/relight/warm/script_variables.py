@@ -1,11 +1,11 @@
-"""The variables that a script sets before it imports. The warm spawner imports with them."""
+"""The variables that a script sets before its imports. The warm spawner imports with them."""
 
 from collections.abc import Mapping
 
 
 class ScriptVariables:
-    """The variables known so far; None marks one that the script removes, or does not always set to
-    the same value.
+    """The variables known so far. None means that the script removes a variable, or does not always
+    set it to the same value.
 
     Attributes:
         values: the adopted variables.
@@ -17,11 +17,11 @@ class ScriptVariables:
         self._of_libraries: set[str] = set()
 
     def names(self) -> set[str]:
-        """Return the names of those that the script itself sets."""
+        """Return the names of the variables that the script itself sets."""
         return {*self.values, *self._reported} - self._of_libraries
 
     def report(self, name: str, value: str | None, *, by_library: bool) -> None:
-        """Record a worker's variables; they are adopted later."""
+        """Record a variable that a worker reported. It is adopted later."""
         if by_library:
             self._of_libraries.add(name)
         else:
@@ -37,8 +37,8 @@ class ScriptVariables:
         """Adopt what workers have reported since the last call.
 
         Returns:
-            Why earlier imports can't be used any more, empty if nothing was reported; and whether
-            importing again with these values can help.
+            The reason why earlier imports can no longer be used, empty if nothing was reported, and
+            whether importing again with these values can help.
         """
         again = sorted(self._reported.keys() & self.values.keys())
         names = ", ".join(again or sorted(self._reported))

@@ -1,8 +1,8 @@
-"""Finds, takes, starts and ends warm processes, which keep imported modules between jobs.
+"""Finds, takes over, starts and ends warm processes, which keep imported modules between jobs.
 
-A job takes one that was made for the same program in the same directory, if a fresh process would
-have done the same imports (`warm/fork_compat.py`); the process itself checks that their files are
-unchanged (`preload/warm_process.py`).
+A job takes over a process that was created for the same program in the same directory, if a fresh
+process would have imported the same things (`warm/fork_compat.py`). The process itself checks that
+the files are unchanged (`preload/warm_process.py`).
 """
 
 import contextlib
@@ -23,13 +23,14 @@ from relight.warm.warm_spawner import SpawnerHandle
 from relight.warm.worker_program import WorkerProgram
 
 ANSWER_S = 5.0
-"""Total time for warm processes to describe themselves: milliseconds normally, seconds under load,
-where cold imports take even longer."""
+"""The total time that warm processes have to describe themselves. They normally take milliseconds,
+but may take seconds under load, in which case cold imports take even longer.
+"""
 _MOST = 3
-"""Warm processes of a user; each has the memory of its modules."""
+"""The maximum number of warm processes per user. Each of them holds its modules in memory."""
 _LONGEST = 16 << 20
 _NO_SESSION = "4294967295"
-"""The audit session of a process that was not started by a login."""
+"""The audit session of a process that was not started from a login."""
 
 
 class FoundProcess(NamedTuple):
@@ -41,25 +42,24 @@ class FoundProcess(NamedTuple):
 
 
 class WarmProcesses:
-    """Those of this user that can fork workers of one program.
+    """The user's warm processes that can fork workers for one program.
 
     Args:
         worker: the program.
-
     """
 
     def __init__(self, worker: WorkerProgram) -> None:
         self._worker = worker
-        self._mine: list[str] = []  # of those that were taken or started
+        self._mine: list[str] = []  # sockets of the processes that were taken over or started
 
     def take(
         self, asked: Sequence[str], record: Callable[[Event], None]
     ) -> tuple[SpawnerHandle, Description] | None:
-        """Return the newest one that fits, which now serves this job, or None.
+        """Take over the newest process that fits, so that it serves this job; return it, or None.
 
         Args:
-            asked: modules that it must have been asked for.
-            record: called with the choice, and why others did not fit.
+            asked: the modules that it must have been asked to import.
+            record: called with the choice, and with the reasons why other processes did not fit.
         """
         for found in self._fitting(asked, record):
             if _sends(found.connection, b"take\n"):
@@ -71,7 +71,7 @@ class WarmProcesses:
         return None
 
     def find(self, asked: Sequence[str]) -> Description | None:
-        """Return the newest one that fits, without taking it, or None."""
+        """Return the newest process that fits, or None, without taking it over."""
         for found in self._fitting(asked, lambda _: None):
             found.connection.close()
             return found.description
@@ -80,7 +80,7 @@ class WarmProcesses:
     def _fitting(
         self, asked: Sequence[str], record: Callable[[Event], None]
     ) -> Iterator[FoundProcess]:
-        questions = _Questions(self._paths())  # they look at their files meanwhile
+        questions = _Questions(self._paths())  # they check their files in the meantime
         try:
             facts = fork_compat.collect() if questions else {}
             for found in questions.answers():
@@ -93,23 +93,23 @@ class WarmProcesses:
             questions.close()
 
     def are_being_made(self) -> tuple[bool, BeingMade | None]:
-        """Return whether one is importing its modules, and its state."""
+        """Return whether a process is importing its modules, and its state."""
         try:
             return SocketDirectory(self._worker.variables).is_being_made(_name(self._worker))
         except OSError:
             return False, None
 
     def start(self, setup: dict[str, Any], *, is_ahead: bool = False) -> SpawnerHandle:
-        """Start one. When it is ready, it replaces the ones taken or started before; if there are
-        too many, the least recently used one ends.
+        """Start a process. When it is ready, it replaces the ones that were taken over or started
+        before. If there are too many, the least recently used one ends.
 
         Args:
-            setup: instructions for `preload/warm_fork.py`, without its lifetime.
+            setup: instructions for `preload/warm_fork.py`, without the lifetime.
             is_ahead: whether this process runs without a job.
 
         Raises:
             BlockingIOError: if another job's process is importing now.
-            OSError: if the directory of the sockets can't be used, or no process can be forked.
+            OSError: if the socket directory can't be used, or no process can be forked.
         """
         worker, keep = self._worker, self._worker.keep
         assert keep is not None
@@ -134,7 +134,7 @@ class WarmProcesses:
             os.close(lock)
 
     def discard(self) -> None:
-        """Let those that were taken or started take no further job."""
+        """Prevent the processes that were taken over or started from serving further jobs."""
         for path in self._mine:
             stop(path)
 
@@ -142,14 +142,14 @@ class WarmProcesses:
         try:
             return SocketDirectory(self._worker.variables).sockets(_name(self._worker))
         except OSError:
-            return []  # nobody has made one, or it is not this user's
+            return []  # nobody has created it, or it belongs to another user
 
 
 class _Questions:
-    """Connections to warm processes, which describe themselves on them.
+    """Connections over which warm processes describe themselves.
 
     Args:
-        paths: of their sockets.
+        paths: the paths of their sockets.
     """
 
     def __init__(self, paths: Sequence[str]) -> None:
@@ -161,8 +161,8 @@ class _Questions:
         return any(self._open.values())
 
     def answers(self) -> Iterator[FoundProcess]:
-        """Yield the descriptions as they arrive, in the order of the paths if several are there;
-        one that is slow or silent keeps nobody waiting for another.
+        """Yield the descriptions as they arrive. If several have arrived, they are in the order of
+        the paths. A slow or silent process does not delay the others.
         """
         poll, paths = select.poll(), dict[int, str]()
         for path, connection in self._open.items():
@@ -182,7 +182,7 @@ class _Questions:
                         yield found
 
     def close(self) -> None:
-        """Close the connections of those that have not answered."""
+        """Close the connections to the processes that have not answered."""
         for connection in self._open.values():
             if connection is not None:
                 connection.close()
@@ -203,7 +203,7 @@ class _Questions:
         return not more or text.endswith(b"\n") or len(text) > _LONGEST
 
     def _found(self, path: str) -> FoundProcess | None:
-        """Take the connection, if there is a description; close it otherwise."""
+        """Take over the connection if there is a description; close it otherwise."""
         connection = self._open.pop(path)
         assert connection is not None
         try:
@@ -225,23 +225,23 @@ def ask(path: str) -> FoundProcess | None:
 
 
 def stop(path: str) -> None:
-    """Ask a warm process to end, after the jobs that use it."""
+    """Ask a warm process to end once the jobs that use it have finished."""
     if found := ask(path):
         with found.connection:
             _sends(found.connection, b"stop\n")
 
 
 def stop_imports(guard: int) -> None:
-    """Kill a process that imports its modules, given its guard, which exits then."""
+    """Kill a process that is importing its modules, given its guard, which then exits."""
     for pid in linux.tree(guard):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     with contextlib.suppress(ProcessLookupError):
-        os.kill(guard, signal.SIGCONT)  # somebody may have stopped it
+        os.kill(guard, signal.SIGCONT)  # it may have been stopped
 
 
 def script(argv: Sequence[str]) -> str:
-    """Return a worker's program, for people."""
+    """Return a worker's program, in a form for people."""
     return " ".join(warm_spawner.of_program(argv)[2:])
 
 
@@ -261,7 +261,7 @@ def _name(worker: WorkerProgram) -> str:
 def _difference(
     description: Description, worker: WorkerProgram, facts: dict[str, str], asked: Sequence[str]
 ) -> str:
-    """Return why a job can't use a warm process; empty if it can."""
+    """Return why a job can't use a warm process; empty if it can use it."""
     if description.why_not:
         return description.why_not
     if lacking := [name for name in asked if name not in description.asked]:
@@ -273,8 +273,8 @@ def _difference(
 
 
 def _end_oldest(directory: SocketDirectory) -> None:
-    """End the processes that no job uses and that were not used for longest, so that there is room
-    for one more.
+    """End the least recently used processes that no job is using, so that there is room for one
+    more.
     """
     found = [each for path in directory.sockets() if (each := ask(path))]
     idle = [each for each in found if not each.description.jobs]
@@ -288,8 +288,9 @@ def _end_oldest(directory: SocketDirectory) -> None:
 
 
 def _session() -> int:
-    """Return the topmost ancestor of this process that belongs to the same login session: when it
-    ends, the user has logged out. 0 if this process belongs to none, as in most containers.
+    """Return the topmost ancestor of this process that belongs to the same login session; when it
+    ends, the user has logged out. Return 0 if this process belongs to no session, as in most
+    containers.
     """
     mine = _identity("self")
     top, pid = 0, os.getppid() if mine[1] not in ("", _NO_SESSION) else 0
@@ -299,7 +300,7 @@ def _session() -> int:
 
 
 def _identity(pid: int | str) -> tuple[int, str]:
-    """Return the user and the login session of a process, as the audit subsystem numbers them."""
+    """Return a process's user and login session, as numbered by the audit subsystem."""
     try:
         with open(f"/proc/{pid}/sessionid") as file:
             return os.fstat(file.fileno()).st_uid, file.read()

@@ -1,6 +1,7 @@
-"""The sockets of warm processes, in the directory of `user_sockets`, and their messages.
+"""The sockets of warm processes, which are in the directory of `user_sockets`, and the messages
+sent over them.
 
-A socket is named after the program whose workers its process can fork (`name`).
+A socket is named after the program for which its process can fork workers (`name`).
 """
 
 import contextlib
@@ -21,14 +22,15 @@ _RANDOM_BYTES = 6
 
 
 class Description(NamedTuple):
-    """A warm process, as it describes itself to clients.
+    """A warm process's description of itself for clients.
 
-    `script` is its workers' program. `asked` are the requested modules, `learned` the modules of
-    --preload=auto. `modules` is the number of imported modules, including their dependencies.
+    `script` is its workers' program. `asked` are the requested modules, and `learned` the modules
+    from --preload=auto. `modules` is the number of imported modules, including their dependencies.
     `writes` are the names of variables that the script sets before its imports. `facts` and
-    `variables` must match those of a job (`warm/fork_compat.py`); `why_not` is the reason why jobs
-    may no longer use it, or empty. It was made `age_s` seconds ago; `jobs` run now, and
-    `uses` have; it has been idle for `idle_s` seconds, and ends after `stays_s` of that.
+    `variables` must match those of a job (`warm/fork_compat.py`). `why_not` is the reason why jobs
+    may no longer use the process, or empty. The process was created `age_s` seconds ago. `jobs` is
+    the number of jobs that are using it, and `uses` the number that have used it. It has been idle
+    for `idle_s` seconds, and ends after being idle for `stays_s` seconds.
     """
 
     pid: int
@@ -48,10 +50,10 @@ class Description(NamedTuple):
 
 
 class BeingMade(NamedTuple):
-    """A warm process that imports its modules: the pid of its guard, and the workers' program.
+    """A warm process that is importing its modules: the pid of its guard, and the workers' program.
 
-    It imports `modules` modules, `imported` so far; it began at `began_s` on the
-    monotonic clock, and lets other processes run first if `is_low_priority`.
+    It has imported `imported` of `modules` modules so far. It began at `began_s` on the monotonic
+    clock, and lets other processes run first if `is_low_priority`.
     """
 
     guard: int
@@ -62,12 +64,14 @@ class BeingMade(NamedTuple):
     imported: int = 0
 
     def text(self) -> bytes:
-        """Return it as it is written in the locked file."""
+        """Return the text that is written to the locked file."""
         return json.dumps(fields.plain(self._replace(imported=0))).encode() + b"\n"
 
     @classmethod
     def parse(cls, text: bytes) -> "BeingMade | None":
-        """Return the content of a locked file: `text`, then the number of imported modules."""
+        """Parse the content of a locked file: `text`, followed by the number of imported
+        modules.
+        """
         described, _, imported = text.partition(b"\n")
         try:
             known: BeingMade = fields.record(cls, fields.decode(described))
@@ -77,20 +81,20 @@ class BeingMade(NamedTuple):
 
 
 class SocketDirectory:
-    """The directory of this user's sockets.
+    """The directory that contains this user's sockets.
 
     Args:
         variables: the environment.
 
     Raises:
-        OSError: if it can't be made, or is not this user's alone.
+        OSError: if it can't be created, or other users have access to it.
     """
 
     def __init__(self, variables: Mapping[str, str]) -> None:
         self.path = user_sockets.directory(variables)
 
     def sockets(self, of: str = "") -> list[str]:
-        """Return the paths of the sockets with this name, or of all; the newest first."""
+        """Return the paths of the sockets with this name, or of all sockets; newest first."""
         ages = []
         for name in os.listdir(self.path):
             is_socket = not (name.startswith(_LOCK) or name.endswith(user_sockets.NEW))
@@ -101,12 +105,12 @@ class SocketDirectory:
         return [path for _, path in sorted(ages, reverse=True)]
 
     def new(self, name: str) -> tuple[str, int]:
-        """Return the path of a socket that no process has, and the descriptor of a locked file: a
-        process with this name is being made as long as that is open somewhere.
+        """Return the path for a new socket and the descriptor of a locked file. As long as that
+        file is open somewhere, a process with this name counts as being created.
 
         Raises:
-            BlockingIOError: if another process with this name is being made.
-            OSError: if the file can't be made.
+            BlockingIOError: if another process with this name is being created.
+            OSError: if the file can't be created.
         """
         path = os.path.join(self.path, f"{name}.{secrets.token_hex(_RANDOM_BYTES)}")
         while True:
@@ -118,15 +122,15 @@ class SocketDirectory:
                 raise
             if os.fstat(lock).st_nlink:
                 return path, lock
-            os.close(lock)  # `unlock` has removed it meanwhile
+            os.close(lock)  # `unlock` removed it in the meantime
 
     def is_being_made(self, name: str) -> tuple[bool, BeingMade | None]:
-        """Return whether a process with this name is being made, and its state."""
+        """Return whether a process with this name is being created, and its state."""
         text = self._is_locked(self._lock(name))
         return text is not None, BeingMade.parse(text or b"")
 
     def being_made(self) -> list[BeingMade]:
-        """Return the processes that are being made."""
+        """Return the processes that are being created."""
         found = []
         for name in os.listdir(self.path):
             if name.startswith(_LOCK):
@@ -140,7 +144,7 @@ class SocketDirectory:
 
     @staticmethod
     def _is_locked(path: str) -> bytes | None:
-        """Return the content of a file if it is locked, else None."""
+        """Return the content of a file if it is locked, or None otherwise."""
         try:
             file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
@@ -157,13 +161,13 @@ class SocketDirectory:
 
 
 def unlock(lock: int) -> None:
-    """Remove a file that `Directory.new` has locked, and close its descriptor."""
+    """Remove a file that `SocketDirectory.new` locked, and close its descriptor."""
     with contextlib.suppress(OSError):
         os.unlink(os.readlink(f"/proc/self/fd/{lock}"))
     os.close(lock)
 
 
 def name(*what: str) -> str:
-    """Return the name of the sockets of all processes that can fork workers of the same program."""
+    """Return the socket name shared by all processes that can fork workers for the same program."""
     text = "\0".join(what).encode(errors="surrogateescape")
     return hashlib.sha256(text).hexdigest()[:24]

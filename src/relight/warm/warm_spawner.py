@@ -1,6 +1,6 @@
 """The warm spawner: a process that imports modules once and forks the workers of a generation.
 
-This is the agent's side; `preload/warm_fork.py` is the process.
+This is the agent's side; the code of the process itself is in `preload/warm_fork.py`.
 """
 
 import errno
@@ -22,17 +22,19 @@ from relight.processes.generation_pipe import WorkerPlan
 from relight.warm.worker_program import WorkerProgram, hook, variable
 
 ANSWER_S = 10.0
-"""How long a generation waits for the warm spawner's forks before it starts cold."""
+"""How long a generation waits for the warm spawner to fork the workers before it starts cold."""
 _FORK_S = 10.0
-"""How long a fork through a process in between may take; somebody may have stopped that process."""
+"""How long a fork through an intermediate process may take. That process may have been stopped."""
 _ROOM = " " * 16384
-"""Memory of a process that outlives the job, from which proc(5) shows later jobs' words."""
+"""Memory in a process that outlives the job, from which proc(5) shows the arguments of later
+jobs.
+"""
 _DO_NOTHING = "import os; os.write({fd}, b'unfit it starts without sitecustomize\\n')"
 
 
 class SpawnerHandle(NamedTuple):
-    """A process that was started, or a warm process that has taken a job: the socket to it, and its
-    pid. `is_lasting`: it outlives the job, and forks the guard and the warm spawner for it.
+    """A newly started process, or a warm process that has accepted a job: the socket to it, and its
+    pid. If `is_lasting`, it outlives the job, and forks the guard and the warm spawner for it.
     """
 
     pid: int
@@ -41,42 +43,44 @@ class SpawnerHandle(NamedTuple):
 
 
 class WarmSpawnerOwner(Protocol):
-    """Receives a warm spawner's messages as calls from the loop."""
+    """Receives a warm spawner's messages as calls made by the loop."""
 
     def ready(self, event: PreloadReady) -> None:
-        """Called when the modules are imported and it can fork workers."""
+        """Called when the modules have been imported and the spawner can fork workers."""
 
     def without(self, module: str, reason: str, seconds: float) -> None:
-        """Called with a module that it does not keep, and how long the import took."""
+        """Called with a module that the spawner left out, and how long its import took."""
 
     def learned(self, unfit: dict[str, str], directories: list[str]) -> None:
-        """Called, before `ready`, with the modules that will never fit, and for each the one that
-        made it unfit, and with the directories of installed packages.
+        """Called before `ready` with the modules that can never be preloaded, each with the module
+        that makes it unfit, and with the directories of installed packages.
         """
 
     def wrote(self, name: str, value: str | None, *, by_library: bool) -> None:
-        """Called with a variable that a worker's script has set before an import, or a library in
-        its own import; None: removed.
+        """Called with a variable that was set before an import by a worker's script, or by a
+        library during its own import. None means that it was removed.
         """
 
     def lost(self, reason: str, *, retry: bool) -> None:
-        """Called when it is of no use any more; the owner stops it. `retry`: another may be."""
+        """Called when the spawner can no longer be used; the owner stops it. If `retry`, another
+        one may work.
+        """
 
 
 class WarmSpawner:
-    """One such process, from its start to its end. It dies with this process.
+    """A single warm spawner, from its start to its end. It dies with this process.
 
     Args:
         loop: the agent's loop.
-        origin: where it comes from (`start`, `warm/warm_processes.py`).
+        origin: the handle of the process (`start`, `warm/warm_processes.py`).
         owner: receives its messages.
 
     Attributes:
         began: when it started, on the loop's clock.
         guard: the pid of its guard; 0 while a process that is to outlive the job imports.
-        pid: its own pid; that of the process with the modules until it is ready.
-        importing: the module that it imports now, or an empty string.
-        importing_since: when it began to, on the loop's clock.
+        pid: its own pid; until it is ready, the pid of the process that imports the modules.
+        importing: the module that it is currently importing, or an empty string.
+        importing_since: when that import began, on the loop's clock.
         is_lasting: whether the process with the modules outlives the job.
         is_ready: whether it can fork workers.
         is_stopped: whether `stop` was called.
@@ -101,16 +105,16 @@ class WarmSpawner:
         loop.on_readable(self._control, self._receive)
 
     def send(self, plans: Sequence[WorkerPlan], scratch: str, held: Sequence[int]) -> socket.socket:
-        """Send the plans of a generation, and the descriptors to keep as long as there are workers;
-        return the agent's end of its socket.
+        """Send the plans of a generation, and the descriptors to keep open as long as there are
+        workers; return the agent's end of the generation's socket.
 
         Raises:
-            OSError: if it can't be sent, or no descriptor is left.
+            OSError: if the plans can't be sent, or no descriptor is left.
         """
         return generation_pipe.send(self._control, plans, scratch, held)
 
     def wait_forked(self, connection: socket.socket) -> bool:
-        """Wait until the workers of a generation are forked; return False if that fails."""
+        """Wait until a generation's workers have been forked; return False if that fails."""
         words: list[bytes] = []
 
         def hear() -> None:
@@ -122,17 +126,17 @@ class WarmSpawner:
 
         self._signal(signal.SIGCONT)  # in case it is stopped
         self._loop.on_readable(connection, hear)
-        # If the connection ends, the control socket has the reason.
+        # If the connection ends, the reason is on the control socket.
         self._loop.run_until(lambda: any(words) or self.is_stopped, ANSWER_S)
         self._loop.forget(connection)
         return words == [b"holder "]
 
     def describe_progress(self, state: str) -> str:
-        """Return `state` and, if it has not imported all modules, which one it was importing."""
+        """Return `state` and, if it has not imported all modules, the one it was importing."""
         return f"{state}; it imported {self.importing}" if self.importing else state
 
     def stop(self) -> None:
-        """Kill it; `guard` is still to be waited for."""
+        """Kill it. Its guard still has to be waited for."""
         self.is_ready = False
         self.is_stopped = True
         self._loop.forget(self._control)
@@ -142,7 +146,7 @@ class WarmSpawner:
             self._child.close()
 
     def _signal(self, number: int) -> None:
-        """Signal it and its guard, but no process that outlives the job."""
+        """Send a signal to it and to its guard, but not to a process that outlives the job."""
         if self._child is not None:
             self._child.send(number)
 
@@ -193,11 +197,11 @@ class WarmSpawner:
                 name, seconds, reason = rest.split(" ", 2)
                 self._owner.without(name, reason, float(seconds))
             elif word == "unfit":
-                self._owner.lost(rest, retry=False)  # the next would fail in the same way
+                self._owner.lost(rest, retry=False)  # the next one would fail in the same way
                 return
 
     def _how_it_ended(self) -> str:
-        """Describe how the warm spawner ended after it closed its socket; do not reap it."""
+        """Describe how the warm spawner ended after it closed its socket, without reaping it."""
         if self._child is None:
             return "it has ended"
         poll = select.poll()
@@ -216,9 +220,9 @@ class WarmSpawner:
 
 
 def start(worker: WorkerProgram, setup: Mapping[str, Any]) -> SpawnerHandle:
-    """Start an interpreter with only a socket and a file that has its instructions.
+    """Start an interpreter that has only a socket and a file with its instructions.
 
-    It ends with this process, unless `setup["keep"]` says how it outlives it.
+    It ends with this process, unless `setup["keep"]` says otherwise.
 
     Raises:
         OSError: if no process can be forked, or no descriptor is left.
@@ -250,20 +254,20 @@ def start(worker: WorkerProgram, setup: Mapping[str, Any]) -> SpawnerHandle:
 
 
 def lasting_argv(argv: Sequence[str]) -> tuple[str, ...]:
-    """Return the command line of a process that outlives the job, given that of a worker: without
-    the script's arguments, and with room for those of other jobs in /proc/PID/cmdline.
+    """Return the command line for a process that outlives the job, based on that of a worker. It
+    omits the script's arguments, and has room for those of other jobs in /proc/PID/cmdline.
     """
     return (*of_program(argv), _ROOM)
 
 
 def of_program(argv: Sequence[str]) -> tuple[str, ...]:
-    """Return the part of a worker's command line that is before the script's arguments."""
+    """Return the part of a worker's command line that precedes the script's arguments."""
     return tuple(argv[: 4 if argv[2] == "-m" else 3])
 
 
 def _fork_away() -> int:
-    """Fork a process that does not become this one's child, although this is a subreaper; return
-    its pid, and 0 in it.
+    """Fork a process that does not become this process's child, although this process is a
+    subreaper. Return the new process's pid, or 0 in that process.
 
     Raises:
         OSError: if no process can be forked, or no descriptor is left.

@@ -1,4 +1,4 @@
-"""Watches the imports of the first worker of a generation."""
+"""Watches the imports of a generation's first worker."""
 
 import contextlib
 import fcntl
@@ -16,7 +16,9 @@ _LOOK_S = 0.25
 _SLOWEST_LOOK_S = 5.0
 _SIZE = 1 << 20
 _OPTIMIZER, _STEP = b"!optimizer", b"!step"
-"""Lines that say: torch's optimizers are imported; one of them has done a step."""
+"""Lines that report that torch's optimizers have been imported, and that one of them has taken a
+step.
+"""
 
 
 class WatchedWorker:
@@ -30,7 +32,7 @@ class WatchedWorker:
         self._loop = loop
         self._fd = linux.anonymous_file("relight-modules")
         os.ftruncate(self._fd, _SIZE)
-        # If it shrank, an access here would be a SIGBUS.
+        # If the file shrank, accessing the memory here would cause a SIGBUS.
         with contextlib.suppress(AttributeError, OSError):
             fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
         self._memory = mmap.mmap(self._fd, _SIZE)
@@ -47,7 +49,7 @@ class WatchedWorker:
         return hook(f"learn:/proc/{os.getpid()}/fd/{self._fd}", variables)
 
     def begin(self) -> None:
-        """Begin a generation: make room for its first worker's reports."""
+        """Begin a generation: set up memory for its first worker's reports."""
         self._read()
         self._earlier = self._lines
         self._memory[: self._size] = bytes(self._size)
@@ -56,9 +58,7 @@ class WatchedWorker:
         self._began = self._changed = self._loop.now()
 
     def poll(self, look: Callback) -> None:
-        """Call `look` repeatedly: often at first, then rarely, as long as nothing new is
-        imported.
-        """
+        """Call `look` repeatedly, often at first, then rarely while nothing new is imported."""
 
         def run() -> None:
             self._timer = self._loop.call_after(
@@ -70,7 +70,7 @@ class WatchedWorker:
             run()
 
     def when_imports(self, modules: Collection[str], done: Callback) -> None:
-        """Call `done` once the worker imports the first of these modules, or after a time limit."""
+        """Call `done` once the worker imports any of these modules, or after a time limit."""
         end = self._loop.now() + import_ahead.LEARN_S
 
         def look() -> None:
@@ -83,7 +83,7 @@ class WatchedWorker:
         self._timer = self._loop.call_after(_LOOK_S, look)
 
     def seen(self) -> WorkerImports:
-        """Return how far the worker's imports are."""
+        """Return the progress of the worker's imports."""
         now = self._loop.now()
         self._read()
         return WorkerImports(
@@ -96,31 +96,37 @@ class WatchedWorker:
         )
 
     def first_start_s(self) -> float:
-        """Return how long the first worker took to its first step, or has run without one."""
+        """Return how long the first worker took until its first step or, if it has not taken one,
+        how long it has been running.
+        """
         self._read()
         return self._first_start_s if _STEP in self._lines else self._loop.now() - self._made
 
     def imports(self) -> list[str]:
-        """Return the names of the modules that workers have imported, in their order."""
+        """Return the names of the modules that workers have imported, in the order of the
+        imports.
+        """
         self._read()
         names = (line for line in self._lines if line[:1] not in (b"=", b"!"))
         return [name.decode(errors="replace") for name in names]
 
     def writes(self) -> dict[str, str | None]:
-        """Return the variables that the script has set so far, None for a removed one."""
+        """Return the variables that the script has set so far; None for a variable that it
+        removed.
+        """
         found = {}
         self._read()
         for line in self._lines:
             if line[:1] == b"=":
-                # The script may have overwritten it; an invalid escape is a warning, which the user
-                # may have made an error.
+                # The script may have overwritten the memory. An invalid escape is a warning, which
+                # the user may have turned into an error.
                 with contextlib.suppress(ValueError, Warning):
                     name, value = variable(line[1:])
                     found[name] = value
         return found
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop polling."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -132,8 +138,8 @@ class WatchedWorker:
         os.close(self._fd)
 
     def _read(self) -> None:
-        """Read the new lines; a line of two workers counts once."""
-        size = self._memory.find(b"\0") % (_SIZE + 1)  # everything, without a zero byte
+        """Read the new lines. A line reported by two workers counts once."""
+        size = self._memory.find(b"\0") % (_SIZE + 1)  # everything, because there is no zero byte
         if size != self._size:
             self._size, self._changed = size, self._loop.now()
             lines = self._memory[:size].split(b"\n")[:-1]

@@ -1,6 +1,7 @@
 """The program of this node's workers, and the variables that load relight's hook into them.
 
-It imports next to nothing: each job with `--max-restarts` needs it before its workers start.
+This module imports next to nothing, because each job with `--max-restarts` needs it before its
+workers start.
 """
 
 import os
@@ -19,12 +20,12 @@ _FILES = (
 
 
 class WorkerProgram(NamedTuple):
-    """The program, arguments and variables that all workers of this node share.
+    """The program, arguments and variables that all workers on this node share.
 
-    `own` are the names of variables that differ between workers; `program` is a path. `keep` says
-    how long the process with the modules outlives the job; None: not at all. `in_background`: the
-    imports are for restarts only; no worker waits for them, and they take only what nobody else
-    needs.
+    `own` are the names of variables that differ between workers; `program` is a path. `keep` is how
+    long the process with the modules outlives the job, or None if it doesn't. `in_background` means
+    that the imports are for restarts only: no worker waits for them, and they only use resources
+    that would otherwise be idle.
     """
 
     program: str
@@ -48,14 +49,14 @@ def hook(task: str, variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def variable(line: bytes) -> tuple[str, str | None]:
-    """Return the name of a variable that a script set, and its value (None: removed)."""
+    """Return the name of a variable that a script set, and its value (None if it was removed)."""
     name, equals, value = line.decode("unicode_escape").partition("=")
     return name, value if equals else None
 
 
 def files() -> tuple[tuple[int, int], ...]:
-    """Identify the files that a preloading process begins with, to see whether they are still those
-    of this agent's version.
+    """Identify the files that a preloading process starts with, to detect whether they still belong
+    to this agent's version.
     """
     package, found = os.path.dirname(os.path.dirname(__file__)), []
     for path in _FILES:

@@ -28,7 +28,7 @@ from relight.core.workers.shared_words import (
 )
 from relight.worker import (
     replicas,
-    shared_words_writer,  # not at the first call: a job outlives the files of relight
+    shared_words_writer,  # not at the first call: a job may outlive relight's files
 )
 from relight.worker.replicas import StateLostError as StateLostError
 
@@ -43,15 +43,15 @@ if TYPE_CHECKING:
 
 _page: "memoryview | None" = None
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
-"""The memory that is shared with the agent is beside it."""
+"""The memory shared with the agent is next to this file."""
 
 
 class Membership(NamedTuple):
-    """The place of this worker in its job.
+    """This worker's place in its job.
 
-    `nodes` is the number of nodes and `node_rank` that of this one. `restarts` is how often the
-    workers were started again after a failure, of `max_restarts` times at most. `requeues` is how
-    often the scheduler has started the job, or this node's agent, again.
+    `nodes` is the number of nodes, and `node_rank` is the rank of this node. `restarts` is how
+    often the workers were restarted after a failure, out of at most `max_restarts` times.
+    `requeues` is how often the scheduler restarted the job or this node's agent.
     """
 
     rank: int
@@ -66,28 +66,29 @@ class Membership(NamedTuple):
 
 def should_checkpoint() -> bool:
     """Return whether this worker should save a checkpoint and exit with 0, because its node is
-    preempted, or because nodes wait to join (`--membership-change=at-checkpoint`).
+    being preempted or because nodes are waiting to join (`--membership-change=at-checkpoint`).
 
-    Call it in all ranks, equally often, such as once in each step: the launcher lets all ranks see
-    True at the same call. Before that, a rank that is ahead of others may wait in a call for a few
-    milliseconds. Without the launcher it is always False. A call takes less than a microsecond.
+    Call it equally often in all ranks, for example once per step: the launcher makes all ranks
+    return True at the same call. Before that, a rank that is ahead of the others may wait in a call
+    for a few milliseconds. Without the launcher, the result is always False. A call takes less than
+    a microsecond.
     """
     page = _page or _open()
     call = page[CALLS] + 1
-    if call > MOST_CALLS:  # the script has overwritten it
+    if call > MOST_CALLS:  # the script has overwritten the memory
         call = 1
     page[CALLS] = call
-    if page[0] == 0 and page[1] == 0:  # LIMIT and AGREED: a look at each costs a tenth of a call
+    if page[0] == 0 and page[1] == 0:  # LIMIT and AGREED: each read takes a tenth of a call
         return False
     return shared_words_writer.is_agreed(page, call)
 
 
 def deadline() -> float | None:
-    """Return how many seconds are left until this worker is stopped, or None if that is not known.
+    """Return how many seconds are left until this worker is stopped, or None if that is unknown.
 
-    It is known after `should_checkpoint` has returned True, and where the scheduler has told when
-    the job's time is over: in Slurm (`SLURM_JOB_END_TIME`), and in jobs of `relight submit` with a
-    time limit. It is negative if it has passed.
+    It is known once `should_checkpoint` has returned True, and if the scheduler has announced the
+    job's time limit: in Slurm (`SLURM_JOB_END_TIME`), and in jobs that were submitted with `relight
+    submit` and a time limit. It is negative if that time has passed.
     """
     until_stop = left_s(_page or _open(), time.monotonic())
     left = [] if until_stop is None else [until_stop]
@@ -99,12 +100,13 @@ def deadline() -> float | None:
 
 
 def progress(step: int, total: int | None = None) -> None:
-    """Tell the launcher that this worker has done a step.
+    """Report to the launcher that this worker has completed a step.
 
     Args:
-        step: its number, from 0. After a restart it begins again with that of the checkpoint.
-        total: number of steps of the whole training, from which `relight status`, `relight top` and
-            the status page compute the remaining time. It may be told once.
+        step: the number of the step, from 0. After a restart, continue with the checkpoint's
+            number.
+        total: the total number of training steps, from which `relight status`, `relight top` and
+            the status page compute the remaining time. It is sufficient to pass it once.
 
     Raises:
         ValueError: if `step` or `total` is negative or above 2**62.
@@ -126,23 +128,24 @@ def progress(step: int, total: int | None = None) -> None:
 
 
 def report(**values: float) -> None:
-    """Tell the launcher numbers of this worker, such as `loss` and `lr`, which `relight top`, the
-    status page and `relight status --json` show. The other names keep their last numbers.
+    """Report numbers from this worker, such as `loss` and `lr`, to the launcher. They are shown by
+    `relight top`, the status page and `relight status --json`. Names that aren't passed keep their
+    last numbers.
 
     Args:
-        values: the numbers, by names of at most 24 bytes; at most 8 names in all. A tensor of one
-            element will do: converting it waits for its device.
+        values: the numbers, with names of at most 24 bytes; at most 8 names in total. A tensor with
+            one element is accepted as well; converting it waits for its device.
 
     Raises:
-        ValueError: if there are more names, or longer ones.
+        ValueError: if there are more names, or a name is longer.
     """
     page = _page or _open()
     shared_words_writer.report(page, {name: float(value) for name, value in values.items()})
 
 
 def membership() -> Membership:
-    """Return the place of this worker in its job, as the launcher has set it in the environment.
-    Without a launcher it is that of the only rank of a job of one node.
+    """Return this worker's place in its job, as set by the launcher in the environment. Without a
+    launcher, it is that of the only rank in a single-node job.
     """
 
     def number(name: str, default: int) -> int:
@@ -166,15 +169,15 @@ def membership() -> Membership:
 def recoverable(
     function: "Callable[Concatenate[Generation, P], R]",
 ) -> "Callable[P, R]":
-    """Decorate the function that trains, so that this process survives the failure of another rank.
+    """Decorate the training function, so that this process survives the failure of another rank.
 
-    The function gets the generation as its first argument. If another rank fails, its collectives
-    also fail; the process group is destroyed, and the function is called again, with the same
-    arguments and in the same process, once the missing ranks were started. It begins with
-    `init_process_group`, wraps the model, and calls `generation.share`
-    (relight.worker.replicas.Generation). Anything built outside the function stays as it is.
+    The function receives the generation as its first argument. If another rank fails, this rank's
+    collectives fail as well. The process group is then destroyed and, once the missing ranks have
+    been started, the function is called again in the same process with the same arguments. It
+    begins with `init_process_group`, wraps the model, and calls `generation.share`
+    (relight.worker.replicas.Generation). Anything built outside the function is kept.
 
-    Without relight, or where survivors can't stay, it is called once.
+    Without relight, or if survivors can't stay, it is called once.
     """
     from functools import wraps
 
@@ -196,10 +199,11 @@ def recoverable(
 
 
 def record(function: "Callable[P, R]") -> "Callable[P, R]":
-    """Decorate the script's main function, so that its exception is written to the error file of
-    this worker (`TORCHELASTIC_ERROR_FILE`), in torch's format.
+    """Decorate the script's main function, so that its exception is written to this worker's error
+    file (`TORCHELASTIC_ERROR_FILE`) in torch's format.
 
-    relight itself reads the traceback from stderr and does not need the file. Other launchers may.
+    relight itself reads the traceback from stderr and does not need the file, but other launchers
+    may.
     """
     from functools import wraps
 
@@ -225,6 +229,6 @@ def _open() -> memoryview:
 
 
 def _detach() -> None:
-    """Share nothing: a child, such as a process of a data loader, does not count as the worker."""
+    """Share nothing: a child process, such as a data loader's, does not count as the worker."""
     global _page
     _page = memoryview(bytearray(SIZE)).cast("Q")

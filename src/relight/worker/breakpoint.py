@@ -1,12 +1,13 @@
-"""Implements `breakpoint()` in a worker: waits for `relight debug`, with pdb on this side.
+"""Implements `breakpoint()` in a worker. It waits for `relight debug` to connect, and runs pdb in
+the worker.
 
-The agent sets PYTHONBREAKPOINT, so this module is imported at the first breakpoint. A worker that
-has a terminal as its stdin debugs there, as under torchrun; several share it badly, so only the
-first one does.
+The agent sets PYTHONBREAKPOINT, so this module is imported at the first breakpoint. A worker whose
+stdin is a terminal debugs there, as under torchrun. Workers can't share a terminal well, so only
+the first one uses it.
 
 The worker listens on a Unix socket in the abstract namespace (unix(7)), named after its pid; only
-its own user and root may connect, one at a time. As long as there is a socket of that name,
---hang-timeout does not count. Messages are lines of JSON:
+its own user and root may connect, one at a time. As long as a socket with that name exists,
+--hang-timeout is suspended. Messages are lines of JSON:
 
     to relight debug     print TEXT, ask PROMPT, candidates LIST, runs
     from it              line TEXT, complete [TEXT, LINE, BEGIN, END]
@@ -28,26 +29,26 @@ from types import FrameType
 from typing import Any
 
 NAME = "\0relight-breakpoint-"
-"""The name of the socket, before the pid."""
+"""The prefix of the socket's name, followed by the pid."""
 _TERMINAL = "\0relight-terminal-"
 _OWN = ("bdb", "pdb", __name__)
-"""Modules in which the debugger does not stop."""
+"""Modules that the debugger does not step into."""
 _MOST_SHOWN = 64 * 1024
-"""Most characters that a terminal which attaches late is shown."""
+"""The maximum number of characters of earlier output shown to a terminal that attaches late."""
 
 _own = threading.local()
 _one_at_a_time = threading.RLock()
-"""Held by the thread that is at a prompt."""
+"""Held by the thread that is at a debugger prompt."""
 _remote: "_Remote | None" = None
 _has_terminal = False
 
 
 def wait(*, header: str | None = None, commands: list[str] | None = None) -> None:
-    """Stop here until somebody debugs this process and continues.
+    """Stop here until someone debugs this process and continues it.
 
     Args:
         header: as in `pdb.set_trace`.
-        commands: the same; for Python 3.14 and later.
+        commands: as in `pdb.set_trace`; for Python 3.14 and later.
     """
     frame = sys._getframe(1)
     debugger = getattr(_own, "debugger", None)
@@ -62,7 +63,7 @@ def wait(*, header: str | None = None, commands: list[str] | None = None) -> Non
 
 
 def _debugger() -> "_Debugger":
-    """Return the debugger of this thread."""
+    """Return this thread's debugger."""
     global _remote
     if _remote is None and not _takes_terminal():
         _remote = _Remote()
@@ -81,18 +82,18 @@ def _takes_terminal() -> bool:
         holder = socket.socket(socket.AF_UNIX)
         try:
             holder.bind(f"{_TERMINAL}{number}")
-            holder.detach()  # held until this process ends
+            holder.detach()  # keep it open until this process ends
             _has_terminal = True
         except OSError:
-            holder.close()  # another rank debugs there
+            holder.close()  # another rank is debugging there
     return _has_terminal
 
 
 @contextlib.contextmanager
 def _at_terminal() -> Iterator[None]:
-    """Make the terminal also stdout, in place of the agent's pipe, because readline edits only
-    there. The socket shows others that this process is at a breakpoint, and that a terminal is
-    attached.
+    """Make the terminal stdout as well, instead of the agent's pipe, because readline supports
+    editing only on a terminal. The socket shows others that this process is at a breakpoint and
+    that a terminal is attached.
     """
     with socket.socket(socket.AF_UNIX) as shown:
         shown.bind(f"{NAME}{os.getpid()}")
@@ -112,7 +113,7 @@ def _at_terminal() -> Iterator[None]:
 
 
 def _forget() -> None:
-    """Share neither the terminal at the other end nor the debugger with a child process."""
+    """Don't share the attached terminal or the debugger with a child process."""
     global _remote, _own, _one_at_a_time
     if _remote is not None:
         _remote.disconnect()
@@ -120,7 +121,7 @@ def _forget() -> None:
 
 
 class _Debugger(pdb.Pdb):
-    """pdb, whose terminal may be that of `relight debug`.
+    """pdb, with `relight debug` or this process's own terminal as its terminal.
 
     Args:
         remote: the other end; None for this process's own terminal.
@@ -133,11 +134,11 @@ class _Debugger(pdb.Pdb):
         self._asks = False
         self.prompt = "(Pdb) "
         self.place = ""
-        """Where `breakpoint()` was called, until the first answer."""
+        """Where `breakpoint()` was called, until the first command has been read."""
 
     def cmdloop(self, intro: Any | None = None) -> None:
-        """Ask for commands until the process continues."""
-        if self._asks:  # pdb's own `commands` asks for more
+        """Read and execute commands until the process continues."""
+        if self._asks:  # pdb's own `commands` reads further commands
             super().cmdloop(intro)
             return
         remote = self._remote
@@ -149,11 +150,11 @@ class _Debugger(pdb.Pdb):
                 self._asks = False
 
     def current_place(self) -> str:
-        """Return where this thread is, as `train.py:41 in step`."""
+        """Return this thread's current location, such as `train.py:41 in step`."""
         return self.place or _place_of(self.curframe)
 
     def do_interact(self, arg: str) -> None:
-        """Start an interpreter, as pdb does, at the same terminal."""
+        """Start an interpreter at the same terminal, as pdb does."""
         remote, frame = self._remote, self.curframe
         if remote is None or frame is None:
             super().do_interact(arg)
@@ -173,7 +174,7 @@ class _Debugger(pdb.Pdb):
                 pass
 
     def candidates(self, text: str, line: str, begin: int, end: int) -> list[str]:
-        """Return the completions of a word, as `cmd.Cmd.complete` finds them."""
+        """Return the completions for a word, as found by `cmd.Cmd.complete`."""
         stripped = line.lstrip()
         shift = len(line) - len(stripped)
         begin, end = begin - shift, end - shift
@@ -184,22 +185,24 @@ class _Debugger(pdb.Pdb):
         try:
             return list(complete(text, stripped, begin, end))
         except Exception:
-            return []  # as readline shows none if a completer fails
+            return []  # readline also shows none if a completer fails
 
 
 class _Remote(io.TextIOBase):
-    """The stdin and stdout of pdb: `relight debug`, or nobody yet."""
+    """pdb's stdin and stdout, connected to `relight debug` or not connected yet."""
 
     def __init__(self) -> None:
         self._connection: socket.socket | None = None
         self._received = b""
-        self._tail = ""  # the unfinished last line: a prompt, if a question follows
+        self._tail = ""  # the incomplete last line, which becomes the prompt for the next input
         self._shown = ""  # output since the process stopped
         self._debugger: _Debugger | None = None
 
     @contextlib.contextmanager
     def serving(self, debugger: _Debugger) -> Iterator[None]:
-        """Answer for this debugger; then tell the other end that the process runs."""
+        """Answer requests on behalf of this debugger, then tell the other end that the process is
+        running.
+        """
         self._debugger = debugger
         try:
             yield
@@ -209,7 +212,7 @@ class _Remote(io.TextIOBase):
             self._tail = self._shown = ""
 
     def disconnect(self) -> None:
-        """Close the connection; the next question waits for another one."""
+        """Close the connection. The next prompt waits for a new one."""
         if self._connection is not None:
             self._connection.close()
         self._connection, self._received = None, b""
@@ -219,14 +222,14 @@ class _Remote(io.TextIOBase):
         return True
 
     def write(self, text: str) -> int:
-        """Print at the other end, whole lines."""
+        """Print complete lines at the other end."""
         whole, newline, self._tail = (self._tail + text).rpartition("\n")
         self._print(whole + newline)
         return len(text)
 
     def readline(self, size: int | None = -1, /) -> str:  # type: ignore[override]
-        """Ask with the unfinished line as the prompt, and return the answer. If a terminal
-        leaves without an answer, ask the next one.
+        """Prompt with the incomplete last line, and return the input. If a terminal disconnects
+        without sending input, prompt on the next one.
         """
         del size
         while True:
@@ -245,7 +248,7 @@ class _Remote(io.TextIOBase):
             self.disconnect()
 
     def _wait(self) -> None:
-        """Wait until somebody attaches."""
+        """Wait until a terminal attaches."""
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(f"{NAME}{os.getpid()}")
         listener.listen(1)
@@ -277,7 +280,7 @@ class _Remote(io.TextIOBase):
             self.disconnect()
 
     def _receive(self) -> dict[str, Any] | None:
-        """Return the next message, or None if the other end is gone."""
+        """Return the next message, or None if the other end has disconnected."""
         while b"\n" not in self._received:
             try:
                 data = self._connection.recv(65536) if self._connection is not None else b""
@@ -307,7 +310,7 @@ def say(text: str) -> None:
 
 
 def _is_allowed(connection: socket.socket) -> bool:
-    """Return whether the other end belongs to this process's user, or to root."""
+    """Return whether the other end belongs to this process's user or to root."""
     size = struct.calcsize("3i")
     _, user, _ = struct.unpack(
         "3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)

@@ -1,10 +1,10 @@
-"""A worker that calls a function and saves its result:
-`python -m relight.worker.call DIR [VARIABLE]`.
+"""Implements a worker that calls a function and saves its result: `python -m relight.worker.call
+DIR [VARIABLE]`.
 
-`relight.launch` writes `call.pickle` into the directory, or for an array of jobs into its
-subdirectory named by the variable's value. The directory may also be named by a variable.
-Each worker writes `RANK.begun` beside it, then `RANK.result` or `RANK.error`. Only files of the
-calling user, in a directory that only this user can enter, are loaded.
+`relight.launch` writes `call.pickle` into the directory or, for an array of jobs, into the
+subdirectory named by the variable's value. The directory itself may also be given as the name of a
+variable. Each worker writes `RANK.begun` next to it, then `RANK.result` or `RANK.error`. Only the
+calling user's files, in a directory that only this user can enter, are loaded.
 """
 
 import atexit
@@ -31,9 +31,9 @@ _RESULT_FILE = re.compile(rf"[0-9]{{1,9}}\.({RESULT}|{ERROR}|{BEGUN})")
 
 
 class Begun(NamedTuple):
-    """The attempt that a worker belongs to; a later attempt compares greater.
+    """The attempt that a worker belongs to. A later attempt compares greater.
 
-    `place` distinguishes attempts with the same number of restarts: each has its own store.
+    `place` distinguishes attempts with the same number of restarts, because each has its own store.
     """
 
     restart: int
@@ -43,13 +43,13 @@ class Begun(NamedTuple):
 
     @property
     def attempt(self) -> tuple[int, str]:
-        """The same for all ranks of an attempt."""
+        """A value that is the same for all ranks of an attempt."""
         return self.restart, self.place
 
 
 class WithLocalRank:
-    """A function whose arguments may name the worker: `${local_rank}` in texts is replaced, as
-    torch's launcher does (torch.distributed.elastic.utils.macros).
+    """A function whose arguments may refer to the worker. `${local_rank}` in strings is replaced,
+    as in torch's launcher (torch.distributed.elastic.utils.macros).
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -65,12 +65,12 @@ class WithLocalRank:
 
 
 def main(directory: str) -> None:
-    """Call the function, and save its result or its exception."""
+    """Call the function and save its result or its exception."""
     rank = os.environ["RANK"]
     place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     restart = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     begun = Begun(restart, time.time(), place, int(os.environ["WORLD_SIZE"]))
-    for kind in (RESULT, ERROR):  # files of an earlier attempt
+    for kind in (RESULT, ERROR):  # these may be files of an earlier attempt
         try:
             os.unlink(os.path.join(directory, f"{rank}.{kind}"))
         except FileNotFoundError:
@@ -86,7 +86,7 @@ def main(directory: str) -> None:
         sys.argv[1:] = []
         result = function(*args, **kwargs)
     except BaseException as error:
-        if function is None and isinstance(error, UsageError):  # its message is complete
+        if function is None and isinstance(error, UsageError):  # its message is already complete
             save_error(error, "")
             sys.exit(EXIT_FAILED)
         error.__traceback__ = _of_function(error.__traceback__)
@@ -105,7 +105,9 @@ def main(directory: str) -> None:
 
 
 def _of_function(found: types.TracebackType | None) -> types.TracebackType | None:
-    """Return the part of a traceback that begins in the user's function, if it comes there."""
+    """Return the part of a traceback that begins in the user's function, if it includes that
+    function.
+    """
     own, each = found, found
     while each is not None:
         if each.tb_frame.f_code.co_filename == __file__:
@@ -117,8 +119,9 @@ def _of_function(found: types.TracebackType | None) -> types.TracebackType | Non
 def _show(
     kind: type[BaseException], error: BaseException, found: types.TracebackType | None
 ) -> None:
-    """Print an uncaught exception as Python does, without relight's frames, and with the source of
-    code without a file, which Python 3.12 and earlier don't show (Python/traceback.c).
+    """Print an uncaught exception as Python does, but without relight's frames, and including
+    source lines of code that has no file, which Python 3.12 and earlier don't show
+    (Python/traceback.c).
     """
     error.__traceback__ = found = _of_function(found)
     if sys.version_info < (3, 13):
@@ -128,8 +131,8 @@ def _show(
 
 
 def leave(exit_code: int) -> NoReturn:
-    """End this process as multiprocessing ends its own: after threads and exit functions, but
-    without freeing each object, which takes half a second with torch.
+    """End this process the way multiprocessing ends its processes: after threads and exit
+    functions, but without freeing each object, which takes half a second with torch.
     """
     threading._shutdown()  # type: ignore[attr-defined]
     _keep_operators()
@@ -142,7 +145,7 @@ def leave(exit_code: int) -> NoReturn:
 
 def _keep_operators() -> None:
     """Keep the operators that Python code registered (torch.library, torch 2.13). torch removes
-    each at exit, which takes 40 ms in a forked process and only affects that process.
+    them one by one at exit, which takes 40 ms in a forked process and affects only that process.
     """
     remove = getattr(sys.modules.get("torch.library"), "_del_library", None)
     if remove is None:
@@ -153,9 +156,9 @@ def _keep_operators() -> None:
 
 
 def _received(directory: str) -> Any:
-    """Return the function, its arguments and its keyword arguments."""
+    """Return the function with its positional and keyword arguments."""
     with open(os.path.join(directory, "call.pickle"), "rb") as file:
-        elsewhere, path, main_module, payload, sources = pickle.load(file)  # noqa: S301  # by the caller
+        elsewhere, path, main_module, payload, sources = pickle.load(file)  # noqa: S301  # from the caller
     sys.path[:] = [*sys.path, *(each for each in path if each not in sys.path)] * elsewhere or path
     if main_module:
         main_module.load()
@@ -164,12 +167,12 @@ def _received(directory: str) -> Any:
 
 
 def is_result_file(name: str) -> bool:
-    """Return whether a file is one that a worker saves, by its name."""
+    """Return whether a file name is that of a file that a worker saves."""
     return _RESULT_FILE.fullmatch(name) is not None
 
 
 def dumps(value: Any) -> bytes:
-    """Return a pickle; with cloudpickle, also of functions that can't be imported."""
+    """Return a pickle. With cloudpickle, functions that can't be imported are supported as well."""
     try:
         from cloudpickle import dumps as dump
     except ImportError:
@@ -190,7 +193,7 @@ def _said(error: BaseException) -> str:
 
 
 def _portable(error: BaseException) -> BaseException | None:
-    """Return the exception if it survives being pickled, else None."""
+    """Return the exception if it can be pickled and unpickled, or None otherwise."""
     try:
         Unpickler(dumps(error)).load()
     except Exception:

@@ -1,8 +1,10 @@
-"""Code that is sent by value keeps its place: a cell of a notebook, an interactive line, a script.
+"""Preserves the location of code that is sent by value, such as a notebook cell, an interactive
+line or a script.
 
-cloudpickle (3.1) calls the file of such code `<dynamic-code>`, so that equal functions have equal
-pickles. A traceback would show neither the cell nor its text. So a code object is sent with the
-name of its file, and the text of a file that only the caller has goes along.
+cloudpickle (3.1) changes the file name of such code to `<dynamic-code>`, so that equal functions
+have equal pickles. A traceback would then show neither the cell nor its source. A code object is
+therefore sent with the name of its file, and the source is included if only the caller has the
+file.
 """
 
 import io
@@ -14,13 +16,13 @@ from collections.abc import Callable
 from typing import Any
 
 Sources = dict[str, list[str]]
-"""The lines of files that only the caller has, by the names that tracebacks show."""
+"""The lines of files that only the caller has, by the file names shown in tracebacks."""
 _MOST = 1 << 20
-"""Characters of the text that is sent; tracebacks lack source lines beyond that."""
+"""The maximum number of source characters to send. Tracebacks lack source lines beyond that."""
 
 
 def dumps(value: Any) -> tuple[bytes, Sources]:
-    """Return a pickle of functions and their arguments, and the sources of the functions.
+    """Return a pickle of functions and their arguments, and the source of the functions.
 
     Raises:
         ImportError: if cloudpickle is not installed.
@@ -50,19 +52,19 @@ def dumps(value: Any) -> tuple[bytes, Sources]:
 def code(
     make: Callable[..., types.CodeType], arguments: tuple[Any, ...], file: str
 ) -> types.CodeType:
-    """Return the code object that was sent, in its file."""
+    """Return the code object that was sent, with its original file name."""
     return make(*arguments).replace(co_filename=file)
 
 
 def take(sources: Sources) -> None:
-    """Let tracebacks of this process show these lines."""
+    """Make these lines available to this process's tracebacks."""
     for file, lines in sources.items():
         size = sum(map(len, lines))
-        linecache.cache[file] = size, None, lines, file  # None prevents a lookup on the disk
+        linecache.cache[file] = size, None, lines, file  # None prevents a lookup on disk
 
 
 def _shown(file: str) -> str:
-    """Return the name under which the user knows a file: `Cell In[3]` in a notebook."""
+    """Return the name by which the user knows a file, such as `Cell In[3]` in a notebook."""
     get_shell = getattr(sys.modules.get("IPython"), "get_ipython", None)
     compiler = getattr(get_shell() if get_shell is not None else None, "compile", None)
     number = getattr(compiler, "_filename_map", {}).get(file)  # IPython 7.20 to 9

@@ -10,7 +10,7 @@ import traceback
 
 
 def write(error: Exception) -> None:
-    """Write an exception to the file that TORCHELASTIC_ERROR_FILE names, if it does."""
+    """Write an exception to the file named by TORCHELASTIC_ERROR_FILE, if it is set."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
     if not path:
         return
@@ -23,4 +23,4 @@ def write(error: Exception) -> None:
         with open(path, "w") as file:
             json.dump({"message": described}, file)
     except OSError:
-        pass  # as on a full disk: Python prints the exception all the same
+        pass  # for example, the disk is full: Python prints the exception anyway

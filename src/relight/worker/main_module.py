@@ -1,8 +1,9 @@
-"""The caller's `__main__` in a worker of `relight.launch`, for the functions and classes in it.
+"""Provides the caller's `__main__` in a worker of `relight.launch`, for the functions and classes
+in it.
 
-As multiprocessing's spawn does, a worker imports that script or module under the name
-`__mp_main__`, so that code below `if __name__ == "__main__":` does not run. A pickle that names
-either means the same module in the caller and in the worker.
+Like multiprocessing's spawn, a worker imports that script or module under the name `__mp_main__`,
+so that code below `if __name__ == "__main__":` does not run. Both names in a pickle refer to the
+same module in the caller and in the worker.
 """
 
 import io
@@ -17,22 +18,22 @@ from relight.base.errors import UsageError
 
 NAME = "__mp_main__"
 importing = ""
-"""The script or module that this process is importing as `__mp_main__`; otherwise empty."""
+"""The script or module that this process is importing as `__mp_main__`, or an empty string."""
 
 
 class MainModule(NamedTuple):
-    """The origin of a `__main__`: a path or, for `python -m`, the name of a module."""
+    """The origin of a `__main__`: a path or, for `python -m`, a module name."""
 
     origin: str
     is_module: bool
     argv: list[str]
 
     def load(self) -> None:
-        """Import it as this process's `__main__`.
+        """Import the script or module as this process's `__main__`.
 
         Raises:
-            UsageError: if it calls `relight.launch` while it is imported.
-            Exception: any that it raises.
+            UsageError: if it calls `relight.launch` while it is being imported.
+            Exception: any exception that it raises.
         """
         global importing
         argv, importing = sys.argv, self.origin
@@ -50,18 +51,18 @@ class MainModule(NamedTuple):
 
 
 class Unpickler(pickle.Unpickler):
-    """Loads a pickle whose `__main__` may be from another process."""
+    """Loads a pickle whose `__main__` may come from another process."""
 
     def __init__(self, data: bytes) -> None:
         super().__init__(io.BytesIO(data))
         self.of_main = ""
-        """An object of `__main__` that the pickle names, or empty."""
+        """The name of an object in `__main__` that the pickle refers to, or empty."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return the object that a pickle names.
+        """Return an object that the pickle refers to.
 
         Raises:
-            UsageError: if it was in the caller's `__main__`, but is not in this process's.
+            UsageError: if it was in the caller's `__main__` but isn't in this process's.
         """
         if module not in ("__main__", NAME):
             return super().find_class(module, name)
@@ -77,8 +78,8 @@ class Unpickler(pickle.Unpickler):
 
 
 def of_this_process() -> MainModule | None:
-    """Return the origin of `__main__`; None if no other process could import it: `python -c`,
-    standard input, a notebook.
+    """Return the origin of `__main__`; None if no other process could import it, as with `python
+    -c`, standard input or a notebook.
     """
     main = sys.modules["__main__"]
     name = getattr(getattr(main, "__spec__", None), "name", "__main__")
@@ -89,7 +90,8 @@ def of_this_process() -> MainModule | None:
 
 
 def refuse_while_importing(caller: str = "launch") -> None:
-    """Refuse a call of `relight.launch` or similar in a worker that only imports the script.
+    """Refuse a call to `relight.launch` or a similar function in a worker that is only importing
+    the script.
 
     Raises:
         UsageError: if this is such a worker.

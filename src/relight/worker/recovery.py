@@ -1,13 +1,13 @@
-"""The worker's side of a recovery: a rank has failed, and this process stays.
+"""The worker's side of a recovery, in which another rank has failed and this process stays.
 
-    the agent sets LEAVE    a thread closes the connections of the group (`_Watch`), so that pending
-                            collectives fail, and no optimizer takes another step; the exception
+    the agent sets LEAVE    a thread closes the group's connections (`_Watch`), so that pending
+                            collectives fail and no optimizer takes another step; the exception
                             leaves the user's function
-    `Loop` sets LEFT        it has dropped the group, and everything that the function held
-    the agent sets JOIN     the variables of the next group are in a file: the function runs again
+    `_leave` sets LEFT      it has dropped the group and everything that the function held
+    the agent sets JOIN     the variables for the next group are in a file; the function runs again
 
-The words are those of core/workers/shared_words; docs/decisions/0028-survivors.md says why the
-connections are closed from here.
+The words are defined in core/workers/shared_words. docs/decisions/0028-survivors.md explains why
+the connections are closed from this side.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class GroupBrokenError(RuntimeError):
-    """Another rank has failed before this rank's optimizer took its step."""
+    """Another rank failed before this rank's optimizer took its step."""
 
 
 _NCCL = {
@@ -40,36 +40,36 @@ _NCCL = {
     "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "1",
     "TORCH_FR_BUFFER_SIZE": "0",
 }
-"""NCCL's watchdog would end this process as soon as it sees that a peer is gone: launchers, this
-one included, set the first variable to 1. Without the others, it would look up the lines of the
-failed collective for 5 s, then sleep for a minute while the flight recorder dumps, and
-`destroy_process_group` would wait for that (torch 2.11).
+"""NCCL's watchdog would end this process as soon as it detects that a peer has exited; launchers,
+including this one, set the first variable to 1. The other variables prevent the following: it would
+look up the source lines of the failed collective for 5 s, then sleep for a minute while the flight
+recorder dumps, and `destroy_process_group` would wait for that (torch 2.11).
 """
 _WATCH_S = 0.005
 """How often the thread checks for a failed rank."""
 _LOOKS = 20
-"""After how many of these looks the thread asks the store, and aborts communicators, again."""
+"""After how many of these checks the thread reads the store and aborts communicators again."""
 _WAIT_S = 0.001
 """How often a process outside a group checks whether the next one has formed."""
 _STORE_S = 2.0
-"""How long the group's store may take to answer."""
+"""How long the group's store may take to respond."""
 
 
 def run(page: memoryview, function: Callable[[Generation], T]) -> T:
-    """Call a function in each generation that this process is in, until it returns.
+    """Call a function in each generation that includes this process, until it returns.
 
     Args:
-        page: the memory that is shared with the agent.
-        function: gets the generation.
+        page: the memory shared with the agent.
+        function: receives the generation.
 
     Raises:
-        Exception: if the function has raised it, and no other rank is to blame.
+        Exception: if the function raised it and no other rank is to blame.
     """
     watch = _Watch(page)
     has_survived = False
     os.environ.update(_NCCL)
-    # What is there now survives: not to look at it again makes the collection in `_leave`, with
-    # torch's modules, take microseconds instead of 0.1 s and more.
+    # Objects that exist now will survive. Excluding them from the collection in `_leave` makes it
+    # take microseconds instead of 0.1 s or more with torch's modules.
     was_frozen = gc.get_freeze_count() > 0
     gc.freeze()
     try:
@@ -82,7 +82,8 @@ def run(page: memoryview, function: Callable[[Generation], T]) -> T:
                 if not (_is_of_group(error) and _is_told(page)):
                     raise
             else:
-                # In this order: the agent, which writes LEAVE first, sees that this rank is gone.
+                # The order matters: this rank sets INSIDE before it reads LEAVE. The agent writes
+                # LEAVE first, so it then sees that this rank has finished.
                 page[words.INSIDE] = 2
                 if not _must_leave(page):
                     generation.check_shared()
@@ -96,7 +97,7 @@ def run(page: memoryview, function: Callable[[Generation], T]) -> T:
             watch.resume()
     finally:
         watch.end()
-        if not was_frozen:  # as in a warm worker
+        if not was_frozen:  # a warm worker's objects were frozen before
             gc.unfreeze()
 
 
@@ -105,7 +106,9 @@ def _must_leave(page: memoryview) -> bool:
 
 
 def _is_told(page: memoryview) -> bool:
-    """Return whether the agent says that a rank has failed; wait for it."""
+    """Return whether the agent reports that a rank has failed. Wait up to RELIGHT_RECOVERY seconds
+    for that report.
+    """
     end = time.monotonic() + float(os.environ["RELIGHT_RECOVERY"])
     while not _must_leave(page) and time.monotonic() < end:
         time.sleep(_WAIT_S)
@@ -113,7 +116,7 @@ def _is_told(page: memoryview) -> bool:
 
 
 def _is_of_group(error: BaseException | None) -> bool:
-    """Return whether an exception, or one that led to it, is of a broken group."""
+    """Return whether an exception, or one that caused it, comes from a broken group."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -127,35 +130,35 @@ def _is_of_group(error: BaseException | None) -> bool:
 
 
 def _leave(page: memoryview, addresses: Collection[bytes]) -> None:
-    """Drop the group, which has these values of gloo's processes, and tell the agent."""
+    """Drop the group, whose gloo processes have these addresses, and tell the agent."""
     count = page[words.LEAVE]
     dist = _distributed()
     if dist is not None:
         abort_nccl()
         sever(addresses or _addresses())
-        # It may be half made, or half gone.
+        # The group may be partly created or partly destroyed.
         with contextlib.suppress(Exception):
             dist.destroy_process_group()
-    gc.collect()  # wrappers of the model in cycles: their hooks would run with the next backward
+    gc.collect()  # frees wrappers in cycles; their hooks would run with the next backward
     page[words.CALLS] = 0  # new ranks count from 0 as well
     page[words.LEFT] = count
 
 
 def _join(page: memoryview) -> None:
-    """Wait for the next group, and take its variables."""
+    """Wait for the next group and adopt its variables."""
     count = page[words.LEFT]
     while page[words.JOIN] != count:
         time.sleep(_WAIT_S)
     path = os.environ["TORCHELASTIC_ERROR_FILE"] + words.VARIABLES_SUFFIX
     with open(path) as file:
         os.environ.update(json.load(file))
-    page[words.FIRST_AT] = 0  # the first step of the next generation is still to come
+    page[words.FIRST_AT] = 0  # the next generation has not taken its first step yet
     page[words.JOINED] = count
 
 
 class _Watch:
     """A thread that makes the collectives of a broken group fail, and a hook that keeps optimizers
-    from using what they left.
+    from using what they left behind.
     """
 
     def __init__(self, page: memoryview) -> None:
@@ -163,19 +166,21 @@ class _Watch:
         self.generation: Generation | None = None
         self._hook: Any = None
         self._has_stepped = False
-        """Whether an optimizer has come to the hook. Others than torch's don't."""
+        """Whether an optimizer has called the hook. Only torch's optimizers do."""
         self._lock = threading.Lock()
-        """Held while connections are closed, and while the thread must not do that."""
+        """Held while connections are being closed, and while the thread must not close any."""
         self._is_over = threading.Event()
         self._paused = False
         self._addresses: frozenset[bytes] = frozenset()
-        """Those of the group, as last read. Its store may be gone with the failed node."""
+        """The addresses of the group, as last read. Its store may have failed together with the
+        failed node.
+        """
         self._has_read = False
         threading.Thread(target=self._run, name="relight recovery", daemon=True).start()
 
     def pause(self) -> Collection[bytes]:
-        """Close no connections any more; return the known values of gloo's processes, once none is
-        being closed.
+        """Stop closing connections. Once none is being closed, return the known addresses of gloo's
+        processes.
         """
         with self._lock:
             self._paused = True
@@ -188,23 +193,23 @@ class _Watch:
             self._paused = False
 
     def end(self) -> None:
-        """End the thread, and remove the hook."""
+        """End the thread and remove the hook."""
         self._is_over.set()
-        self.generation = None  # it holds the groups, which end before the interpreter
+        self.generation = None  # it holds the groups, which must end before the interpreter does
         if self._hook is not None:
             self._hook.remove()
 
     def hook_optimizers(self) -> None:
-        """Let torch call `_before_step` before each step of an optimizer."""
+        """Have torch call `_before_step` before each optimizer step."""
         module = sys.modules.get("torch.optim.optimizer")
         if module is not None and self._hook is None:
             self._hook = module.register_optimizer_step_pre_hook(self._before_step)
 
     def _before_step(self, *_: object) -> None:
-        """Wait for the gradients, and raise if they may be those of an aborted collective.
+        """Wait for the gradients, and raise if they may come from an aborted collective.
 
-        The process is ahead of its GPU: the kernels of the optimizer would be queued behind a
-        collective that NCCL aborts, which then leaves undefined data and no error.
+        The process runs ahead of its GPU. The optimizer's kernels would be queued behind a
+        collective that NCCL aborts, which leaves undefined data and reports no error.
         """
         self._has_stepped = True
         if has_nccl():
@@ -227,16 +232,17 @@ class _Watch:
                     if not self._has_read and self._page[words.FIRST_AT]:
                         self._read()
                 else:
-                    # Without the hook, an aborted collective could pass for a good one.
+                    # Without the hook, an aborted collective could be mistaken for a successful
+                    # one.
                     is_safe = self._has_stepped or not self._page[words.FIRST_AT]
                     if is_safe and looks % _LOOKS == 0:
                         abort_nccl()
                     looks += 1
-                    # The script may have made more groups since. Try what is known first, because a
-                    # store that is gone takes time.
+                    # The script may have created more groups since then. Try the known addresses
+                    # first, because contacting a store that no longer exists takes time.
                     if not self._addresses or looks == _LOOKS:
                         self._read()
-                    # Again and again: the main thread may be about to connect.
+                    # Do this repeatedly, because the main thread may be about to connect.
                     sever(self._addresses)
 
     def _read(self) -> None:
@@ -259,18 +265,19 @@ def has_nccl() -> bool:
 
 
 def abort_nccl() -> None:
-    """Abort NCCL's communicators, so that their pending collectives end. Their results are
-    undefined.
+    """Abort NCCL's communicators, so that their pending collectives end. The results of these
+    collectives are undefined.
 
-    As torch's `_abort_process_group` (2.6 to 2.13), but without removing the groups, which belong
-    to the main thread. Several communicators are aborted as one group: one at a time, they can wait
-    for each other (pytorch/pytorch#119797).
+    This works like torch's `_abort_process_group` (2.6 to 2.13), but does not remove the groups,
+    which belong to the main thread. Several communicators are aborted as one group, because they
+    could wait for each other if they were aborted one at a time (pytorch/pytorch#119797).
     """
     dist = _distributed()
     if not has_nccl():
         return
     device = sys.modules["torch"].device("cuda")
-    # The main thread may make or destroy a group meanwhile; the thread tries again.
+    # The main thread may be creating or destroying a group at the same time. The thread tries
+    # again.
     with contextlib.suppress(Exception):
         world = dist.distributed_c10d._world
         groups = [group for group, config in world.pg_backend_config.items() if "nccl" in config]
@@ -284,9 +291,11 @@ def abort_nccl() -> None:
 
 
 def _addresses() -> Collection[bytes]:
-    """Return the values that gloo's processes exchanged through the group's store. Each has the
-    address at which one accepts connections (gloo/transport/tcp/address.cc). Empty without the
-    store.
+    """Return the values that gloo's processes exchanged through the group's store, or an empty
+    collection if there is no store.
+
+    Each value contains the address at which one process accepts connections
+    (gloo/transport/tcp/address.cc).
     """
     dist, port = _distributed(), os.environ.get("MASTER_PORT", "")
     if dist is None or not port.isdecimal():
@@ -300,13 +309,13 @@ def _addresses() -> Collection[bytes]:
         )  # fmt: skip
         keys = [key for key in store.list_keys() if "//cpu//" in key]
         return store.multi_get(keys) if keys else ()
-    except Exception:  # its agent has closed it, or it is another kind of store
+    except Exception:  # its agent has closed it, or it is a different kind of store
         return ()
 
 
 def sever(addresses: Collection[bytes]) -> int:
     """Shut down this process's connections to the group's store and between gloo's processes;
-    return how many. Others are not touched.
+    return how many there were. Other connections are not affected.
 
     Args:
         addresses: the values of gloo's processes in the store.
@@ -319,7 +328,7 @@ def sever(addresses: Collection[bytes]) -> int:
             try:
                 ends = connection.getsockname(), connection.getpeername()
             except OSError:
-                continue  # it listens, or is closed
+                continue  # it is listening, or has been closed
             family = connection.family
             of_group = any(_packed(family, end) in value for end in ends for value in addresses)
             if of_group or str(ends[1][1]) == store_port:
@@ -336,7 +345,7 @@ def _connections() -> Iterator[socket.socket]:
                 continue
             found = socket.socket(fileno=os.dup(int(name)))
         except OSError:
-            continue  # it was closed meanwhile
+            continue  # it was closed in the meantime
         if found.family in (socket.AF_INET, socket.AF_INET6) and found.type == socket.SOCK_STREAM:
             yield found
         else:
@@ -344,7 +353,7 @@ def _connections() -> Iterator[socket.socket]:
 
 
 def _packed(family: int, address: tuple[Any, ...]) -> bytes:
-    """Return an address as in a sockaddr_in or sockaddr_in6 (ip(7), ipv6(7))."""
+    """Return an address in the format of sockaddr_in or sockaddr_in6 (ip(7), ipv6(7))."""
     ip = socket.inet_pton(family, address[0].partition("%")[0])
     flow = struct.pack("!I", address[2]) if family == socket.AF_INET6 else b""
     return struct.pack("=H", family) + struct.pack("!H", address[1]) + flow + ip

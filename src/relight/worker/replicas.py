@@ -1,6 +1,8 @@
-"""Arguments of a recoverable function: the generation that it runs in, and the state that survives.
+"""Arguments of a recoverable function: the generation in which it runs, and the state that
+survives.
 
-torch is imported when the state is shared, and only here: the script has imported it by then.
+torch is imported only in this module, and only when the state is shared. By then, the script has
+already imported it.
 """
 
 import hashlib
@@ -13,87 +15,90 @@ from relight.core.workers import surviving_state
 from relight.core.workers.surviving_state import RankState
 
 _unshared: "Generation | None" = None
-"""The generation of this process in which it has not shared its state, although ranks are new."""
+"""The current generation, if there are new ranks and this process has not shared its state yet."""
 
 _kept: "_State | None" = None
-"""The state that this process had when its last group broke, until it is shared."""
+"""The state that this process had when its last group broke, kept until it is shared."""
 
 _has_begun = False
-"""Whether this process has had the state of the others, or has learned that it is lost."""
+"""Whether this process has received the state of the others, or has found out that it is lost."""
 
 
 class StateLostError(RuntimeError):
-    """The surviving ranks do not have the whole state: load a checkpoint in all ranks, and call
-    `Generation.restored`. All ranks raise it.
+    """The surviving ranks do not have the complete state. Load a checkpoint in all ranks, and call
+    `Generation.restored`. All ranks raise this error.
     """
 
 
 class Stateful(Protocol):
-    """A model, an optimizer, a learning rate schedule, and the like."""
+    """A model, an optimizer, a learning rate scheduler, or a similar object."""
 
     def state_dict(self) -> Any:
-        """Return its state: tensors in dicts and lists, and what pickle can copy."""
+        """Return the state: tensors in dicts and lists, and anything that pickle can copy."""
 
     def load_state_dict(self, state: Any, /) -> Any:
-        """Take a state."""
+        """Load a state."""
 
 
 class Generation:
-    """One run of a recoverable function, in one group of ranks.
+    """A single run of a recoverable function, in one group of ranks.
 
     Args:
-        has_survived: whether this process was in the group before.
+        has_survived: whether this process was in the previous group.
     """
 
     def __init__(self, has_survived: bool) -> None:
         global _unshared
         self.has_survived = has_survived
-        """Whether this process has run the function before: its model is trained."""
+        """Whether this process has run the function before, so that its model is trained."""
         self.rank = _number("RANK", 0)
         self.world_size = _number("WORLD_SIZE", 1)
         self.restart = _number("TORCHELASTIC_RESTART_COUNT", 0)
-        """How often ranks were started again after a failure."""
+        """How often ranks were restarted after a failure."""
         _unshared = self if has_survived else None
         self._objects: tuple[Stateful, ...] = ()
         self._buffers: list[_Buffer] = []
         self._is_complete = False
-        """Whether this rank has the state of one step: shared, or restored."""
+        """Whether this rank has the state of a single step, either shared or restored."""
         self._shared: tuple[int, list[int]] | None = None
-        """The step that was shared, and how often torch had written to each shard until then."""
+        """The step that was shared, and how often torch had written to each shard up to then."""
         self._groups: list[Any] = []
-        """Keeps the groups until the function has returned. A DDP wrapper that outlives
-        `destroy_process_group` would end them with the GIL, for which gloo's threads may wait
-        (torch 2.13).
+        """Keeps the groups alive until the function has returned. A DDP wrapper that outlives
+        `destroy_process_group` would otherwise destroy them while holding the GIL, for which gloo's
+        threads may be waiting (torch 2.13).
         """
 
     def share(self, *objects: Stateful, step: int) -> int:
-        """Give all ranks the state of the rank that is furthest, and return its step.
+        """Give all ranks the state of the rank that is furthest ahead, and return its step.
 
-        Call it in all ranks, once in each generation, when the group exists, and before anything
-        may write to the model: DistributedDataParallel copies the weights of rank 0, which may be
-        new. Only surviving ranks count; without any, as in the first generation, nothing is sent.
-        Gradients of a step that was not completed are cleared.
+        Call it in all ranks, once per generation, after the group has been created and before
+        anything may write to the model: DistributedDataParallel copies the weights from rank 0,
+        which may be a new rank. Only surviving ranks count; if there are none, as in the first
+        generation, nothing is sent. Gradients from an incomplete step are cleared.
 
-        What survives is the state of the objects that were given to `share` in the generation
-        before. They may be the same objects, or others: FSDP2 needs a new model for each group.
-        Each rank gets its shard (DTensor) from a survivor that has it, all at the highest step at
-        which each shard has a survivor.
+        What survives is the state of the objects that were passed to `share` in the previous
+        generation. This call may pass the same objects or different ones: FSDP2 needs a new model
+        for each group. Each rank receives its shard (DTensor) from a survivor that has it. All
+        shards are from the highest step for which every shard has a survivor.
 
-        With NCCL it is the state of the survivor that is furthest behind: an aborted kernel may
-        send undefined data, with which another rank takes the step before it hears of the failure.
-        The rank whose kernel was aborted has not taken it.
+        With NCCL, the state is that of the survivor that is furthest behind. An aborted kernel may
+        send undefined data, and another rank may use it to take the step before it is notified of
+        the failure. The rank whose kernel was aborted has not taken that step.
 
         Args:
             objects: the model, the optimizer and any other stateful objects, in the same order on
-                all ranks. What is not sharded must be equal on all ranks that are at the same step.
-            step: how many steps the state that survives in this rank has taken. Count a step
-                together with the optimizer's, before the next collective.
+                all ranks. State that is not sharded must be equal on all ranks that are at the same
+                step.
+            step: the number of steps that the surviving state on this rank has completed. Increment
+                it when the optimizer takes its step, before the next collective.
 
         Raises:
-            StateLostError: in all ranks, if there is no step at which each shard has a survivor.
-            TypeError: in all ranks, if a tensor is a shard of another kind, as of FSDP1.
-            RuntimeError: if no rank has survived, and they begin at different steps; or the state
-                of a rank was overwritten since the failure; or `step` is not that of the state.
+            StateLostError: in all ranks, if there is no step for which every shard has a survivor.
+            TypeError: in all ranks, if a tensor is a different kind of shard, such as one from
+                FSDP1.
+            RuntimeError: if no rank has survived and the ranks begin at different steps, if a
+                rank's state was overwritten after the failure, or if `step` does not match the
+                state.
         """
         global _has_begun, _kept
         import torch
@@ -133,18 +138,20 @@ class Generation:
         return chosen
 
     def before_step(self) -> None:
-        """Keep the buffers, such as BatchNorm's averages, of the step that the optimizer takes."""
+        """Keep the buffers, such as BatchNorm's running averages, for the step that the optimizer
+        takes.
+        """
         for buffer in self._buffers:
             buffer.keep()
 
     def broke(self) -> None:
-        """Record that the group failed; the state must not change until it is shared."""
+        """Record that the group has failed. The state must not change until it is shared."""
         global _kept, _unshared
-        for buffer in self._buffers:  # the broken step has written to them
+        for buffer in self._buffers:  # the failed step has written to them
             buffer.put_back()
         if self._is_complete and self._objects:
             _kept = _State(self._objects)
-            _kept.meshes.clear()  # they hold the groups
+            _kept.meshes.clear()  # they keep the groups alive
             if self._shared is not None and self._shared[1] != _kept.shard_versions():
                 _kept.trained_since = self._shared[0]
         self._objects = ()
@@ -152,7 +159,7 @@ class Generation:
         _forget_meshes()
 
     def check_shared(self) -> None:
-        """Raise if ranks are new and have not got the state of the others.
+        """Raise if there are new ranks that have not received the state of the others.
 
         Raises:
             RuntimeError: if `share` was not called.
@@ -165,7 +172,9 @@ class Generation:
             )
 
     def restored(self) -> None:
-        """Record that all ranks have the same state by other means, as from a checkpoint."""
+        """Record that all ranks have the same state by other means, for example from a
+        checkpoint.
+        """
         global _has_begun, _kept, _unshared
         self._is_complete, self._shared = True, None
         modules: list[Any] = [each for each in self._objects if hasattr(each, "named_buffers")]
@@ -175,7 +184,7 @@ class Generation:
 
 
 def check_shared() -> None:
-    """Raise if ranks are new and have not got the state of the others.
+    """Raise if there are new ranks that have not received the state of the others.
 
     Raises:
         RuntimeError: if `Generation.share` was not called.
@@ -192,26 +201,27 @@ class _Buffer:
         self._version = tensor._version
 
     def keep(self) -> None:
-        """Copy the buffer, unless nothing has written to it since."""
+        """Copy the buffer, unless nothing has written to it since the last copy."""
         if self._tensor._version != self._version:
             self._kept.copy_(self._tensor.detach())
             self._version = self._tensor._version
 
     def put_back(self) -> None:
-        """Give the buffer its kept value."""
+        """Restore the buffer to the value that was kept."""
         if self._tensor._version != self._version:
             self._tensor.detach().copy_(self._kept)
             self._version = self._tensor._version
 
 
 class _Offer(NamedTuple):
-    """What a rank tells the others about its state.
+    """What a rank reports to the others about its state.
 
     Args:
-        state: what it has and needs.
+        state: what it has and what it needs.
         structure: the same in all ranks, unless they have different models.
-        step: its step, also if it has kept no state.
-        has_begun: whether it has had the state of the others, or has learned that it is lost.
+        step: its step, even if it has kept no state.
+        has_begun: whether it has received the state of the others, or has found out that it is
+            lost.
         error: why it can't share its state.
     """
 
@@ -225,13 +235,16 @@ class _Offer(NamedTuple):
 def _offer(
     objects: Sequence[Stateful], step: int, has_survived: bool
 ) -> "tuple[_Offer, _State | None, _State]":
-    """Return what to tell the others, the state that this rank has kept, and the objects' own."""
+    """Return what to report to the others, the state that this rank has kept, and the current state
+    of the objects.
+    """
     error: Exception | None = None
     try:
         new = _State(objects)
     except TypeError as unable:
         new, error = _State(()), unable
-    # Objects that were not shared before are themselves what has survived; a sharded model is new.
+    # Objects that were not shared before are themselves what has survived, except for a sharded
+    # model, which is new.
     own = _kept or (new if has_survived and not new.meshes else None)
     if own is not None and [tensor._version for tensor in own.tensors] != own.versions:
         error = RuntimeError(
@@ -248,8 +261,8 @@ def _offer(
 
 
 class _Layout(NamedTuple):
-    """How a tensor is split into shards: the names of its mesh's dimensions, its placements, and
-    the sizes of the dimensions that split it. Replicas may come and go.
+    """How a tensor is split into shards: the dimension names of its mesh, its placements, and the
+    sizes of the dimensions that split it. The number of replicas may change.
     """
 
     names: tuple[str, ...] | None
@@ -258,8 +271,8 @@ class _Layout(NamedTuple):
 
 
 class _Slot(NamedTuple):
-    """Where a tensor is in a state: its number, shape, type of elements and device; `layout` and
-    what follows are those of the whole tensor if this is a shard.
+    """The position of a tensor in a state: its number, shape, element type and device. If the
+    tensor is a shard, `layout` and the fields after it describe the whole tensor.
     """
 
     number: int
@@ -272,7 +285,7 @@ class _Slot(NamedTuple):
 
 
 class _State:
-    """The state of objects, as this rank has it: its tensors, or its shards of them."""
+    """The state of objects on this rank: its tensors, or its shards of them."""
 
     def __init__(self, objects: Sequence[Stateful]) -> None:
         self.tensors: list[Any] = []
@@ -280,20 +293,20 @@ class _State:
         """The mesh and the placements of each layout."""
         self._coordinates: dict[_Layout, tuple[int, ...]] = {}
         self.parts = [self._take_out(each.state_dict()) for each in objects]
-        """The state of each object, with slots instead of its tensors."""
+        """The state of each object, with slots in place of its tensors."""
         self.versions = [tensor._version for tensor in self.tensors]
         """How often torch has written to each tensor."""
         self.trained_since: int | None = None
-        """A step that this state is later than."""
+        """A step that this state is known to be past."""
 
     @property
     def shard(self) -> frozenset[Any]:
-        """Which shards these are. It is equal in replicas."""
+        """The identity of these shards. It is equal in replicas."""
         return frozenset(self._coordinates.items())
 
     @property
     def structure(self) -> str:
-        """The same in all ranks, unless they have different models."""
+        """A value that is the same in all ranks, unless they have different models."""
         slots = [
             (path, slot.whole_shape if slot.layout else slot.shape, slot.dtype, slot.layout)
             for path, slot in _slots(self.parts)
@@ -305,7 +318,7 @@ class _State:
         return [self.versions[slot.number] for _, slot in _slots(self.parts) if slot.layout]
 
     def _take_out(self, state: Any) -> Any:
-        """Return a state with slots instead of its tensors, which are added to `tensors`."""
+        """Return a state with slots in place of its tensors, which are added to `tensors`."""
         import torch
 
         if isinstance(state, torch.Tensor):
@@ -351,12 +364,12 @@ def _exchange(
     ranks: Sequence[RankState],
     step: int,
 ) -> None:
-    """Load the state of a step, which other ranks send if this one has not kept it.
+    """Load the state of a step. Other ranks send it if this rank has not kept it.
 
     Args:
-        objects: what to load it into.
-        own: what this rank has kept.
-        new: the present state of the objects, whose meshes are those of this group.
+        objects: the objects to load the state into.
+        own: the state that this rank has kept.
+        new: the current state of the objects, whose meshes belong to this group.
         ranks: the state of each rank.
         step: the step.
     """
@@ -405,11 +418,11 @@ def _receive(rank: int) -> tuple[list[Any], list[Any]]:
 
 
 def _sending_device(kind: str) -> Any:
-    """Return where the group sends tensors of a device from: gloo only sends from the CPU, where
-    NCCL can't.
+    """Return the device from which the group sends tensors. gloo only sends from the CPU, and NCCL
+    can't.
 
     Args:
-        kind: the type of their device.
+        kind: the type of the tensors' device.
     """
     import torch.distributed as dist
 
@@ -420,7 +433,7 @@ def _sending_device(kind: str) -> Any:
 
 
 def _device(kind: str) -> Any:
-    """Return this rank's device of a kind."""
+    """Return this rank's device of a given type."""
     import torch
 
     if kind == "cpu":
@@ -447,7 +460,7 @@ def _put_back(state: Any, tensors: list[Any], meshes: dict[_Layout, tuple[Any, A
 
 
 def _slots(state: Any, path: str = "") -> list[tuple[str, _Slot]]:
-    """Return the slots of a state, with their names."""
+    """Return the slots in a state, with their names."""
     if isinstance(state, _Slot):
         return [(path, state)]
     if isinstance(state, dict):
@@ -460,8 +473,8 @@ def _slots(state: Any, path: str = "") -> list[tuple[str, _Slot]]:
 
 
 def _forget_meshes() -> None:
-    """Clear torch's memory of sharded operations. A mesh of the next group may equal one of this
-    group, and would get results that belong to the old group and to the old rank (torch 2.13).
+    """Clear torch's cache of sharded operations. A mesh in the next group may be equal to one in
+    this group, and would get results that belong to the old group and the old rank (torch 2.13).
     """
     tensor = sys.modules.get("torch.distributed.tensor")  # DDP imports it as well
     if tensor is None:
@@ -469,7 +482,7 @@ def _forget_meshes() -> None:
     try:
         tensor.DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()
         sys.modules["torch"]._C._clear_DTensor_sharding_propagator_cache()
-    except AttributeError:  # another version of torch
+    except AttributeError:  # a different version of torch
         if _kept is not None and _kept.shard:
             raise
 

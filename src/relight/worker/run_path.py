@@ -1,6 +1,7 @@
-"""Runs the script of a job with `--run-path`, by runpy.run_path.
+"""Runs the script of a job with `--run-path`, using runpy.run_path.
 
-The workers' interpreter, which need not have relight installed, gets its text with -c.
+The source of this file is passed to the workers' interpreter with -c, so relight need not be
+installed there.
 """
 
 import os
@@ -10,7 +11,7 @@ import sys
 if __name__ == "__main__":
     script = sys.argv[1]
     del sys.argv[0]
-    # As for `python agent/entrypoint.py`: imports are looked up beside the script, not beside this
-    # file. (A directory or an archive is put there by runpy itself.)
+    # As with `python agent/entrypoint.py`, imports are looked up next to the script rather than
+    # next to this file. (For a directory or an archive, runpy adds it to the path itself.)
     sys.path[0] = os.path.dirname(os.path.realpath(script))
     runpy.run_path(script, run_name="__main__")

@@ -1,4 +1,4 @@
-"""The worker's side of the memory that it shares with its agent (core/workers/shared_words)."""
+"""The worker's side of the memory shared with its agent (core/workers/shared_words)."""
 
 import os
 import struct
@@ -9,14 +9,14 @@ from relight.core.workers import shared_words as words
 from relight.processes.shared_page import mapped
 
 _places: dict[str, int] = {}
-"""Where each name that was reported stands."""
+"""The position of each name that has been reported."""
 _writes = 0
 _POLL_S = 0.0005
-"""How often a held worker checks whether it may continue."""
+"""How often a worker that is being held checks whether it may continue."""
 
 
 def open_page() -> memoryview:
-    """Return the memory as 8-byte words; without an agent, private memory of this process."""
+    """Return the memory as 8-byte words. Without an agent, it is private to this process."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
     if path:
         try:
@@ -27,7 +27,7 @@ def open_page() -> memoryview:
 
 
 def _tell(error: OSError, path: str) -> None:
-    """Warn the user that reports don't reach the launcher, from one worker of a node only."""
+    """Warn the user that reports don't reach the launcher. Only one worker per node does this."""
     if os.environ.get("LOCAL_RANK", "0") != "0":
         return
     text = (
@@ -41,10 +41,10 @@ def _tell(error: OSError, path: str) -> None:
 
 
 def report(page: memoryview, values: Mapping[str, float]) -> None:
-    """Write numbers that people see, each to the place of its name.
+    """Write numbers that are shown to people, each at the position of its name.
 
     Raises:
-        ValueError: if all places are taken, or a name is too long.
+        ValueError: if all positions are taken, or a name is too long.
     """
     global _writes
     places = {**_places, **{name: 0 for name in values if name not in _places}}
@@ -65,7 +65,9 @@ def report(page: memoryview, values: Mapping[str, float]) -> None:
 
 
 def is_agreed(page: memoryview, call: int) -> bool:
-    """Return whether the workers save and leave at this call; wait as long as this is open."""
+    """Return whether the workers save a checkpoint and exit at this call. Wait as long as that is
+    undecided.
+    """
     while (leaves := words.leaves(page, call)) is None:
         time.sleep(_POLL_S)
     return leaves

@@ -1,5 +1,5 @@
-"""The answers of an agent: a snapshot of its job, the end of a worker's output, its events, or the
-places of its workers.
+"""An agent's answers: a snapshot of its job, the end of a worker's output, its events, or its
+workers' stacks.
 """
 
 import json
@@ -34,12 +34,12 @@ from relight.processes.running_jobs import JobDirectory
 
 _MOST_WORDS, _MOST_WORD, _MOST_LINE = 200, 1000, 300
 _LAST = 4096
-"""Bytes at the end of a stream in which the last line is looked for."""
+"""Number of bytes at the end of a stream in which to find the last line."""
 
 
 def answer(served: ServedJob, question: bytes, reply: Callable[[bytes, bool], None]) -> None:
-    """Answer a line of a client through `reply`, now or later, with an empty answer for an invalid
-    question, and whether the client also gets each further event.
+    """Answer a client's request line through `reply`, now or later. `reply` receives the answer,
+    which is empty for an invalid question, and whether the client also gets each further event.
     """
     if not question.strip():
         reply(_written(snapshot(served)).encode(), False)
@@ -60,7 +60,7 @@ def answer(served: ServedJob, question: bytes, reply: Callable[[bytes, bool], No
 
 
 def event_line(recorded: LoggedEvent) -> bytes:
-    """Return an event as a line of an answer."""
+    """Return an event as one line of an answer."""
     return line_of(recorded).encode() + b"\n"
 
 
@@ -77,7 +77,7 @@ def _output(workers: WorkerGroup | None, local_rank: int, name: str, rank: int |
 
 
 def for_all_nodes(question: bytes) -> str | None:
-    """Parse a line of a client as a question to all nodes; return None for any other."""
+    """Parse a client's request line as a question to all nodes; return None for any other line."""
     try:
         found: ClusterQuery = fields.record(ClusterQuery, fields.decode(question))
     except fields.Malformed:
@@ -86,8 +86,8 @@ def for_all_nodes(question: bytes) -> str | None:
 
 
 def answer_node(served: ServedJob, question: str, reply: Callable[[str], None]) -> None:
-    """Answer another node through `reply`, now or later. Leave out the command, as that node has
-    the same.
+    """Answer another node through `reply`, now or later. The command is left out because that node
+    has the same one.
     """
     if question.strip():
         answer(
@@ -105,7 +105,7 @@ def answer_node(served: ServedJob, question: str, reply: Callable[[str], None]) 
 
 
 def _take_stacks(served: ServedJob, reply: Callable[[str], None]) -> None:
-    """Read the stacks of the workers in a thread, as each takes some milliseconds."""
+    """Read the workers' stacks in a thread because each one takes a few milliseconds."""
     from relight.core.group import node_stacks
     from relight.stacks.worker_state import stacks_of
 
@@ -130,7 +130,7 @@ def _take_stacks(served: ServedJob, reply: Callable[[str], None]) -> None:
 
 
 def keep_last(served: ServedJob) -> None:
-    """Keep how the job was at its end.
+    """Save the job's final snapshot.
 
     Raises:
         OSError: if it can't be written.
@@ -139,7 +139,7 @@ def keep_last(served: ServedJob) -> None:
 
 
 def snapshot(served: ServedJob) -> NodeSnapshot:
-    """Return how the job is now."""
+    """Return the job's current state."""
     config, view = served.config, served.look()
     spec = config.command.spec
     formed = view.workers.formed if view.workers is not None else None
@@ -229,7 +229,7 @@ def _ranks(served: ServedJob, workers: WorkerGroup) -> tuple[RankSnapshot, ...]:
 
 
 def _uses(workers: WorkerGroup, reported: Mapping[int, tuple[str, ...]]) -> dict[int, RankUse]:
-    """Return the usage of the running workers, by pid."""
+    """Return the resource usage of the running workers, by pid."""
     supervisor = workers.supervisor
     assert supervisor is not None
     totals = workers.memory.totals()
@@ -253,7 +253,7 @@ def _uses(workers: WorkerGroup, reported: Mapping[int, tuple[str, ...]]) -> dict
 
 
 def _last_line(workers: WorkerGroup, local_rank: int) -> str:
-    """Return the last line on a worker's stdout, or else on its stderr."""
+    """Return the last line of a worker's stdout or, if it is empty, of its stderr."""
     for stream in (STDOUT, STDERR):
         if found := last_line(
             workers.logs.tail(local_rank, stream, _LAST).decode(errors="replace")

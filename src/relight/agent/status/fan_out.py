@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from relight.agent.link import RemoteLink
 
 _LIMIT_S = 2.0
-"""Time limit of a question. The coordinator waits half as long for other nodes. A new coordinator
-does not know the questions to its predecessor.
+"""Time limit for a question. The coordinator waits half as long for the other nodes. A new
+coordinator does not know the questions that were sent to its predecessor.
 """
 
 
@@ -45,10 +45,10 @@ class OpenQuestions:
         self._open[question].replies.append(reply)
 
     def heard(self, message: NodeAnswered) -> None:
-        """Process the answer of a node."""
+        """Process a node's answer."""
         opened = self._open.get(message.question)
         if opened is None:
-            return  # it comes too late
+            return  # the answer is too late
         opened.answers.append(NodeAnswer(message.host, message.answer))
         if not message.left:
             self._end(message.question)

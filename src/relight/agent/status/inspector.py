@@ -1,5 +1,5 @@
-"""The visible side of a running job. Created once the job has run for a second, or at its end if
-anything remains to be shown.
+"""Makes a running job visible to commands and programs. Created once the job has been running for a
+second, or when it ends if anything is left to show.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from relight.output.event_handler import EventProcess
 
 _TOLD_S = 3.0
-"""Shortest start of workers in a cold restart that is reported to the user, with the remedy."""
+"""Minimum duration of a cold restart's worker startup that is reported to the user, with the
+remedy.
+"""
 
 
 class JobInspector:
@@ -35,8 +37,8 @@ class JobInspector:
     Args:
         loop: the agent's loop.
         job: the configuration of the agent.
-        journal: its events, and its messages to the user.
-        began: when it began, in seconds since 1970.
+        journal: the agent's events, and its messages to the user.
+        began: when the agent started, in seconds since 1970.
         look: returns the agent's view of the job.
         link: the link to the coordinator.
     """
@@ -66,7 +68,7 @@ class JobInspector:
         name = spec.event_log_handler
         if name not in EVENT_HANDLERS:
             loop.run_guarded(lambda: self._open_events(name), f"--event-log-handler={name}")
-        is_part = "RELIGHT_JOB_ID" in job.command.env.variables  # and its job is known
+        is_part = "RELIGHT_JOB_ID" in job.command.env.variables  # and it belongs to a known job
         if not is_part or spec.status is not None:
             loop.run_guarded(lambda: self._open_socket(began), "showing the job")
 
@@ -84,7 +86,7 @@ class JobInspector:
             self._loop.run_guarded(self._page.close, what)
 
     def received(self, message: Question | NodeAnswered) -> None:
-        """Process a message about a question from one node to all."""
+        """Process a message about a question from one node to all nodes."""
         if self._socket is not None:
             self._socket.received(message)
 
@@ -104,15 +106,15 @@ class JobInspector:
             self._tell_cold_restart()
 
     def _tell_account(self) -> None:
-        """Print the use of time if the job was restarted; one node does that for all."""
+        """Print how the time was spent if the job was restarted; one node does this for all."""
         account, workers = self._account(), self._look().workers
         is_first = workers is not None and workers.formed.place.group_rank == 0
         if account.generations > 1 and is_first and is_worth_telling(account):
             self._journal.say("\n  ".join(in_words(account)))
 
     def _tell_cold_restart(self) -> None:
-        """Report the cost of a restart whose workers may have imported their modules again, or of a
-        start that could have been warm.
+        """Report the cost of a restart whose workers may have had to import their modules again, or
+        of a start that could have been warm.
         """
         cost, spec = self._ledger.cold_restart(), self._job.command.spec
         start_s = self._ledger.cold_start_s() if self._cold.is_surprise else None

@@ -1,13 +1,13 @@
-"""The socket that serves the state of a job to commands of the same user on this machine.
+"""The socket that serves a job's state to commands run by the same user on this machine.
 
-A client sends a line: an empty one for the snapshot of this node, or a `Question` of
-core/status/snapshot in JSON; a `ClusterQuery` around it asks all nodes. The agent sends the answer
-and closes the connection. A client that follows the events gets each event as it comes, and the
-connection closes at the end of the job. The agent never waits for a client.
+A client sends one line: an empty line for the snapshot of this node, or a `Question` from
+core/status/snapshot in JSON, wrapped in a `ClusterQuery` to ask all nodes. The agent sends the
+answer and closes the connection. A client that follows the events receives each event as it
+happens, and its connection is closed when the job ends. The agent never waits for a client.
 
-The socket is created once the job has run for a second. It then costs next to nothing because the
-modules with the answers (agent/status/answers, agent/status/fan_out) are loaded when the first
-client connects.
+The socket is created once the job has been running for a second. Until a client connects, it costs
+next to nothing because the modules that compute the answers (agent/status/answers,
+agent/status/fan_out) are loaded only then.
 """
 
 import os
@@ -39,24 +39,24 @@ _MOST_CLIENTS = 16
 _BUFFER = 1 << 20
 """Requested size of the kernel's send buffer in bytes; most answers fit into it."""
 _MOST_UNSENT = 1 << 20
-"""Bytes that may wait for a client that follows the events."""
+"""Maximum number of bytes queued for a client that follows the events."""
 _LIMIT_S = 5.0
 """Time limit for a client, unless it follows the events."""
 
 
 class JobSocket:
-    """Serves the snapshot of one agent.
+    """Serves one agent's snapshot.
 
     Args:
         loop: the agent's loop.
         job: the configuration of the agent.
-        began: when it began, in seconds since 1970.
+        began: when the agent started, in seconds since 1970.
         look: returns the agent's view of the job.
         link: the link to the coordinator, which forwards questions to the other nodes.
-        numbers: what the workers report.
+        numbers: the numbers that the workers report.
 
     Raises:
-        OSError: if the directory or the socket can't be made.
+        OSError: if the directory or the socket can't be created.
     """
 
     def __init__(
@@ -71,11 +71,11 @@ class JobSocket:
         self.job = ServedJob(loop, job, began, look, numbers)
         self.loop, self._link = loop, link
         self._clients: set[_Connection] = set()
-        self._open: OpenQuestions | None = None  # until a client asks all nodes
+        self._open: OpenQuestions | None = None  # None until a client queries all nodes
         directory = user_sockets.directory(job.command.env.variables, JOBS)
         self.directory = os.path.dirname(directory)
         self.why_elsewhere = files.why_elsewhere(self.directory)
-        """Why this is not the usual directory; empty if it is."""
+        """Why this isn't the usual directory; empty if it is."""
         self._path = os.path.join(directory, self.job.id + OF_JOB)
         self._listener = user_sockets.listen(self._path)
         loop.on_readable(self._listener, self._accept)
@@ -88,7 +88,7 @@ class JobSocket:
         try:
             answers.keep_last(self.job)  # first, for clients that find no socket
         except OSError:
-            pass  # a full disk: the job itself is not concerned
+            pass  # the disk may be full, which doesn't affect the job itself
         self.loop.forget(self._listener)
         self._listener.close()
         for client in list(self._clients):
@@ -96,11 +96,11 @@ class JobSocket:
         try:
             os.unlink(self._path)
         except OSError:
-            pass  # somebody has removed it
+            pass  # it has already been removed
 
     def answer(self, question: bytes, reply: Callable[[bytes, bool], None]) -> None:
-        """Pass the answer to a line of a client to `reply`, now or later, and whether it follows
-        the events.
+        """Answer a client's request line through `reply`, now or later. `reply` receives the answer
+        and whether the client follows the events.
         """
         from relight.agent.status import answers
 
@@ -116,14 +116,14 @@ class JobSocket:
         self._open.ask(of_all, lambda answer: reply(answer, False))
 
     def received(self, message: Question | NodeAnswered) -> None:
-        """Answer a question of another node, or take the answer of one."""
+        """Answer another node's question, or process another node's answer."""
         if isinstance(message, Question):
             self.loop.run_guarded(lambda: self._answer_node(message), "a question of another node")
         elif self._open is not None:
             self._open.heard(message)
 
     def forget(self, client: "_Connection") -> None:
-        """Forget a client that is served."""
+        """Forget a client that has been served."""
         self._clients.discard(client)
 
     def _tell(self, recorded: LoggedEvent) -> None:
@@ -159,7 +159,7 @@ class _Connection:
     """One connection: a line in, the answer out.
 
     Attributes:
-        follows: whether it gets each event that comes.
+        follows: whether the client receives each new event.
     """
 
     def __init__(self, loop: Loop, server: JobSocket, connection: socket.socket) -> None:
@@ -180,7 +180,7 @@ class _Connection:
         self._server.forget(self)
 
     def add(self, line: bytes) -> None:
-        """Send a further line; a client that does not read is given up."""
+        """Send another line; a client that doesn't read is disconnected."""
         if len(self._answer) > _MOST_UNSENT:
             self.close()
         else:
@@ -210,7 +210,7 @@ class _Connection:
         self._answer, self.follows = answer, follows
         if follows:
             self._limit.cancel()
-            self._loop.on_readable(self._socket, self._receive)  # to see that it is gone
+            self._loop.on_readable(self._socket, self._receive)  # to notice a disconnect
         self._send()
 
     def _send(self) -> None:

@@ -1,6 +1,6 @@
-"""The numbers of this node's workers: reported values, matches of --watch-metric in their output,
-and steps per second. They are sampled for charts: once a second at first, every ten seconds
-in a long job.
+"""The numbers of this node's workers: reported values, --watch-metric matches in their output, and
+steps per second. They are sampled for charts, once a second at first and every ten seconds in a
+long job.
 """
 
 import time
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 _MOST_EVERY_S = 10.0
 _TAIL = 16 * 1024
-"""Bytes at the end of a stream that are searched."""
+"""Number of bytes searched at the end of a stream."""
 
 
 class Numbers:
-    """The numbers of the workers of one agent.
+    """The numbers of one agent's workers.
 
     Args:
         loop: the agent's loop.
         began: when the job began, in seconds since 1970.
-        workers: returns its latest workers.
+        workers: returns the agent's latest workers.
         patterns: the regular expressions of --watch-metric.
     """
 
@@ -51,7 +51,7 @@ class Numbers:
         return self._charts.charts()
 
     def reported(self) -> dict[int, tuple[str, ...]]:
-        """Return the last numbers of each worker, as `loss=0.31`, by local rank."""
+        """Return each worker's latest numbers, such as `loss=0.31`, by local rank."""
         workers = self._workers()
         if workers is not self._of:
             self._forget(workers)
@@ -65,7 +65,9 @@ class Numbers:
         return found
 
     def close(self) -> str:
-        """Take the last sample; return which names --watch-metric has never found, in words."""
+        """Take the last sample; return a message that lists the names that --watch-metric never
+        found.
+        """
         self._next.cancel()
         self._loop.run_guarded(self._add, "the numbers of the workers")
         return ", ".join(sorted(self._never_found))
@@ -84,7 +86,7 @@ class Numbers:
 
     def _add(self) -> None:
         numbers: dict[str, float] = {}
-        for _, texts in sorted(self.reported().items(), reverse=True):  # the lowest rank counts
+        for _, texts in sorted(self.reported().items(), reverse=True):  # the lowest rank wins
             numbers |= numbers_in(texts)
         workers, now = self._of, self._loop.now()
         if workers is None or workers.supervisor is None or not workers.supervisor.is_running:
@@ -96,7 +98,7 @@ class Numbers:
         self._charts.add(now - self._began_at, numbers)
 
     def _in_output(self, workers: WorkerGroup, local_rank: int) -> dict[str, float]:
-        """Return the numbers in a worker's output; stdout has precedence over stderr."""
+        """Return the numbers in a worker's output; stdout takes precedence over stderr."""
         assert self._finder is not None
         found = self._found.setdefault(local_rank, {})
         for stream in (STDERR, STDOUT):

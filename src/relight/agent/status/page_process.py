@@ -1,9 +1,9 @@
-"""The status page of a job that was started with `--status`. It is a process of its own, which
-queries the agent like any client, and ends with it.
+"""The status page of a job that was started with `--status`. It is a separate process, which
+queries the agent like any other client and ends with the agent.
 
-So the agent itself serves nothing on the network, and neither a failing page nor many viewers
-affect the job. The page is on the node of rank 0, which users know as MASTER_ADDR. If that node is
-lost, the next node of rank 0 also starts a page.
+So the agent itself serves nothing on the network, and neither a crashing page nor a large number of
+viewers affects the job. The page is served on the node with rank 0, which users know as
+MASTER_ADDR. If that node is lost, the next node that gets rank 0 starts a page too.
 """
 
 import os
@@ -18,18 +18,18 @@ from relight.processes.helper import Helper
 
 _LOOK_S = 1.0
 _END_S = 2.0
-"""Time limit for the page to show browsers the end of the job."""
+"""How long the page may take to show the end of the job to browsers."""
 
 
 class PageProcess:
-    """Begins the page once this node has rank 0.
+    """Starts the page once this node has rank 0.
 
     Args:
         loop: the agent's loop.
-        env: of the agent.
+        env: the agent's environment.
         job: the id of the job.
-        where: the page is to be served.
-        has_rank_0: whether workers run here, and rank 0 is among them.
+        where: where to serve the page.
+        has_rank_0: returns whether workers are running here and rank 0 is one of them.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class PageProcess:
     ) -> None:
         self._loop, self._env, self._has_rank_0 = loop, env, has_rank_0
         self._command = [
-            # -P: a module of the script's directory must not take the place of one of Python's.
+            # -P: a module in the script's directory must not shadow one of Python's own.
             *(sys.executable, "-P", "-m", "relight", "status", "--web", "--until-end"),
             *("--listen", str(where), job),
         ]
@@ -51,7 +51,7 @@ class PageProcess:
         self._look()
 
     def close(self) -> None:
-        """End it, and begin none any more."""
+        """Stop the page, and start no further one."""
         if self._next is not None:
             self._next.cancel()
         process = self._process

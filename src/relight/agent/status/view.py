@@ -1,4 +1,4 @@
-"""The source of an agent's answers: the identity of the job and the agent's view of the job."""
+"""The source of an agent's answers: the job's identity and the agent's view of the job."""
 
 import os
 from collections.abc import Callable
@@ -23,7 +23,7 @@ _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ012345
 
 class View(NamedTuple):
     """The agent's state, its latest workers, the number of the last restart, its events, how the
-    job has ended, how far imports for restarts are, and where the time has gone.
+    job ended, the progress of imports for restarts, and how the time was spent.
     """
 
     state: NodeReady | GenerationFormed | WorkerGroup | None
@@ -36,18 +36,18 @@ class View(NamedTuple):
 
 
 class ServedJob:
-    """The job of one agent.
+    """One agent's job.
 
     Args:
         loop: the agent's loop.
-        config: command, number of workers, rendezvous.
-        began: start time, in seconds since 1970.
+        config: the command, the number of workers, and the rendezvous.
+        began: the start time, in seconds since 1970.
         look: returns the agent's view of the job.
-        numbers: what its workers report.
+        numbers: the numbers that the agent's workers report.
 
     Attributes:
-        end: the exit code and why, once the job has ended here.
-        uses: last known resource use of the latest workers, by pid.
+        end: the exit code and the reason, once the job has ended here.
+        uses: the last known resource usage of the latest workers, by pid.
     """
 
     def __init__(
@@ -67,12 +67,12 @@ class ServedJob:
 
 
 def id_of(spec: LaunchSpec) -> str:
-    """Return the id of the job of this process, `NAME-PID`."""
+    """Return the id of this process's job, `NAME-PID`."""
     return f"{spec.name or _name_of(spec.script)}-{os.getpid()}"
 
 
 def _name_of(script: str) -> str:
-    """Return the name of a script without its ending, or the last part of that of a module."""
+    """Return a script's name without its extension, or the last part of a module's name."""
     base = os.path.basename(script)
     if "/" in script or base.endswith(".py"):
         base = base.removesuffix(".py")
