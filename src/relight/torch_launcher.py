@@ -1,16 +1,18 @@
-"""A drop-in for torch.distributed.launcher: `elastic_launch(LaunchConfig(…), entrypoint)(*args)`.
+"""A drop-in replacement for torch.distributed.launcher: `elastic_launch(LaunchConfig(…),
+entrypoint)(*args)`.
 
     from relight.torch_launcher import LaunchConfig, elastic_launch
     results = elastic_launch(LaunchConfig(1, 1, 4, rdzv_backend="c10d"), train)(0.1)
 
 Arguments, results and errors are those of torch 2.13 (`torch/distributed/launcher/api.py`,
 `torch/distributed/elastic/multiprocessing/errors`); docs/embedding.md lists what differs. torch's
-own LaunchConfig also works, as only the names of its fields matter; torch is not imported. If the
-caller has imported it, errors are also instances of torch's classes, so that `except` finds them.
+own LaunchConfig also works, because only the field names matter; torch is not imported. If the
+caller has imported torch, errors are also instances of torch's classes, so that `except` clauses
+catch them.
 
     python -m relight.torch_launcher accelerate launch … train.py
 
-runs a program that calls torch's launcher itself, with this one in its place.
+runs a program that calls torch's launcher itself, using this launcher instead.
 """
 
 import contextlib
@@ -42,12 +44,12 @@ from relight.worker import main_module
 from relight.worker.call import CALL_DIRECTORY, WithLocalRank
 
 _TIMEOUT_S = 900
-"""torch's default for rdzv_configs["timeout"]."""
+"""torch's default value of rdzv_configs["timeout"]."""
 _NOT_AVAILABLE = "<N/A>"
 _CALLED_FROM = (
     "torch.distributed.launcher.api", "torch.distributed.launcher", "torch.distributed.run",
 )  # fmt: skip
-"""Modules of torch from which programs take `elastic_launch`."""
+"""torch modules from which programs import `elastic_launch`."""
 _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "rdzv_configs": ((Mapping,), "values by name"),
     "signals_to_handle": ((str,), "names such as 'SIGTERM,SIGINT'"),
@@ -55,19 +57,19 @@ _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "duplicate_stderr_filters": ((list, tuple, type(None)), "a list of strings"),
     "virtual_local_rank": ((bool,), "True or False"),
 }
-"""Fields that this module reads before `relight run` checks their values, and their types."""
+"""Fields that this module reads before `relight run` validates their values, with their types."""
 _HANDLERS = ("console", "dynamic_rendezvous", "null")
 
 
 class DefaultLogsSpecs:
-    """Destinations of worker output, like torch's class of this name.
+    """Destinations of worker output, like torch's class with the same name.
 
     Args:
-        log_dir: the directory of log files. If neither this nor `redirects` or `tee` is set, no
+        log_dir: the directory for log files. If neither this nor `redirects` or `tee` is set, no
             logs are kept.
-        redirects: streams that go to files only: 0 none, 1 stdout, 2 stderr, 3 both; or a mapping
-            from local ranks to that.
-        tee: streams that go to files and to the console, in the same way.
+        redirects: streams that are written to files only: 0 none, 1 stdout, 2 stderr, 3 both; or a
+            mapping from local ranks to these values.
+        tee: streams that are written to files and to the console, in the same format.
         local_ranks_filter: local ranks that are shown on the console; None for all.
     """
 
@@ -85,14 +87,14 @@ class DefaultLogsSpecs:
 
     @property
     def root_log_dir(self) -> str:
-        """The directory of log files, as text."""
+        """The directory for log files, as a string."""
         return str(self._root_log_dir)
 
 
 @dataclass
 class LaunchConfig:
-    """The settings of a launch: the fields of torch's class of this name, with its defaults;
-    torch has `exit_barrier_timeout` after 2.14.
+    """The settings for a launch, with the fields and defaults of torch's class with the same name;
+    `exit_barrier_timeout` exists in torch versions after 2.14.
 
     `start_method`, `monitor_interval` and `metrics_cfg` have no effect here.
 
@@ -147,11 +149,12 @@ class LaunchConfig:
 
 @dataclass
 class ProcessFailure:
-    """How one worker failed: the fields of torch's class of this name.
+    """How one worker failed, with the fields of torch's class with the same name.
 
-    `error_file` is always `<N/A>`: its content is in `error_file_data`. `message` is that of an
-    exception, `{"message": …, "extraInfo": {"py_callstack": …, "timestamp": …}}`, or a text.
-    `timestamp` is in seconds since 1970; `exitcode` is negative for a signal.
+    `error_file` is always `<N/A>`: its content is in `error_file_data`. `message` describes an
+    exception, as `{"message": …, "extraInfo": {"py_callstack": …, "timestamp": …}}`, or is a
+    string. `timestamp` is in seconds since 1970. `exitcode` is negative if a signal ended the
+    worker.
     """
 
     local_rank: int
@@ -163,7 +166,7 @@ class ProcessFailure:
     timestamp: int
 
     def signal_name(self) -> str:
-        """Return the name of the signal that ended it, or `<N/A>`."""
+        """Return the name of the signal that ended the worker, or `<N/A>`."""
         return signal_name(-self.exitcode) if self.exitcode < 0 else _NOT_AVAILABLE
 
     def timestamp_isoformat(self) -> str:
@@ -172,10 +175,11 @@ class ProcessFailure:
 
 
 class ChildFailedError(Exception):
-    """Workers failed; also torch's class of this name, if the caller has imported that.
+    """Workers failed. This is also an instance of torch's class with the same name, if the caller
+    has imported torch.
 
     Args:
-        name: the name of the entrypoint.
+        name: the entrypoint's name.
         failures: failures of this node's workers, by rank.
         report: the lines of the failure report.
     """
@@ -188,18 +192,19 @@ class ChildFailedError(Exception):
         self.failures = failures
 
     def get_first_failure(self) -> tuple[int, ProcessFailure]:
-        """Return the rank that failed first, and how."""
+        """Return the rank that failed first, and its failure."""
         rank = min(self.failures, key=lambda each: self.failures[each].timestamp)
         return rank, self.failures[rank]
 
     def format_msg(self, boarder_delim: str = "=", section_delim: str = "-") -> str:
-        """Return the message; torch's delimiters have no effect."""
+        """Return the message; the delimiter arguments, which exist in torch, have no effect."""
         del boarder_delim, section_delim
         return str(self)
 
 
 class SignalException(Exception):  # noqa: N818  # torch's name
-    """A signal ended the launch; also torch's class of this name, if the caller has imported that.
+    """A signal ended the launch. This is also an instance of torch's class with the same name, if
+    the caller has imported torch.
 
     Args:
         msg: the message.
@@ -216,9 +221,9 @@ class elastic_launch:  # noqa: N801  # torch's name
 
     Args:
         config: this module's LaunchConfig, or torch's.
-        entrypoint: a function, which gets the arguments of the call; or a program, which gets them
-            as texts.
-        health_check_server: must be None, as relight's agents do not run one.
+        entrypoint: a function, which is called with the arguments of the call; or a program, which
+            receives them as strings.
+        health_check_server: must be None, because relight's agents don't run a health check server.
     """
 
     def __init__(
@@ -232,16 +237,16 @@ class elastic_launch:  # noqa: N801  # torch's name
         self._health_check_server = health_check_server
 
     def __call__(self, *args: Any) -> dict[int, Any]:
-        """Run it to its end; return the result of each worker on this node by global rank, or None
-        for each if it is a program.
+        """Run the entrypoint until it finishes. Return the result of each worker on this node by
+        global rank; if the entrypoint is a program, each result is None.
 
         Raises:
             ChildFailedError: if workers failed.
-            SignalException: if the main thread got one of `signals_to_handle`; the workers have
-                ended.
-            WorkersFailedError: if the job failed without a failed worker, because nodes were
+            SignalException: if the main thread received one of `signals_to_handle`; the workers
+                have exited by then.
+            WorkersFailedError: if the job failed although no worker did, because nodes were
                 missing.
-            UsageError: if the configuration is wrong; nothing was started.
+            UsageError: if the configuration is invalid; nothing was started.
         """
         return launch_agent(self._config, self._entrypoint, list(args), self._health_check_server)
 
@@ -252,7 +257,7 @@ def launch_agent(
     args: list[Any],
     health_check_server: Any = None,
 ) -> dict[int, Any]:
-    """Do what `elastic_launch(config, entrypoint, health_check_server)(*args)` does."""
+    """Equivalent of `elastic_launch(config, entrypoint, health_check_server)(*args)`."""
     main_module.refuse_while_importing()
     if health_check_server is not None:
         raise UsageError(
@@ -288,7 +293,7 @@ def _call(config: Any, function: Callable[..., Any], args: list[Any]) -> dict[in
         warm = warm_flags((), environment.read().variables)
         with _signals_raise(config):
             spec = _spec(config, WORKER, [], *warm)
-            env = {**spec.env, CALL_DIRECTORY: directory}  # arguments are equal on all nodes
+            env = {**spec.env, CALL_DIRECTORY: directory}  # all nodes have the same arguments
             result = run(spec._replace(module=True, env=env))
         raised = function_results.raised(directory)
         if result.exit_code:
@@ -315,7 +320,7 @@ def _check_type(name: str, value: Any) -> None:
 
 
 def _spec(config: Any, script: str, args: Sequence[str], *flags: str) -> RunSpec:
-    """Return the job of a configuration."""
+    """Convert a configuration to a job."""
     conf = {name: str(value) for name, value in config.rdzv_configs.items()}
     if not any(key.name == "timeout" and config.rdzv_backend in key.backends for key in KEYS):
         conf.pop("timeout", None)  # torch passes it to all backends
@@ -354,10 +359,10 @@ def _spec(config: Any, script: str, args: Sequence[str], *flags: str) -> RunSpec
 
 
 def _logs(specs: Any) -> dict[str, str]:
-    """Return the flags for torch's DefaultLogsSpecs, or the one here.
+    """Convert torch's DefaultLogsSpecs, or this module's, to flags.
 
     Raises:
-        UsageError: if it is another class.
+        UsageError: if it is an instance of another class.
     """
     torchs = getattr(
         sys.modules.get("torch.distributed.elastic.multiprocessing.api"), "DefaultLogsSpecs", ()
@@ -377,7 +382,7 @@ def _logs(specs: Any) -> dict[str, str]:
 
 
 def _numa(options: Any) -> str:
-    """Return the flag for torch's NumaOptions.
+    """Convert torch's NumaOptions to a flag.
 
     Raises:
         UsageError: if it is something else.
@@ -397,7 +402,7 @@ def _streams(choice: int | Mapping[int, int]) -> str:
 
 
 def _script_of(words: Sequence[str]) -> str:
-    """Return the name of a Python program in errors: its first argument that is not a flag."""
+    """Return a Python program's name for error messages: the first argument that is not a flag."""
     return next((word for word in words if not word.startswith("-")), "")
 
 
@@ -405,8 +410,8 @@ def _script_of(words: Sequence[str]) -> str:
 
 
 def _first(result: RunResult) -> Failure | None:
-    """Return the first failure on this node, or else the root cause, which is then on another
-    node.
+    """Return the first failure on this node. If there is none, return the root cause, which is then
+    on another node.
     """
     own = sorted(result.failures, key=lambda each: (bool(each.stop_signal), each.at))
     cause = result.cause
@@ -424,11 +429,11 @@ def _error(
     """Return the exception for a failed job.
 
     Args:
-        name: the name of the entrypoint.
-        result: the result of the job.
-        raised: exceptions of the function, by rank.
-        failures: failures to report in addition to the first, by rank. As in torch: only the first
-            for a function, all for a program.
+        name: the entrypoint's name.
+        result: the job's result.
+        raised: exceptions that the function raised, by rank.
+        failures: failures to report in addition to the first one, by rank. As in torch, only the
+            first failure is reported for a function, and all failures for a program.
     """
     first = _first(result)
     if first is None:
@@ -471,7 +476,7 @@ def _failure(failure: Failure, raised: function_results.Raised | None) -> Proces
 
 
 def _seconds(when: str) -> int:
-    """Return the time of a failure in seconds since 1970."""
+    """Return when a failure occurred, in seconds since 1970."""
     try:
         return int(datetime.strptime(when, "%Y-%m-%d %H:%M:%S%z").timestamp())
     except ValueError:
@@ -479,8 +484,8 @@ def _seconds(when: str) -> int:
 
 
 def _class(own: type[Exception], module: str, name: str) -> Any:
-    """Return our exception class, or a subclass that is also torch's if the caller has imported
-    torch.
+    """Return our exception class or, if the caller has imported torch, a subclass that also derives
+    from torch's class.
     """
     found = sys.modules.get(f"torch.distributed.elastic.multiprocessing.{module}")
     theirs = getattr(found, name, None)
@@ -489,7 +494,7 @@ def _class(own: type[Exception], module: str, name: str) -> Any:
 
 @contextlib.contextmanager
 def _signals_raise(config: Any) -> Iterator[None]:
-    """Raise SignalException for signals, as torch does; only the main thread gets them."""
+    """Raise SignalException for signals, as torch does; only the main thread receives them."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -503,7 +508,7 @@ def _signals_raise(config: Any) -> Iterator[None]:
     try:
         numbers = parse_signals(config.signals_to_handle)
     except ValueError:
-        numbers = ()  # `run` refuses this
+        numbers = ()  # `run` rejects this
     before = {number: signal.signal(number, fail) for number in numbers}
     try:
         yield
@@ -512,11 +517,11 @@ def _signals_raise(config: Any) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-# In programs that call torch's launcher.
+# Support for programs that call torch's launcher.
 
 
 def replace_torchs() -> None:
-    """Replace `elastic_launch` and `launch_agent` in torch's modules, in this process.
+    """Replace `elastic_launch` and `launch_agent` in this process's torch modules.
 
     This imports the modules, for programs that would import them anyway.
 
@@ -532,21 +537,21 @@ def replace_torchs() -> None:
 
 
 def replace_in(module: ModuleType) -> None:
-    """Replace `elastic_launch` and `launch_agent` in one module of torch that has them."""
+    """Replace `elastic_launch` and `launch_agent` in one torch module that has them."""
     for own in (elastic_launch, launch_agent):
         if hasattr(module, own.__name__):
             setattr(module, own.__name__, own)
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run a program with this launcher in place of torch's.
+    """Run a program with this launcher instead of torch's.
 
     Args:
-        argv: `-m` and a module, a script, or the name of a Python program on PATH; and its
-            arguments.
+        argv: `-m` and a module, or a script, or the name of a Python program on PATH, followed by
+            its arguments.
 
     Raises:
-        UsageError: if the first argument names nothing that can run.
+        UsageError: if the first argument doesn't name anything that can be run.
     """
     is_module, words = argv[:1] == ["-m"], list(argv[argv[:1] == ["-m"] :])
     if not words:
@@ -569,7 +574,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    try:  # not the copy of this module that `python -m` has made
+    try:  # not the copy that `python -m` created
         importlib.import_module("relight.torch_launcher").main(sys.argv[1:])
     except UsageError as error:
         sys.exit(f"relight: error: {error}" + f"\nhint: {error.hint}" * bool(error.hint))

@@ -6,9 +6,10 @@
     if result.exit_code:
         print(result.cause)
 
-The spec becomes a command line of `relight run`, which this process runs itself, or a child that
-ends with it. In both cases the state of the job comes from the agent's events. A child sends them
-through a pipe as pickles, as both processes belong to the same user.
+The spec is converted to a `relight run` command line. It runs either in this process or in a child
+process that exits together with this one. In both cases the job's state is derived from the agent's
+events. A child process sends them through a pipe as pickles, which is safe because both processes
+belong to the same user.
 """
 
 import contextlib
@@ -64,27 +65,30 @@ from relight.host import system
 
 OnEvent = Callable[[Event], None]
 _NOT_IN_PROCESS = ("preload", "keep-warm")
-"""Flags whose processes belong to the agent's own process."""
+"""Flags that can't be used with `in_process`, because they start processes owned by the agent's
+process.
+"""
 
 
 class RunSpec(NamedTuple):
-    """The job that `relight.run` runs on this node, as users write it; `spec.LaunchSpec` has the
-    checked values of all flags.
+    """The job that `relight.run` runs on this node, as written by the user; `spec.LaunchSpec` has
+    the validated values of all flags.
 
     Attributes:
         script: a script, module or program.
         args: its arguments.
         module: whether `script` is a module, as in `python -m`.
-        nproc_per_node: workers on this node, or a word as for `--nproc-per-node`.
+        nproc_per_node: number of workers on this node, or a keyword that `--nproc-per-node`
+            accepts.
         min_nodes: minimum number of nodes.
         max_nodes: maximum number of nodes; None means `min_nodes`.
-        max_restarts: restarts after failures, or a text such as `3/1h`.
-        rdzv_backend: the rendezvous backend for several nodes, as for `--rdzv-backend`.
+        max_restarts: number of restarts after failures, or a string such as `3/1h`.
+        rdzv_backend: the rendezvous backend for multi-node jobs, as for `--rdzv-backend`.
         rdzv_endpoint: its endpoint, as for `--rdzv-endpoint`.
-        rdzv_id: the id of the job, the same on all its nodes.
+        rdzv_id: the job id, which must be the same on all of its nodes.
         env: variables for the workers, in addition to those of this process.
-        flags: more flags of `relight run`, such as `["--tee=3"]`. The PET_ variables of this
-            process are not read.
+        flags: more `relight run` flags, such as `["--tee=3"]`. This process's PET_ variables are
+            ignored.
     """
 
     script: str
@@ -115,18 +119,19 @@ class RunResult(NamedTuple):
     """The outcome of a job on this node. A failed job is a result, not an exception.
 
     Attributes:
-        exit_code: the exit code of `relight run`: 0, that of the root cause, or one from
-            docs/exit-codes.md; 124 after `timeout_s`.
-        reason: why the job ended, in half a line.
-        exit_codes: exit codes of this node's workers in the last generation, by rank; negative for
-            a signal. Workers that never started are missing.
-        restarts: restarts of the job after failures.
-        cause: the worker that was the root cause, on any node; None if no worker was.
-        failures: this node's workers of the last generation that failed or were stopped. Their
-            `when` is the time of day. Their `at` only orders them. It is the negative number of
-            seconds before this node reported them to the group; for `cause`, before the group
-            decided on it.
-        report: the lines of the failure report that people see.
+        exit_code: the exit code of `relight run`: 0, the root cause's exit code, or one from
+            docs/exit-codes.md; 124 if `timeout_s` expired.
+        reason: a short phrase that says why the job ended.
+        exit_codes: exit codes of this node's workers in the last generation, keyed by rank;
+            negative if a signal killed the worker. Workers that never started are missing.
+        restarts: number of times the job was restarted after a failure.
+        cause: the worker that was the root cause, on any node, or None if the cause wasn't a
+            worker.
+        failures: this node's workers in the last generation that failed or were stopped. `when` is
+            the wall-clock time. `at` is only meaningful for ordering: it is a negative number of
+            seconds, relative to when this node reported the failures to the group or, for `cause`,
+            to when the group decided on the cause.
+        report: the lines of the failure report, as shown to users.
         timed_out: whether the job was stopped after `timeout_s`.
     """
 
@@ -147,21 +152,22 @@ def run(
     timeout_s: float | None = None,
     in_process: bool = False,
 ) -> RunResult:
-    """Run the workers of this node; return the outcome of the job.
+    """Run this node's workers and return the outcome of the job.
 
-    Worker output appears on this process's `sys.stdout` and `sys.stderr`. Ctrl-C stops all
-    workers, and so does the end of this process, whatever its cause; then KeyboardInterrupt is
-    raised.
+    Worker output appears on this process's `sys.stdout` and `sys.stderr`. Ctrl-C stops all workers
+    and then raises KeyboardInterrupt. The workers are also stopped if this process exits for any
+    reason.
 
     Args:
         spec: the job.
-        on_event: called with each event of the job (docs/events.md), in the thread that calls
-            `run`. If it raises, the workers are stopped and `run` raises the same exception.
+        on_event: called with each job event (docs/events.md), in the thread that calls `run`. If it
+            raises, the workers are stopped and `run` raises the same exception.
         timeout_s: seconds until the workers are stopped, at most 2,000,000 (23 days); None or
             infinity for no limit.
-        in_process: run the agent in this process, not in a child, which saves starting a Python.
-            Only for programs without threads, children or much memory, as the agent forks.
-            A signal that stops the job is delivered to this process once all workers have ended.
+        in_process: run the agent in this process instead of a child process, which avoids starting
+            another Python interpreter. The agent forks, so use this only in programs without
+            threads or child processes and with a small memory footprint. A signal that stops the
+            job is delivered to this process once all workers have ended.
 
     Raises:
         UsageError: if the spec is wrong; nothing was started.
@@ -178,7 +184,7 @@ def run(
 
 
 def _checked(spec: RunSpec) -> tuple[list[str], dict[str, str]]:
-    """Return the command line and the environment, once the parser accepts them."""
+    """Validate a spec with the command-line parser; return its command line and environment."""
     if not isinstance(spec, RunSpec):
         raise UsageError(
             f"relight.run takes a RunSpec, not {spec!r}",
@@ -206,10 +212,10 @@ def _checked(spec: RunSpec) -> tuple[list[str], dict[str, str]]:
 
 
 class _Job:
-    """Builds the result of a job from its events.
+    """Builds a job's result from its events.
 
     Args:
-        on_event: the user's function.
+        on_event: the user's callback.
     """
 
     def __init__(self, on_event: OnEvent | None) -> None:
@@ -219,12 +225,12 @@ class _Job:
         self._restarts = 0
         self._reason = ""
         self.exit_code: int | None = None
-        """The exit code that the agent announced; None before that."""
+        """The exit code that the agent reported, or None if it has not reported one yet."""
         self._end: JobEnded | None = None
         self._failures: tuple[Failure, ...] = ()
 
     def take(self, event: Event) -> None:
-        """Process an event, and pass it to the user."""
+        """Process an event and pass it to the user's callback."""
         match event:
             case Formed():
                 self._ranks, self._exit_codes = {}, {}
@@ -248,8 +254,8 @@ class _Job:
 
         Args:
             exit_code: the agent's exit code.
-            reason: why it ended, if it did not announce a reason.
-            stopped_after_s: the time limit that stopped it, or None.
+            reason: why it ended, used if the agent itself did not report a reason.
+            stopped_after_s: the time limit after which it was stopped, or None.
         """
         end = self._end
         timed_out = stopped_after_s is not None and exit_code != 0
@@ -266,11 +272,11 @@ class _Job:
         )
 
 
-# As a child.
+# Running the agent in a child process.
 
 
 class _JobEnd(NamedTuple):
-    """The child's last message: how the job has ended, and the failures of this node's workers."""
+    """The child's last message: how the job ended, and which of this node's workers failed."""
 
     end: JobEnded | None
     failures: tuple[Failure, ...]
@@ -317,12 +323,12 @@ def _run_child(
 def _start_child(
     words: Sequence[str], variables: Mapping[str, str]
 ) -> "tuple[subprocess.Popen[bytes], queue.SimpleQueue[Any], list[threading.Thread]]":
-    """Start an agent; return it, its messages with None at their end, and the threads that read
-    its messages and its output.
+    """Start an agent. Return its process, a queue of its messages that ends with None, and the
+    threads that read its messages and its output.
     """
     messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
     output = _output()
-    # stdout of this process may be closed, and its number must not be reused.
+    # This process's stdout may be closed; its descriptor number must not be reused.
     read, tell = (_above_standard(fd) for fd in os.pipe())
     try:
         command = [sys.executable, "-m", "relight", "run", *words]
@@ -342,8 +348,8 @@ def _start_child(
 
 
 def _output() -> int | None:
-    """Return the destination of an agent's output: this process's stdout and stderr, or pipes if
-    Python code shows them elsewhere, as a notebook does.
+    """Return where an agent's output goes: this process's stdout and stderr, or pipes if Python
+    code displays them elsewhere, as in a notebook.
     """
     streams = sys.stdout, sys.stderr
     if None in streams or not all(map(_is_open, (1, 2))):
@@ -355,7 +361,7 @@ def _output() -> int | None:
 
 
 def _above_standard(fd: int) -> int:
-    """Move a descriptor above those of stdin, stdout and stderr."""
+    """Move a descriptor above the range used by stdin, stdout and stderr."""
     moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
     os.close(fd)
     return moved
@@ -370,15 +376,15 @@ def _is_open(fd: int) -> bool:
 
 
 def _flush() -> None:
-    """Flush the output of this process before others print."""
+    """Flush this process's output before other processes print."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()
 
 
 def _receive(fd: int, messages: "queue.SimpleQueue[Any]") -> None:
-    """Read the child's messages in a thread of its own, so that the agent never waits for the
-    user's function.
+    """Read the child's messages in a dedicated thread, so that the agent never waits for the user's
+    callback.
     """
     with open(fd, "rb") as source:
         while True:
@@ -390,8 +396,8 @@ def _receive(fd: int, messages: "queue.SimpleQueue[Any]") -> None:
 
 
 def _stop(agent: "subprocess.Popen[bytes]") -> None:
-    """End an agent and its workers; a further Ctrl-C, or another signal whose handler raises, kills
-    them now.
+    """Stop an agent and its workers. Another Ctrl-C, or a signal whose handler raises, kills them
+    immediately.
     """
     while agent.poll() is None:
         agent.terminate()
@@ -402,10 +408,10 @@ def _stop(agent: "subprocess.Popen[bytes]") -> None:
 
 
 def _how_it_ended(agent: "subprocess.Popen[bytes]", told: int | None) -> tuple[int, str]:
-    """Return an agent's exit code, and how it ended.
+    """Return an agent's exit code and a description of how it ended.
 
-    subprocess reports 0 for a child whose status is lost, as in a program that ignores SIGCHLD or
-    reaps all children. So 0 counts only if the agent announced it.
+    subprocess reports 0 for a child whose status is lost, for example in a program that ignores
+    SIGCHLD or reaps all children. Therefore 0 is trusted only if the agent itself reported it.
     """
     code = agent.returncode
     if code == 0 and told is None:
@@ -419,17 +425,17 @@ def _how_it_ended(agent: "subprocess.Popen[bytes]", told: int | None) -> tuple[i
 
 
 def entry(fd: int) -> NoReturn:
-    """Run the child: `relight run` with this process's arguments.
+    """Run `relight run` in the child process, with this process's arguments.
 
     Args:
-        fd: the descriptor for its messages.
+        fd: the descriptor to write messages to.
     """
     exit_signals.exit_on_signals()
     os.set_inheritable(fd, False)
 
     def tell(message: object) -> None:
         data = memoryview(pickle.dumps(message))
-        with contextlib.suppress(OSError):  # the parent is gone, and this process will be
+        with contextlib.suppress(OSError):  # the parent has exited; so will this process
             while data:
                 data = data[os.write(fd, data) :]
 
@@ -458,7 +464,7 @@ def _bug(error: Exception) -> InternalError:
     return InternalError(f"internal error in relight (a bug): {describe_bug(error)}", hint=hint)
 
 
-# In this process.
+# Running the agent in this process.
 
 
 def _run_here(
@@ -488,7 +494,7 @@ def _run_here(
         stopped_after_s = timeout_s
         agent.interruption.stop()
 
-    spec = to_spec(parsed)._replace(preload=())  # its default also needs a process
+    spec = to_spec(parsed)._replace(preload=())  # its default also starts a process
     with _as_before():
         agent = make_agent(spec, parsed.given, env)
         agent.journal.listeners.append(lambda recorded: take(recorded.event))
@@ -530,7 +536,7 @@ def _check_process(given: Collection[str]) -> None:
 
 @contextlib.contextmanager
 def _as_before() -> Iterator[None]:
-    """Restore the process state that an agent changes."""
+    """Restore the process state that the agent changed."""
     import resource
 
     from relight.host import linux

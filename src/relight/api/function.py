@@ -3,8 +3,8 @@
     import relight
     losses = relight.launch(train, 0.1, epochs=3, nproc_per_node=4)
 
-It runs `relight run` in a separate process, with the same guarantees: restarts, failure reports,
-nothing left behind. The function and its arguments travel as a pickle.
+It runs `relight run` in a separate process, with the same guarantees: restarts, failure reports, no
+leftover processes. The function and its arguments are sent as a pickle.
 """
 
 import contextlib
@@ -38,9 +38,11 @@ from relight.worker import call, cells, main_module
 
 R = TypeVar("R")
 WORKER = "relight.worker.call"
-"""The module that calls the function in a worker."""
+"""The module that calls the function in each worker."""
 _SIMILAR = 0.85
-"""Similarity at which a keyword counts as a misspelling of ours, if the function takes any."""
+"""Similarity above which a keyword counts as a misspelling of one of our parameters, if the
+function accepts arbitrary keywords.
+"""
 
 
 def launch(
@@ -58,37 +60,40 @@ def launch(
     """Call `function(*args, **kwargs)` on every worker and return the results by rank.
 
     In a worker, RANK, WORLD_SIZE, MASTER_ADDR and the rest are set as `relight run` sets them.
-    Worker output appears on this process's `sys.stdout` and `sys.stderr`. Ctrl-C stops all workers,
-    and so does the end of this process, whatever its cause.
+    Worker output appears on this process's `sys.stdout` and `sys.stderr`. All workers are stopped
+    on Ctrl-C, or if this process exits for any other reason.
 
     Args:
-        function: the function to call. With cloudpickle installed, any function. Without it, a
-            function from a module or the script itself, which workers then import; call `launch`
-            below `if __name__ == "__main__":`, as with multiprocessing.
+        function: the function to call. With cloudpickle installed, this can be any function.
+            Without it, the function must be defined in a module or in the script itself, which the
+            workers then import; in that case call `launch` under `if __name__ == "__main__":`, as
+            with multiprocessing.
         args: passed to the function.
-        nproc_per_node: workers per node, or a word as for `--nproc-per-node`.
-        nnodes: agents, all on this machine; with `hosts`, their number. The number is fixed.
-        max_restarts: restarts of the job after failures.
+        nproc_per_node: number of workers per node, or a keyword that `--nproc-per-node` accepts.
+        nnodes: number of agents, all on this machine; with `hosts`, it is the number of hosts. The
+            job isn't elastic.
+        max_restarts: number of times to restart the job after failures.
         env: variables for the workers, in addition to those of this process.
-        flags: more flags of `relight run`.
-        hosts: where to start one agent each over ssh: `node1`, `user@node2:2222`. Workers there
-            have the environment of their host and `env`; modules that the function needs must be
-            installed there. Use only hosts that you trust: results come back as pickles.
-        ssh: options of the ssh scheduler, by name (`relight schedulers ssh`).
-        kwargs: passed to the function. Unknown names are refused, and so are names similar to the
-            parameters above; to pass such a name, use `functools.partial(function, name=…)`.
+        flags: more `relight run` flags.
+        hosts: hosts such as `node1` or `user@node2:2222`, on each of which one agent is started
+            over ssh. Workers there get their host's environment plus `env`; modules that the
+            function needs must be installed there. Use only hosts that you trust, because results
+            are returned as pickles.
+        ssh: ssh scheduler options, by name (see `relight schedulers ssh`).
+        kwargs: passed to the function. Unknown names are rejected, as are names similar to the
+            parameters above; to pass such a name anyway, use `functools.partial(function, name=…)`.
 
     Returns:
-        What each rank returned, in rank order.
+        The return value of each rank, in rank order.
 
     Raises:
-        Exception: the exception of the function on the rank that failed first, with its
+        Exception: the exception that the function raised on the first rank to fail, with its
             traceback as the cause.
-        WorkersFailedError: if a worker failed in another way, such as by a signal, or exited with 0
-            before the function returned.
+        WorkersFailedError: if a worker failed in another way, for example by a signal, or exited
+            with 0 before the function returned.
         UsageError: if an argument is wrong, or can't be pickled; nothing was started.
     """
-    __tracebackhide__ = True  # IPython and pytest then show the caller's own line
+    __tracebackhide__ = True  # makes IPython and pytest show the caller's own line
     main_module.refuse_while_importing()
     check_call(function, args, kwargs)
     nodes = check_number("nnodes", nnodes, least=1)
@@ -136,7 +141,7 @@ def pack(
     """Return the pickled call for the workers.
 
     Raises:
-        UsageError: if it can't be sent to them.
+        UsageError: if the call can't be pickled.
     """
     try:
         payload, sources = _dumps((function, args, kwargs))
@@ -162,14 +167,14 @@ def _dumps(value: Any) -> tuple[bytes, cells.Sources]:
 
 
 def put(packed: bytes, directory: str) -> None:
-    """Write a call to the directory where the workers of a job find it."""
+    """Write a call to the directory where a job's workers look for it."""
     with open(os.path.join(directory, "call.pickle"), "wb") as file:
         file.write(packed)
 
 
 def variables_of_job() -> dict[str, str]:
-    """Return the variables of this process for a job that it starts, without those set
-    by an outer job if this process is its worker.
+    """Return this process's environment variables for a job that it starts. If this process is
+    itself a worker, the variables set by the outer job are left out.
     """
     variables = environment.read().variables
     outer = ("PET_", "TORCHELASTIC_")
@@ -178,13 +183,13 @@ def variables_of_job() -> dict[str, str]:
 
 @contextlib.contextmanager
 def job_directory() -> Iterator[str]:
-    """Make a directory for the call and the results of a job; remove it at the end."""
+    """Create a directory for a job's call and results, and remove it at the end."""
     try:
         path, lock = scratch.make(tempfile.gettempdir())
     except OSError as error:
         raise MachineError(f"can't create a directory: {error}") from None
     try:
-        directory = os.path.join(path, "call")  # without the lock: ssh copies it all
+        directory = os.path.join(path, "call")  # ssh copies it all, so no lock file
         os.mkdir(directory, 0o700)
         yield directory
     finally:
@@ -193,7 +198,7 @@ def job_directory() -> Iterator[str]:
 
 
 def _script(name: str, hosts: Sequence[str]) -> main_module.MainModule:
-    """Return the module that workers import in place of `__main__` to find its definitions."""
+    """Return the module that workers import instead of `__main__` to find its definitions."""
     found = main_module.of_this_process()
     if hosts:
         why = "which workers on other hosts can't import"
@@ -213,16 +218,16 @@ def check_call(
     kwargs: Mapping[str, Any],
     caller: Callable[..., Any] | None = None,
 ) -> None:
-    """Check that a function takes these arguments, as far as its signature shows.
+    """Check these arguments against a function's signature, if it has one.
 
     Args:
         function: the function.
         args: its arguments.
         kwargs: its keyword arguments.
-        caller: the function of relight that takes them; `launch` by default.
+        caller: the relight function that they were passed to; `launch` by default.
 
     Raises:
-        UsageError: if it does not, or a name is similar to a parameter of the caller.
+        UsageError: if they don't match, or if a name is similar to one of the caller's parameters.
     """
     caller = caller or launch
     parameters = inspect.signature(caller).parameters.values()
@@ -234,9 +239,9 @@ def check_call(
         )
     name = name_of(function)
     try:
-        # A function wrapped by a decorator may take other arguments than the decorator does.
+        # A decorator may accept different arguments from the function that it wraps.
         signature = inspect.signature(function, follow_wrapped=False)
-    except (TypeError, ValueError):  # some functions of extension modules lack a signature
+    except (TypeError, ValueError):  # some extension-module functions have no signature
         signature = inspect.signature(lambda *_, **__: None)
     known = {p.name for p in signature.parameters.values() if p.kind in _BY_NAME}
     takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
@@ -257,24 +262,24 @@ def check_call(
 
 
 def _keyword_hint(word: str, caller: Callable[..., Any], own: Sequence[str]) -> str:
-    """Return a hint for a keyword that the function does not take."""
+    """Return a hint for a keyword that the function does not accept."""
     if word in {flag.field for flag in FLAGS}:
         return f"pass flags of relight run as flags=['--{word.replace('_', '-')}=…']"
     return did_you_mean(word, own, f"relight.{caller.__name__} takes: {', '.join(own)}")
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """Return the name of a function, for people."""
+    """Return a human-readable name for a function."""
     while isinstance(function, partial):
         function = function.func
     return str(getattr(function, "__qualname__", function)).rpartition("<locals>.")[2]
 
 
 def check_number(name: str, value: int | str, *, least: int) -> int:
-    """Return a whole number.
+    """Validate an integer and return it.
 
     Raises:
-        UsageError: if it is something else, or below `least`.
+        UsageError: if it isn't an integer, or is less than `least`.
     """
     if isinstance(value, str) and ":" in value:
         raise UsageError(
@@ -290,7 +295,7 @@ def check_number(name: str, value: int | str, *, least: int) -> int:
 
 
 def check_texts(flags: Sequence[str], env: Mapping[str, str]) -> None:
-    """Check that flags are a list of texts, and variables texts by name.
+    """Check that flags are a list of strings, and that variables map strings to strings.
 
     Raises:
         UsageError: if they are not.
@@ -308,7 +313,7 @@ def check_texts(flags: Sequence[str], env: Mapping[str, str]) -> None:
 
 
 def check_list(name: str, value: Any) -> None:
-    """Check that an argument is a list of texts.
+    """Check that an argument is a list of strings.
 
     Raises:
         UsageError: if it is not.
@@ -324,10 +329,10 @@ def check_list(name: str, value: Any) -> None:
 
 
 def time_limit(name: str, value: Any) -> float | None:
-    """Return a time limit in seconds; None, like infinity, means unlimited.
+    """Return a time limit in seconds. None and infinity both mean unlimited.
 
     Raises:
-        UsageError: if it is not above 0, longer than 23 days, or not a number.
+        UsageError: if it isn't a number, isn't positive, or is longer than 23 days.
     """
     is_number = isinstance(value, Real) and not isinstance(value, bool)
     if value is None or (is_number and value == float("inf")):
@@ -344,8 +349,9 @@ _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_O
 
 
 def warm_flags(flags: Sequence[str], variables: Mapping[str, str]) -> list[str]:
-    """Return the flags that keep the workers' imports for the next call while this process runs.
-    Empty if the caller sets such a flag itself, or on systems without warm processes.
+    """Return the flags that keep the workers' imports loaded for the next call while this process
+    is running. The list is empty if the caller sets such a flag explicitly, or if the system
+    doesn't support warm processes.
     """
     names = [flag.lstrip("-").replace("_", "-").partition("=")[0] for flag in flags]
     is_said = any(variables.get(name) for name in ("RELIGHT_PRELOAD", "RELIGHT_KEEP_WARM"))
@@ -368,7 +374,7 @@ def _meeting(nnodes: int) -> list[str]:
 def _run(
     commands: Sequence[Sequence[str]], variables: Mapping[str, str], refusal: LaunchRefusal
 ) -> list[int]:
-    """Run agents to their end; show their output; return their exit codes."""
+    """Run agents until they exit, copying their output, and return their exit codes."""
     agents: list[subprocess.Popen[bytes]] = []
     readers: list[threading.Thread] = []
     try:
@@ -398,13 +404,14 @@ def start_agent(
     *,
     tell: int | None = None,
 ) -> "subprocess.Popen[bytes]":
-    """Start `python -m relight run …` so that it ends with this process.
+    """Start `python -m relight run …` as a child that exits together with this process.
 
     Args:
         command: the command line.
         variables: its environment.
-        output: stdout and stderr, as in subprocess; None inherits those of this process.
-        tell: a descriptor to which it writes events (`relight.api.embedding`); None to write none.
+        output: stdout and stderr, as in subprocess; None inherits this process's.
+        tell: a descriptor that the agent writes events to (`relight.api.embedding`), or None to
+            disable them.
     """
     entry = (
         "entry()" if tell is None else f"from relight.api import embedding; embedding.entry({tell})"
@@ -417,14 +424,14 @@ def start_agent(
         stdout=output,
         stderr=output,
         pass_fds=() if tell is None else (tell,),
-        start_new_session=True,  # this process forwards Ctrl-C, once
+        start_new_session=True,  # this process forwards Ctrl-C once
     )
 
 
 @contextlib.contextmanager
 def signals_held() -> Iterator[None]:
-    """Call this process's signal handlers after the block, not in it: an exception of one, such as
-    KeyboardInterrupt, would lose the agent that is just being started.
+    """Delay this process's signal handlers until the block has finished. If a handler raised an
+    exception such as KeyboardInterrupt inside it, the agent being started would be lost.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -460,16 +467,18 @@ sys.argv[:] = ["relight", *sys.argv[3:]]
 from relight.__main__ import entry
 {entry}
 """
-"""Ends an agent with this process. Not done after the fork, as threads may have held locks."""
+"""Makes an agent exit together with this process. This isn't done right after the fork, because
+other threads may have held locks.
+"""
 
 
 def copy_output(source: Any, name: str, refusal: LaunchRefusal | None = None) -> None:
-    """Copy output to the current `sys` stream: in a notebook, that of the running cell."""
+    """Copy output to the current `sys` stream, which in a notebook belongs to the running cell."""
     with source:
         for line in source:
             if name == "stderr" and refusal and refusal.takes(line.decode(errors="replace")):
                 continue
             stream = getattr(sys, name)
-            with contextlib.suppress(OSError, ValueError):  # closed or broken; the job continues
+            with contextlib.suppress(OSError, ValueError):  # closed or broken stream
                 stream.write(line.decode(errors="replace"))
                 stream.flush()

@@ -1,8 +1,8 @@
-"""`relight.launch` on other hosts: a job of the ssh scheduler whose workers call the function.
+"""`relight.launch` on other hosts: an ssh scheduler job whose workers call the function.
 
-The call travels as the job's workspace. When the agent of a host has exited, the process around it
-(`main`) prints the workers' results in lines that begin with a secret random word; `_copy_output`
-takes them out of the output.
+The pickled call is sent as the job's workspace. After a host's agent exits, its wrapper process
+(`main`) prints the workers' results on lines that begin with a secret random marker; `_copy_output`
+removes those lines from the output.
 """
 
 import base64
@@ -35,22 +35,22 @@ def run(
     variables: Mapping[str, str],
     cfg: Mapping[str, Any],
 ) -> list[int]:
-    """Call the function pickled in `directory` on workers of other hosts; store their results
-    there.
+    """Call the function pickled in `directory` on workers on other hosts, and store their results
+    in the same directory.
 
     Args:
-        directory: has `call.pickle`.
+        directory: contains `call.pickle`.
         flags: flags of `relight run`.
         hosts: the hosts, with one agent each.
         variables: variables for the workers.
-        cfg: more options of the ssh scheduler.
+        cfg: more ssh scheduler options.
 
     Returns:
-        The exit code of each host's agent. Results are in a directory for each host, as a
-        rank may have run on two hosts, one after the other.
+        The exit code of each host's agent. Each host has its own results directory, because a rank
+            may have run on two hosts, one after the other.
 
     Raises:
-        RelightError: if a host can't do its part; nothing was started.
+        RelightError: if a host can't run the job; nothing was started.
     """
     word = secrets.token_hex(8)
     role = role_of(_ROLE, word, flags, len(hosts), variables)
@@ -82,9 +82,9 @@ def role_of(
 
     Args:
         name: its name.
-        word: begins the lines with results.
+        word: the marker at the start of each result line.
         flags: flags of `relight run`.
-        hosts: their number.
+        hosts: the number of hosts.
         variables: variables for the workers.
     """
     port = secrets.choice(_PORTS)
@@ -102,7 +102,7 @@ def role_of(
 
 
 def word_of(app_id: str) -> str:
-    """Return the word for a job that another process may attach to."""
+    """Return the marker for a job that another process may attach to."""
     return f"result-of-{app_id}"
 
 
@@ -116,7 +116,7 @@ def keep_results(runner: Runner, handle: str, directory: str, word: str) -> None
 def _copy_output(
     runner: Runner, handle: Handle, replica: int, stream: str, word: str, directory: str
 ) -> None:
-    """Copy a replica's output to this process's, without the lines that hold results."""
+    """Copy a replica's output to this process's output, without the result lines."""
     for line in runner.log_lines(handle, _ROLE, replica, follow=True, stream=stream):
         if printed := _printed(line, word, os.path.join(directory, str(replica))):
             out = getattr(sys, stream)
@@ -125,7 +125,9 @@ def _copy_output(
 
 
 def _printed(line: str, word: str, directory: str) -> str:
-    """Return what the function printed of a line; store a result in it."""
+    """Return the part of a line that the function printed, and store the result, if there is
+    one.
+    """
     printed, ours, kept = line.partition(word)
     if not ours:
         return printed + "\n"
@@ -135,7 +137,7 @@ def _printed(line: str, word: str, directory: str) -> str:
 
 
 def append_result(directory: str, name: str, text: str) -> None:
-    """Append to a worker's result file; ignore data that no worker can have written."""
+    """Append to a worker's result file, ignoring data that can't have come from a worker."""
     try:
         data = base64.b64decode(text, validate=True)
     except ValueError:
@@ -149,11 +151,12 @@ def append_result(directory: str, name: str, text: str) -> None:
 
 
 def main(word: str, flags: Sequence[str]) -> int:
-    """Run an agent on this host, then print its workers' results; return its exit code."""
+    """Run an agent on this host, print its workers' results, and return its exit code."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)  # the agent also gets the signal
     here = os.getcwd()
-    # The directory can't be an argument, as all hosts of a job have the same arguments.
+    # The directory can't be passed as an argument, because all hosts of a job have the same
+    # arguments.
     script = ["-m", "relight.api.function_hosts"]
     command = [sys.executable, "-m", "relight", "run", *flags, *script]
     code = subprocess.run(command, check=False).returncode

@@ -1,4 +1,4 @@
-"""Collects the saved results of the workers of `relight.launch`, or the error to raise."""
+"""Collects the results saved by `relight.launch` workers, or determines the error to raise."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -17,10 +17,11 @@ class RemoteTraceback(Exception):  # noqa: N818  # as multiprocessing calls it
 
 
 class LaunchRefusal:
-    """The error of a `relight run` that starts no worker, and the hint on the next line.
+    """The error message of a `relight run` that didn't start any workers, and the hint on the next
+    line.
 
     Args:
-        directory: the directory of the workers' results.
+        directory: the directory with the workers' results.
     """
 
     def __init__(self, directory: str) -> None:
@@ -29,7 +30,9 @@ class LaunchRefusal:
         self._directory = directory
 
     def takes(self, line: str) -> bool:
-        """Return whether this stderr line is the refusal message, which goes into the exception."""
+        """Return whether this stderr line is the error message, which becomes part of the
+        exception.
+        """
         error, hint = "relight: error: ", "hint: "
         if line.startswith(error) and not _any_worker_began(self._directory):
             self.message = line.removeprefix(error).strip()
@@ -46,15 +49,15 @@ def collect(
     """Return the result of each rank in the last attempt, in rank order.
 
     Args:
-        directory: the directory of the results, with a subdirectory for each other host.
+        directory: the results directory, with a subdirectory for each remote host.
         name: the name of the function.
-        exit_codes: exit codes of the agents.
-        refusal: the agents' error if they started nothing.
+        exit_codes: the agents' exit codes.
+        refusal: the agents' error if they didn't start any workers.
 
     Raises:
-        Exception: the exception of the rank that failed first.
-        WorkersFailedError: if a worker failed otherwise, or ended before the function returned.
-        UsageError: if a flag was wrong.
+        Exception: the exception from the rank that failed first. WorkersFailedError: if a worker
+            failed in another way, or exited before the function returned.
+        UsageError: if a flag is invalid.
     """
     __tracebackhide__ = True  # IPython and pytest then show the caller's own line
     if any(exit_codes):
@@ -63,7 +66,7 @@ def collect(
     found = returned(directory, name)
     missing = [rank for rank in range(last.world_size) if rank not in found]
     errors = [error for _, (*_, error, _) in _saved(directory, call.ERROR)] if missing else []
-    if not all(map(is_exit_with_0, errors)):  # exit codes are lost, as SIGCHLD is ignored
+    if not all(map(is_exit_with_0, errors)):  # SIGCHLD is ignored, so exit codes are lost
         raise _failure(directory, exit_codes, refusal)
     if missing:
         *some, one = map(str, missing)
@@ -78,7 +81,7 @@ def collect(
 
 
 def returned(directory: str, name: str) -> dict[int, Any]:
-    """Return the results of the last attempt, by rank; ranks without one are missing.
+    """Return the last attempt's results, keyed by rank; ranks without a result are missing.
 
     Raises:
         WorkersFailedError: if no rank reached the function.
@@ -89,8 +92,8 @@ def returned(directory: str, name: str) -> dict[int, Any]:
 
 
 class Raised(NamedTuple):
-    """An exception of the function on a rank, or None if it can't be pickled; its full traceback,
-    and its time in seconds since 1970.
+    """A failed call on one rank: the exception, or None if it can't be pickled; its full traceback;
+    and when it was raised, in seconds since 1970.
     """
 
     error: BaseException | None
@@ -99,7 +102,7 @@ class Raised(NamedTuple):
 
 
 def raised(directory: str) -> dict[int, Raised]:
-    """Return the exceptions of the function in the last attempt, by rank."""
+    """Return the exceptions that the function raised in the last attempt, keyed by rank."""
     last = _last_begun(directory)
     saved = _saved(directory, call.ERROR)
     return {
@@ -139,7 +142,7 @@ def _failure(directory: str, exit_codes: Sequence[int], refusal: LaunchRefusal) 
 
 
 def first_exception(directory: str) -> Exception | None:
-    """Return the exception of the rank that failed first, with its traceback as the cause."""
+    """Return the exception from the rank that failed first, with its traceback as the cause."""
     errors = [(-kept[0][0], rank, *kept[1:]) for rank, kept in _saved(directory, call.ERROR)]
     failed = [each for each in errors if not is_exit_with_0(each[3])]
     if not failed:
@@ -155,12 +158,12 @@ def first_exception(directory: str) -> Exception | None:
 
 
 def is_exit_with_0(error: BaseException | None) -> bool:
-    """Return whether an exception ends a process with 0."""
+    """Return whether an exception makes a process exit with 0."""
     return isinstance(error, SystemExit) and error.code in (None, 0)
 
 
 def _saved(directory: str, kind: str) -> Iterator[tuple[int, Any]]:
-    """Yield the saved results; a rank may occur twice, after attempts on two hosts."""
+    """Yield the saved results. A rank occurs twice if it was attempted on two hosts."""
     for folder, _, names in os.walk(directory):
         for name in names:
             if call.is_result_file(name) and name.endswith(f".{kind}"):

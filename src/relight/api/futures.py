@@ -1,7 +1,8 @@
 """The futures of `relight.submit` and `relight.map`, and the threads that resolve them.
 
-A job belongs to its scheduler; a future has its handle, and the directory of its results. One
-thread for each scheduler asks for the states of all jobs at once, and starts those that wait.
+A job belongs to its scheduler; a future only holds the job's handle and its results directory. For
+each scheduler, one thread polls the states of all jobs in a single query and starts the jobs that
+are waiting.
 """
 
 import concurrent.futures
@@ -26,18 +27,18 @@ from relight.schedulers.api import AppStatus
 ROLE = "main"
 SLURM = "slurm"
 _QUERY_SHARE = 20
-"""Queries may take one part in this many of the time, and news may come as much later."""
+"""State queries may use up to 1/N of the time, where N is this number; status updates may be
+delayed by the same fraction of the time since the last change.
+"""
 _LEAST_PAUSE_S, _MOST_PAUSE_S, _MOST_PAUSE_OF_SLURM_S = 0.02, 0.5, 10.0
 _LATE_S = 60.0
-"""How long results of a finished Slurm job may be missing: clients of NFS cache directories for
-up to 60 s (nfs(5), acdirmax).
+"""How long to wait for the results of a finished Slurm job to become visible: NFS clients cache
+directories for up to 60 s (nfs(5), acdirmax).
 """
 
 
 class Started(NamedTuple):
-    """A started job, the directory of its results, and for ssh the word that marks them in its
-    output.
-    """
+    """A started job, its results directory and, for ssh, its marker of result lines."""
 
     handle: str
     directory: str
@@ -45,24 +46,25 @@ class Started(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A place for one job at a time: options of the scheduler, and variables for the workers."""
+    """A slot that runs one job at a time: scheduler options, and variables for the workers."""
 
     cfg: Mapping[str, Any] = {}
     env: Mapping[str, str] = {}
 
 
 class Future(concurrent.futures.Future[Any]):
-    """The result of a function that runs as a job. `concurrent.futures.wait` and `as_completed`
-    take it.
+    """The result of a function that runs as a job. It works with `concurrent.futures.wait` and
+    `as_completed`.
 
-    If the job fails, `result` raises the exception of the rank that failed first, with its
-    traceback as the cause; else a WorkersFailedError with the reason.
+    If the job fails, `result` raises the exception from the rank that failed first, with its
+    traceback as the cause. If there is no such exception, it raises a WorkersFailedError with the
+    reason.
 
     Args:
         runner: submits the job.
         name: the name of the function.
-        job: the job, or a function that starts it at a place.
-        places: free places, shared by all jobs of a `map`.
+        job: the job, or a function that starts it in a slot.
+        places: free slots, shared by all jobs started by one `map` call.
     """
 
     def __init__(
@@ -81,8 +83,8 @@ class Future(concurrent.futures.Future[Any]):
 
     @property
     def handle(self) -> str:
-        """The handle of the job, for `relight.attach`, `relight status` and so on; empty while it
-        waits for its turn on this machine.
+        """The job's handle, for `relight.attach`, `relight status` and so on; empty while the job
+        waits for a free slot on this machine.
         """
         return self._job.handle if isinstance(self._job, Started) else ""
 
@@ -98,11 +100,11 @@ class Future(concurrent.futures.Future[Any]):
         return found
 
     def running(self) -> bool:
-        """Return whether the job runs."""
+        """Return whether the job is running."""
         return not self.done() and self._job_state is AppState.RUNNING
 
     def cancel(self) -> bool:
-        """Stop the job, even if it runs; return False if it has ended by itself."""
+        """Stop the job, even if it is already running. Return False if it had already ended."""
         with self._lock:
             if self.done():
                 return self.cancelled()
@@ -113,7 +115,7 @@ class Future(concurrent.futures.Future[Any]):
         return True
 
     def logs(self, node: int = 0) -> str:
-        """Return what one of the job's nodes has printed so far; empty before the job starts."""
+        """Return the output of one of the job's nodes so far; empty before the job starts."""
         if not isinstance(self._job, Started):
             return ""
         mark = self._job.word or "\0"
@@ -125,10 +127,10 @@ class Future(concurrent.futures.Future[Any]):
         state = "CANCELLED" if self.cancelled() else self._job_state.name
         return f"<relight.Future {self._name} {self.handle or 'waiting'} {state}>"
 
-    # For the thread that resolves it.
+    # Called by the thread that resolves the future.
 
     def start_if_possible(self) -> None:
-        """Start the job if it waits, and there is a place.
+        """Start the job if it is waiting and a slot is free.
 
         Raises:
             RelightError: if it can't be started.
@@ -140,7 +142,9 @@ class Future(concurrent.futures.Future[Any]):
                 self._job = self._job(place)
 
     def update(self, status: AppStatus | None) -> bool:
-        """Take the state of the job, or start it if it waits; return whether it has changed."""
+        """Update the job's state, or start the job if it is waiting; return whether anything
+        changed.
+        """
         before = self._job_state
         if not self._lock.acquire(blocking=False):
             return False  # it is being cancelled
@@ -150,7 +154,7 @@ class Future(concurrent.futures.Future[Any]):
             elif not self.done():
                 self._take(self._job, status)
         except Exception as error:
-            if not (isinstance(error, MachineError) and self.handle):  # it may answer again
+            if not (isinstance(error, MachineError) and self.handle):  # the scheduler may recover
                 self.set_exception(error)
         finally:
             self._lock.release()
@@ -159,7 +163,7 @@ class Future(concurrent.futures.Future[Any]):
     def _take(self, job: Started, status: AppStatus | None) -> None:
         is_slurm, unknown = job.handle.startswith(SLURM), AppState.UNKNOWN
         if status is None or status.state.is_over or status.state is unknown:
-            status = self.runner.status(job.handle)  # perhaps from its files; records the end
+            status = self.runner.status(job.handle)  # may be read from its files; records the end
         self._job_state = status.state
         if not status.state.is_over and status.state is not unknown:
             self._over_since = None  # it may have been requeued
@@ -215,12 +219,12 @@ def _follow(scheduler: str, watched: list[Future]) -> None:
 
 
 def _look(scheduler: str, futures: Sequence[Future]) -> bool:
-    """Update futures; return whether one has changed."""
+    """Update futures; return whether any of them changed."""
     ids = {future.handle: find_job(future.handle).app_id for future in futures if future.handle}
     try:
         found = futures[0].runner.scheduler(scheduler).status([*ids.values()]) if ids else {}
     except RelightError:
-        return False  # it may answer again
+        return False  # the scheduler may recover
     changes = [future.update(found.get(ids.get(future.handle, ""))) for future in futures]
     return any(changes)
 
@@ -248,8 +252,8 @@ def attach(handle: str) -> Future:
 
 
 def call_directory(app_id: str, cfg: Mapping[str, Any], cwd: str) -> str:
-    """Return the directory of a job's call and results, or of one for each job of an array: beside
-    its logs, which the nodes of a cluster share.
+    """Return the directory of a job's call and results; a job array has one for each of its jobs.
+    It is next to the logs, on a file system that the cluster's nodes share.
     """
     base = cfg.get("job_dir") or cfg.get("log_dir")
     return os.path.join(os.path.join(cwd, base, app_id) if base else records.path(app_id), "call")

@@ -1,11 +1,11 @@
-"""`relight.submit` and `relight.map`: a function as a job of a scheduler, with a future.
+"""`relight.submit` and `relight.map`: run a function as a scheduler job and get a future for it.
 
     trials = relight.map(train, [0.1, 0.01, 0.001], scheduler="slurm", resources={"gpu": 1})
     for trial in concurrent.futures.as_completed(trials):
         print(trial.result())
 
-The job runs `relight run`, whose workers find the pickled call, as with `relight.launch`, in the
-directory of the job.
+The job runs `relight run`, whose workers load the pickled call from the job's directory, as with
+`relight.launch`.
 """
 
 import os
@@ -78,22 +78,26 @@ def submit(
     """Start a job that calls `function(*args, **kwargs)` on every worker; return its future.
 
     A job on Slurm outlives this process, and `relight.attach(future.handle)` finds it again. A job
-    on this machine or over ssh ends with this process, unless `cfg` has `"detach": True`.
+    on this machine or over ssh is stopped when this process exits, unless `cfg` has `"detach":
+    True`.
 
     Args:
         function: the function to call, as for `relight.launch`.
         args: passed to the function.
-        scheduler: `local`, `slurm`, `ssh` or `auto`; by default that of the settings, or `local`.
-        nproc_per_node: workers per node, or a word as for `--nproc-per-node`.
-        nnodes: nodes of the job, on Slurm.
-        max_restarts: restarts of the workers after failures.
-        max_retries: how often the scheduler may start the job again, such as after its time limit.
+        scheduler: `local`, `slurm`, `ssh` or `auto`; the default is taken from the settings, or
+            `local` if they have none.
+        nproc_per_node: number of workers per node, or a keyword that `--nproc-per-node` accepts.
+        nnodes: number of nodes, on Slurm.
+        max_restarts: number of times to restart the workers after failures.
+        max_retries: how often the scheduler may requeue the job, for example after its time limit.
         env: variables for the workers.
-        flags: more flags of `relight run`.
-        resources: what a node needs: `{"cpu": 8, "gpu": 1, "memMB": 32000}`, or a named resource.
+        flags: more `relight run` flags.
+        resources: resources for each node: `{"cpu": 8, "gpu": 1, "memMB": 32000}`, or a named
+            resource.
         cfg: the scheduler's options, such as `{"partition": "gpu", "time": "4:00:00"}`.
-        hosts: run over ssh, on these hosts.
-        kwargs: passed to the function; names like those above are refused, as by `relight.launch`.
+        hosts: run on these hosts over ssh.
+        kwargs: passed to the function; names similar to the ones above are rejected, as in
+            `relight.launch`.
 
     Raises:
         UsageError: if an argument is wrong, or can't be pickled; nothing was started.
@@ -108,19 +112,19 @@ def submit(
 def map(
     function: Callable[..., Any], *iterables: Any, at_once: int | None = None, **kwargs: Any
 ) -> list[Future]:
-    """Start a job for each item of an iterable, or of several, as `map` does; return their futures
-    in order.
+    """Start a job for each item of one or more iterables, like the built-in `map`; return the
+    futures in order.
 
-    On Slurm it is one job array. On this machine and over ssh, a job starts when another has ended,
-    while this process runs.
+    On Slurm, the jobs form one job array. On this machine and over ssh, the next job starts when
+    another one ends, which requires this process to keep running.
 
     Args:
-        function: called with an item of each iterable, and the keyword arguments.
+        function: called with one item from each iterable and the keyword arguments.
         iterables: of equal length.
-        at_once: how many jobs run at once. By default, on this machine as many as have enough CPUs,
-            or GPUs if `resources` has some; each then sees only its own GPUs. Over ssh, one for
-            each host, or `nnodes` hosts.
-        kwargs: `scheduler`, `resources` and so on, as for `submit`; others are passed to the
+        at_once: how many jobs run concurrently. On this machine, the default is the number that
+            fits its CPUs, or its GPUs if `resources` requests any; each job then sees only its own
+            GPUs. Over ssh, the default is one job per host, or per group of `nnodes` hosts.
+        kwargs: `scheduler`, `resources` and so on, as for `submit`; all others are passed to the
             function.
 
     Raises:
@@ -172,7 +176,7 @@ def _start(
 
 
 class _Jobs:
-    """Starts the jobs of one call of `submit` or `map`.
+    """Starts the jobs for one call of `submit` or `map`.
 
     Raises:
         UsageError: if an argument is wrong.
@@ -225,7 +229,9 @@ class _Jobs:
                 raise UsageError(f"functions can't use the option {name}", hint=hint)
 
     def places(self, at_once: int | None) -> list[Place]:
-        """Return where jobs run at once; none for Slurm, which queues them itself."""
+        """Return the slots in which jobs run concurrently; none for Slurm, which queues jobs
+        itself.
+        """
         if self.kind == SLURM:
             return []
         if not self._is_map and self._nodes == 1:
@@ -249,11 +255,11 @@ class _Jobs:
         return found[:at_once]
 
     def start(self, packed: bytes, place: Place) -> Started:
-        """Start a job for one call."""
+        """Start the job for one call."""
         return self._submitted(place, {"": packed})
 
     def on_slurm(self, packed: Sequence[bytes], at_once: int | None) -> list[Future]:
-        """Start a job, or for `map` a job array."""
+        """Start a job or, for `map`, a job array."""
         array = f"0-{len(packed) - 1}" + (f"%{at_once}" if at_once else "")
         place = Place({"array": array}) if self._is_map else Place()
         parts = {str(number) if self._is_map else "": each for number, each in enumerate(packed)}
@@ -263,7 +269,7 @@ class _Jobs:
         return [Future(self.runner, self.name, job) for job in jobs]
 
     def _submitted(self, place: Place, parts: Mapping[str, bytes]) -> Started:
-        """Write the calls into subdirectories of that of a job, and submit the job."""
+        """Write the calls into subdirectories of the job's directory, and submit the job."""
         app_id = records.new_id(self.name)
         directory = call_directory(app_id, self._values, os.getcwd())
         cfg, env = {**self._cfg, **place.cfg}, {**self._env, **place.env}

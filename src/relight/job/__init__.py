@@ -1,6 +1,7 @@
-"""Jobs described once: `import relight.job as specs` in a component file.
+"""Scheduler-independent job descriptions: `import relight.job as specs` in a component file.
 
-Importing this costs little: names other than the description's types are loaded on first use.
+Importing this is cheap: only the description's types are loaded immediately, and all other names on
+first use.
 """
 
 from typing import TYPE_CHECKING, Any  # an agent that shows its job loads this too

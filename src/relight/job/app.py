@@ -1,8 +1,9 @@
-"""Describes a job independently of its scheduler: an app of roles, each with replicas of a command.
+"""Describes a job independently of its scheduler: an app has roles, and a role has replicas that
+all run the same command.
 
-Names and meanings are those of TorchX's specs (nightly 2026-10), so that a component file needs
-only one changed line. The types are plain dataclasses, because TorchX code copies, pickles and
-modifies them; a runner works on a copy. `to_json` and `from_json` are in `job/serial.py`.
+Names and meanings match TorchX's specs (nightly 2026-10), so that a component file needs only one
+changed line. The types are plain dataclasses, because TorchX code copies, pickles and modifies
+them; a runner works on its own copy. `to_json` and `from_json` are in `job/serial.py`.
 """
 
 import inspect
@@ -48,8 +49,8 @@ class AppState(IntEnum):
 class Resource:
     """The resources that one replica needs. -1 means unspecified.
 
-    `cpu` and `gpu` are numbers of logical cores and of devices, `memMB` is in MiB. `devices` are
-    extended resources by their Kubernetes names.
+    `cpu` is the number of logical cores, `gpu` the number of devices, and `memMB` is in MiB.
+    `devices` maps the Kubernetes names of extended resources to amounts.
     """
 
     cpu: int
@@ -61,7 +62,7 @@ class Resource:
 
     @staticmethod
     def copy(original: "Resource", **capabilities: Any) -> "Resource":
-        """Return a copy of `original` with more capabilities."""
+        """Return a copy of `original` with additional capabilities."""
         return replace(
             original,
             capabilities={**original.capabilities, **capabilities},
@@ -80,7 +81,7 @@ UNSPECIFIED = unspecified()
 
 @dataclass
 class BindMount:
-    """A directory or file of the host."""
+    """A directory or file on the host."""
 
     src_path: str
     dst_path: str
@@ -89,7 +90,7 @@ class BindMount:
 
 @dataclass
 class VolumeMount:
-    """A named volume of the scheduler."""
+    """A named volume managed by the scheduler."""
 
     src: str
     dst_path: str
@@ -98,7 +99,7 @@ class VolumeMount:
 
 @dataclass
 class DeviceMount:
-    """A device of the host. `permissions` are letters of `rwm`."""
+    """A device on the host. `permissions` is a combination of the letters `rwm`."""
 
     src_path: str
     dst_path: str
@@ -110,7 +111,9 @@ Mount = BindMount | VolumeMount | DeviceMount
 
 @dataclass
 class Workspace:
-    """Local directories and files, each with its directory in the copy; empty for its root."""
+    """Local directories and files, each with its target directory in the copy; an empty target is
+    the root.
+    """
 
     projects: dict[str, str]
 
@@ -129,12 +132,13 @@ class Workspace:
 
 @dataclass
 class Role:
-    """Replicas of one command. A replica is a node (a container, a Slurm task), not a rank.
+    """A set of replicas that run the same command. A replica is a node (a container, a Slurm task),
+    not a rank.
 
-    `min_replicas` is the least number of replicas for the job to run; None for all. `args` and the
-    values of `env` and `metadata` may contain macros for values that only the scheduler knows
-    (`job/macros.py`). `overrides` maps field names to functions that return the field's value; each
-    is called when the field is first read.
+    `min_replicas` is the minimum number of replicas that the job needs to run; None means all of
+    them. `args` and the values of `env` and `metadata` may contain macros for values that only the
+    scheduler knows (`job/macros.py`). `overrides` maps field names to functions that return the
+    field's value; a function is called when its field is first read.
     """
 
     name: str
@@ -154,7 +158,7 @@ class Role:
     overrides: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if isinstance(self.args, str):  # it would become a list of letters
+        if isinstance(self.args, str):  # it would become a list of characters
             raise TypeError(f"args of role {self.name}: expected a list, not {self.args!r}")
         self.args = list(self.args)
         self.mounts = list(self.mounts)
@@ -169,13 +173,13 @@ class Role:
         return value
 
     def pre_proc(self, scheduler: str, dryrun_info: Any) -> Any:  # noqa: ARG002
-        """Return the request of a scheduler; a subclass may change it, as in TorchX."""
+        """Return the scheduler's request unchanged; a subclass may modify it, as in TorchX."""
         return dryrun_info
 
 
 @dataclass
 class AppDef:
-    """A job: its roles run and end together."""
+    """A job, whose roles start and end together."""
 
     name: str
     roles: list[Role] = field(default_factory=list)
@@ -185,7 +189,7 @@ class AppDef:
         self.roles = list(self.roles)
 
     def get_role(self, name: str) -> Role:
-        """Return a role by its name.
+        """Look up a role by name.
 
         Raises:
             KeyError: if the name is unknown.
@@ -205,12 +209,12 @@ def _same(value: Any) -> Any:
 def _produced(producer: Any) -> Any:
     if not inspect.isawaitable(producer):
         return producer()
-    # 30 ms, and only images that are still being built need it.
+    # This import takes 30 ms and is only needed for images that are still being built.
     import asyncio
     from concurrent.futures import ThreadPoolExecutor
 
     async def wait() -> Any:
         return await producer
 
-    with ThreadPoolExecutor(1) as thread:  # this one may run a loop already
+    with ThreadPoolExecutor(1) as thread:  # an event loop may be running in this thread
         return thread.submit(asyncio.run, wait()).result()

@@ -1,8 +1,8 @@
-"""The patterns of a .dockerignore file, for paths to leave out of a copy.
+"""The patterns in a .dockerignore file, which exclude paths from a copy.
 
 The rules are Docker's (github.com/moby/patternmatcher): a pattern is matched against the whole path
 and its parents, so `data` does not match `x/data` but matches `data/x`. `*` does not match slashes,
-`**` does. The last pattern that matches decides, `!` includes a path again, also below an ignored
+but `**` does. The last matching pattern decides. `!` re-includes a path, even below an ignored
 directory.
 """
 
@@ -15,7 +15,7 @@ from relight.job.patterns import regex_of
 
 
 class Pattern(NamedTuple):
-    """One line. `takes_back` is true for `!`; `text` is without it."""
+    """One line. `takes_back` is true if the line begins with `!`, which `text` does not contain."""
 
     text: str
     regex: re.Pattern[str]
@@ -23,7 +23,7 @@ class Pattern(NamedTuple):
 
 
 def parse(lines: Iterable[str]) -> list[Pattern]:
-    """Return the patterns of the lines of a file."""
+    """Parse the lines of a file into patterns."""
     found = []
     for line in lines:
         word = line.strip()
@@ -39,11 +39,11 @@ def parse(lines: Iterable[str]) -> list[Pattern]:
 
 
 def verdict(patterns: Sequence[Pattern], path: str, is_directory: bool) -> bool | None:
-    """Return whether a path is ignored; None if no pattern matches.
+    """Return whether a path is ignored, or None if no pattern matches.
 
     Args:
-        patterns: in the order of the file.
-        path: relative to the directory of the file.
+        patterns: in file order.
+        path: relative to the file's directory.
         is_directory: an ignored directory is visited if `!` may re-include paths below it.
     """
     last = next((each for each in reversed(patterns) if each.regex.fullmatch(path)), None)
@@ -55,7 +55,7 @@ def verdict(patterns: Sequence[Pattern], path: str, is_directory: bool) -> bool 
 
 
 def _may_be_below(pattern: str, directory: str) -> bool:
-    """Return whether a pattern with this text may match something below a directory."""
+    """Return whether a pattern with this text might match a path below a directory."""
     literal = re.split(r"[*?\[\\]", pattern, maxsplit=1)[0]
     return literal.startswith(f"{directory}/") or (
         literal != pattern and f"{directory}/".startswith(literal)

@@ -1,4 +1,4 @@
-"""`scheduler://session/job`, the name of a job for all commands."""
+"""Handles: `scheduler://session/job` names a job in all commands."""
 
 import re
 from typing import NamedTuple
@@ -8,14 +8,14 @@ from relight.base.values import whole
 
 SESSION = "relight"
 RUN = "run"
-"""The scheduler of the jobs of `relight run`, whose ids end with the pid of the agent."""
+"""The scheduler name for `relight run` jobs, whose ids end with the agent's pid."""
 PART = r"(?:/([^/\s]+)(?:/([0-9,]+))?)?/?"
 _FORM = r"([A-Za-z0-9_.-]+)://([^/\s]*)/([^/\s]+)" + PART
 EXAMPLE = "SCHEDULER://SESSION/JOB, as relight submit and relight list print it"
 
 
 class Handle(NamedTuple):
-    """A job, or with `role` and `replicas` a part of one."""
+    """A job or, if `role` and `replicas` are set, a part of one."""
 
     scheduler: str
     session: str
@@ -28,11 +28,11 @@ class Handle(NamedTuple):
 
 
 def parse_handle(text: str) -> Handle | None:
-    """Return the job that `scheduler://session/job` names, or the part of it if `/ROLE` or
-    `/ROLE/REPLICA,…` follows; None if the text has another form.
+    """Parse `scheduler://session/job`, optionally followed by `/ROLE` or `/ROLE/REPLICA,…` for a
+    part of the job. Return None if the text has a different form.
 
     Raises:
-        UsageError: if the number of a replica is too large.
+        UsageError: if a replica number is too large.
     """
     match = re.fullmatch(_FORM, text)
     if match is None:
@@ -42,13 +42,13 @@ def parse_handle(text: str) -> Handle | None:
 
 
 def is_whole(text: str) -> bool:
-    """Return whether a text is the handle of a whole job, and not of a part."""
+    """Return whether a string is the handle of a whole job rather than a part of one."""
     match = re.fullmatch(_FORM, text)
     return match is not None and match[4] is None
 
 
 def part_of(job: Handle, role: str | None, replicas: str | None) -> Handle:
-    """Parse a part of a job: a role, and replicas such as `0,2`."""
+    """Parse a reference to a part of a job: a role, and replicas such as `0,2`."""
     numbers: dict[int, None] = {}
     for text in filter(None, (replicas or "").split(",")):
         number = whole(text)
@@ -59,7 +59,7 @@ def part_of(job: Handle, role: str | None, replicas: str | None) -> Handle:
 
 
 def shown_replica(scheduler: str, role: str, replica: int) -> str:
-    """Return a replica for people: `rank 3` of a job of `relight run`, whose replicas are ranks;
-    `trainer/3` of others.
+    """Format a replica for display: `rank 3` for a `relight run` job, whose replicas are ranks, and
+    `trainer/3` for other jobs.
     """
     return f"rank {replica}" if scheduler == RUN else f"{role}/{replica}"

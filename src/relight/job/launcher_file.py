@@ -1,17 +1,19 @@
-"""The launcher as one file, for machines and images without relight: `relight run` from a zip.
+"""The launcher as a single file, which runs `relight run` from a zip archive on machines and in
+images without relight.
 
-The file is a shell script that looks for a Python, followed by a zip archive of the modules that
-`relight run` needs, which that Python runs (https://docs.python.org/3/library/zipapp.html). Most
-modules are in one member (`packed_modules.py`). The file is built from the installed package,
-without docstrings, comments and annotations, and the same package gives the same bytes.
+The file is a shell script that looks for a Python interpreter, followed by a zip archive
+(https://docs.python.org/3/library/zipapp.html) that this interpreter runs. The archive contains the
+modules that `relight run` needs, most of them in one member (`packed_modules.py`). The file is
+built from the installed package, without docstrings, comments and annotations, and the result is
+reproducible: the same package always yields the same bytes.
 
-A scheduler puts the file, named `relight`, into a directory of the replica, and starts the role's
-command by `wrapped`, which adds this directory to PATH (over ssh, the file also runs the process
-that starts this command):
+A scheduler puts the file, named `relight`, into one of the replica's directories and starts the
+role's command through `wrapped`, which adds this directory to PATH. Over ssh, the file also runs
+the process that starts this command. The position in PATH depends on the flag:
 
-    --launcher=auto       behind the others: a relight that the image has is preferred
-    --launcher=travels    before the others
-    --launcher=installed  not at all; the file is not sent
+    --launcher=auto       last, so that a relight in the image takes precedence
+    --launcher=travels    first
+    --launcher=installed  not in PATH; the file is not sent
 """
 
 import ast
@@ -28,32 +30,32 @@ from relight.base.errors import EXIT_MACHINE
 from relight.job.app import AppDef, Role
 
 NAME = "relight"
-"""The name of the file."""
+"""The file's name."""
 VARIABLE = "RELIGHT_LAUNCHER"
-"""The variable of a role that holds the value of `--launcher`, if one was given."""
+"""The role variable that holds the value of `--launcher`, if it was given."""
 INSTALLED, TRAVELS = "installed", "travels"
 ROOMS = frozenset({
     "base", "flags", "events", "core", "host", "processes", "output", "net", "rendezvous",
     "stacks", "health", "warm", "preload", "worker", "agent",
 })  # fmt: skip
-"""Packages that `relight run` needs: the launcher of tests/test_layers.py."""
+"""Packages that `relight run` needs: the launcher layer in tests/test_layers.py."""
 FOR_SSH = frozenset({
     "job/__init__.py", "job/app.py", "job/handles.py", "job/macros.py", "job/records.py",
     "schedulers/__init__.py", "schedulers/ssh/__init__.py", "schedulers/ssh/frames.py",
     "schedulers/ssh/hosts.py", "schedulers/ssh/orders.py", "schedulers/ssh/replica.py",
 })  # fmt: skip
-"""Modules of other packages that a host needs to run a replica for ssh."""
+"""Modules from other packages that a host needs to run an ssh job's replica."""
 COMMANDS = frozenset({
     "__init__.py", "__main__.py", "cli/__init__.py", "cli/coordinator.py", "cli/launch.py",
     "cli/main.py", "cli/run.py", "cli/torchrun_completion.py",
 })  # fmt: skip
-"""The commands of a node, and the top of the package."""
+"""The commands that run on a node, and the package's top-level modules."""
 _FOR_OTHER_COMMANDS = frozenset({
     "core/status/rates.py", "core/status/timeline.py", "events/event_schema.py",
 })  # fmt: skip
-"""Files of `ROOMS` that only commands outside the file need."""
+"""Files in `ROOMS` that are only needed by commands that aren't part of the file."""
 _BY_PATH = ("worker/hook/", "worker/path/", "worker/run_path.py")
-"""Files that interpreters read by path, before they import `relight`."""
+"""Files that interpreters load by path before they import `relight`."""
 _SCRIPT = f"""\
 #!/bin/sh
 # relight {relight.__version__}, the launcher in one file. Behind these lines is a zip archive for Python.
@@ -71,7 +73,7 @@ import sys
 from relight import packed_modules
 packed_modules.install(sys.modules[__name__])
 """
-_EPOCH = (1980, 1, 1, 0, 0, 0)  # the first moment that a zip archive can name
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time that a zip archive can store
 _WORD = re.compile(r"(?:^|[\s;&|(])relight\s+(?:run|launch)\b")
 
 
@@ -85,7 +87,7 @@ def build() -> bytes:
     import zipfile  # 10 ms
 
     packed = io.BytesIO()
-    packed.write(_SCRIPT.encode())  # readers of zip archives look from the end
+    packed.write(_SCRIPT.encode())  # zip archives are read from the end
     with zipfile.ZipFile(packed, "a", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
         for name, source in _members():
             entry = zipfile.ZipInfo(name, _EPOCH)
@@ -116,7 +118,9 @@ def modules() -> Iterator[str]:
 
 
 def with_bundled_launcher(app: AppDef, launcher: str) -> AppDef:
-    """Return the app with the value of `--launcher` in its roles, if this module defines it."""
+    """Return the app with the value of `--launcher` in its roles, if it is a value that this module
+    handles.
+    """
     if launcher not in (INSTALLED, TRAVELS):
         return app
     roles = [replace(role, env={**role.env, VARIABLE: launcher}) for role in app.roles]
@@ -124,7 +128,7 @@ def with_bundled_launcher(app: AppDef, launcher: str) -> AppDef:
 
 
 def needed(role: Role) -> bool:
-    """Return whether a role's command starts `relight run` and may have to bring it."""
+    """Return whether a role's command starts `relight run` and may need the launcher file."""
     return starts_relight(role) and role.env.get(VARIABLE) != INSTALLED
 
 
@@ -138,8 +142,8 @@ def wrapped(role: Role, directory: str) -> Role:
     """Return the role with a command that finds the launcher in a directory of the replica.
 
     Args:
-        role: one for which `needed` is true.
-        directory: without characters that mean something to a shell.
+        role: a role for which `needed` is true.
+        directory: a path without shell metacharacters.
     """
     first = role.env.get(VARIABLE) == TRAVELS
     path = f"{directory}:$PATH" if first else f"$PATH:{directory}"
@@ -171,8 +175,8 @@ def stripped(source: str) -> str:
     """Return a module without docstrings, comments, annotations of functions and variables, imports
     for type checkers, and most of its indentation.
 
-    Statements keep their line numbers, so that a traceback of the file matches the package.
-    Annotations in classes stay: records are read by them (`base/fields.py`).
+    Statements keep their line numbers, so that tracebacks from the file match the package.
+    Annotations in classes are kept, because `base/fields.py` uses them to read records.
     """
     text, tree = source.encode(), ast.parse(source)
     starts = [0, *(match.end() for match in re.finditer(b"\n", text))]
@@ -211,7 +215,7 @@ def stripped(source: str) -> str:
             cuts[match.start()] = match.end(), b""
     kept, place = list[bytes](), 0
     for first, (last, replacement) in sorted(cuts.items()):
-        if first >= place:  # else within another
+        if first >= place:  # skips one inside another
             kept += text[place:first], replacement, b"\n" * text.count(b"\n", first, last)
             place = last
     lines = (b"".join(kept) + text[place:]).decode().split("\n")
@@ -226,7 +230,9 @@ def _less_indented(line: str) -> str:
 
 
 def _is_text(statement: ast.stmt) -> bool:
-    """Return whether a statement is only a text, as docstrings and those of attributes are."""
+    """Return whether a statement is a bare string, such as a docstring of a function or an
+    attribute.
+    """
     return (
         isinstance(statement, ast.Expr)
         and isinstance(statement.value, ast.Constant)

@@ -1,4 +1,4 @@
-"""Finds the job that a word of a command line names."""
+"""Finds the job that a command-line argument refers to."""
 
 import re
 
@@ -12,14 +12,14 @@ _ID_FORM = r"([^/\s]*[^/\s:])" + PART
 
 
 def find_job(text: str) -> Handle:
-    """Return the job named by a handle or an id, or a part of the job with `/ROLE` or
-    `/ROLE/REPLICA,…` appended.
+    """Return the job that a handle or an id names. With `/ROLE` or `/ROLE/REPLICA,…` appended,
+    return that part of the job.
 
-    A text without `://` starts with the id of a job in relight's own records, or with the id, name
-    or pid of a job of `relight run` on this machine.
+    Text without `://` starts with a job id from relight's own records, or with the id, name or pid
+    of a `relight run` job on this machine.
 
     Raises:
-        UsageError: if the text is not a handle, or the job is unknown.
+        UsageError: if the text is not a valid handle, or the job is unknown.
     """
     if (handle := parse_handle(text)) is not None:
         return handle
@@ -31,8 +31,8 @@ def find_job(text: str) -> Handle:
 
 
 def _by_name(text: str) -> Handle | None:
-    """Return the job of `relight run` on this machine with this id, pid or name, the newest of
-    several; ended jobs count only if none is running.
+    """Return the `relight run` job on this machine with this id, pid or name. If there are several,
+    the newest one is returned, and running jobs take precedence over ended ones.
     """
     from relight.processes.running_jobs import JobDirectory  # not on Windows
 
@@ -45,12 +45,12 @@ def _by_name(text: str) -> Handle | None:
                 if text in (job.id, job.name, str(job.pid)):
                     return Handle(RUN, SESSION, job.id)
     except OSError:
-        pass  # this user lacks the directory
+        pass  # this user has no such directory
     return None
 
 
 def names_of_run() -> list[str]:
-    """Return the names and ids of the jobs of `relight run` on this machine."""
+    """Return the names and ids of the `relight run` jobs on this machine."""
     from relight.processes.running_jobs import JobDirectory
 
     try:

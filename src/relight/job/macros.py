@@ -1,10 +1,10 @@
 """Macros: placeholders in an app for values that only the scheduler knows.
 
-A component writes `macros.app_id`; when a request is rendered, `substitute` replaces it by the
-scheduler's value. Only these four words in braces are replaced, so that other text that a user
-passes to a script (`$HOME`, `$$`, `${x}`) arrives unchanged. TorchX halves every `$$`, and its
-components therefore write the shell's `${VAR:=localhost}` as `$${${rank0_env}:=localhost}`: only
-that form loses its first dollar here too.
+A component writes `macros.app_id`; when a request is rendered, `substitute` replaces it with the
+scheduler's value. Only these four names in braces are replaced, so that other text that a user
+passes to a script (`$HOME`, `$$`, `${x}`) arrives unchanged. TorchX replaces every `$$` with `$`,
+and its components therefore write the shell's `${VAR:=localhost}` as `$${${rank0_env}:=localhost}`.
+That is the only form that loses its first dollar sign here too.
 """
 
 import re
@@ -15,13 +15,13 @@ from typing import Any
 from relight.job.app import Role
 
 img_root = "${img_root}"
-"""The directory of the image's files, as the replica sees it."""
+"""The directory with the image's files, as seen by the replica."""
 app_id = "${app_id}"
-"""The scheduler's id of the app; unique, and the same for all replicas."""
+"""The scheduler's id for the app, which is unique and the same for all replicas."""
 replica_id = "${replica_id}"
-"""The number of the replica within its role, from 0."""
+"""The replica's number within its role, starting at 0."""
 rank0_env = "${rank0_env}"
-"""The name of the environment variable that holds the host of the first role's replica 0."""
+"""The name of the environment variable with the host on which replica 0 of the first role runs."""
 
 NAMES = ("img_root", "app_id", "replica_id", "rank0_env")
 _WORD = re.compile(r"\$(?=\$\{\$\{rank0_env\})|\$\{(" + "|".join(NAMES) + r")\}")
@@ -31,8 +31,8 @@ def substitute(role: Role, values: Mapping[str, str]) -> Role:
     """Return the role with its macros replaced in `args`, the values of `env`, and `metadata`.
 
     Args:
-        role: not changed.
-        values: by the names of `NAMES`; a macro without a value stays unchanged.
+        role: the role, which is not modified.
+        values: values by the names in `NAMES`; a macro without a value is left unchanged.
     """
     return replace(
         role,
@@ -43,7 +43,9 @@ def substitute(role: Role, values: Mapping[str, str]) -> Role:
 
 
 def text(template: str, values: Mapping[str, str]) -> str:
-    """Return a text with its macros replaced; the values are not searched for macros."""
+    """Return text with its macros replaced. Macros inside the replacement values are not
+    expanded.
+    """
     if "${" not in template:
         return template
     if "rank0_env" not in values:  # without a value, the shell's form keeps both dollars

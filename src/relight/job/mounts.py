@@ -1,6 +1,6 @@
-"""`type=bind,src=/a,dst=/b,readonly,type=device,src=/dev/x` -> mounts.
+"""Parses mounts such as `type=bind,src=/a,dst=/b,readonly,type=device,src=/dev/x`.
 
-`type` starts a mount, because the words come from a list split at its commas.
+Each `type` starts a new mount, because the input is a single list that has been split at commas.
 """
 
 import os
@@ -27,10 +27,10 @@ _EXAMPLE = "type=bind,src=/data,dst=/data,readonly"
 
 
 def parse_mounts(words: Sequence[str]) -> list[Mount]:
-    """Return the mounts that words like `type=bind`, `src=/data`, `readonly` describe.
+    """Parse a list such as `type=bind`, `src=/data`, `readonly` into mounts.
 
     Raises:
-        UsageError: if a word is unknown, or one is missing.
+        UsageError: if a key is unknown, or a required one is missing.
     """
     groups: list[dict[str, str]] = []
     for word in words:

@@ -1,11 +1,12 @@
-"""Overlays: the user's additions to a scheduler's request, in the metadata of a role or an app.
+"""Overlays: the user's additions to a scheduler's request, stored in the metadata of a role or an
+app.
 
     set_overlay(role, "kubernetes", "V1Pod", {"spec": {"nodeSelector": {"gpu": "a100"}}})
     set_overlay(role, "kubernetes", "V1Pod", {"spec": {JOIN("containers", on="name"): [
         {"name": "main", "tty": True}]}})
 
-Names and meanings are those of torchx.specs.overlays (nightly 2026.10.26): dicts are merged, lists
-are appended, a tuple replaces a list, and keys may be operators. Only Kubernetes has overlays.
+Names and meanings match torchx.specs.overlays (nightly 2026.10.26): dicts are merged, lists are
+appended, a tuple replaces a list, and keys may be operators. Only Kubernetes has overlays.
 """
 
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ from relight.job.app import AppDef, Role
 
 Overlay = dict[str, Any]
 NESTED = "__torchx_overlays__"
-"""The key by which TorchX tells overlays by kind from a single one."""
+"""The key by which TorchX distinguishes a dict of overlays by kind from a single overlay."""
 _PUT, _JOIN, _DEL = "__put__:", "__join__:", "__del__:"
 
 
@@ -26,7 +27,7 @@ def PUT(key: str) -> str:  # noqa: N802  # TorchX's name
 
 
 def JOIN(key: str, *, on: str) -> str:  # noqa: N802
-    """Return a key that merges the items of a list of dicts by their field `on`."""
+    """Return a key that merges the items of a list of dicts by the field named `on`."""
     return f"{_JOIN}{key}:{on}"
 
 
@@ -36,7 +37,7 @@ def DEL(key: str) -> str:  # noqa: N802
 
 
 def field_of(key: str) -> str:
-    """Return the field of an overlay's key."""
+    """Return the field that an overlay key applies to."""
     for mark in (_PUT, _DEL):
         if key.startswith(mark):
             return key.removeprefix(mark)
@@ -44,8 +45,8 @@ def field_of(key: str) -> str:
 
 
 def set_overlay(target: AppDef | Role, namespace: str, kind: str, overlay: Overlay) -> None:
-    """Add an overlay to those of a role or an app. Operators are kept until they are applied; the
-    last one for a field counts.
+    """Add an overlay to a role or an app. Operators are stored until the overlay is applied; the
+    last one for a field wins.
     """
     kinds = target.metadata.get(namespace)
     kinds = dict(kinds) if isinstance(kinds, dict) else {}
@@ -55,19 +56,21 @@ def set_overlay(target: AppDef | Role, namespace: str, kind: str, overlay: Overl
 
 
 def get_overlay(target: AppDef | Role, namespace: str, kind: str) -> Overlay:
-    """Return the overlay of a role or an app, from its metadata.
+    """Return the overlay from the metadata of a role or an app.
 
     Raises:
-        UsageError: if the metadata is a text, such as a file name, or not a dict.
+        UsageError: if the metadata is a string, such as a file name, or anything else that isn't a
+            dict.
     """
     return of_kind(target.metadata.get(namespace) or {}, kind, f"the metadata {namespace}")
 
 
 def of_kind(found: Any, kind: str, what: str) -> Overlay:
-    """Return the overlay of a kind, from a dict of kinds or from one that is the overlay itself.
+    """Return the overlay for a kind, from a dict that either maps kinds to overlays or is itself
+    the overlay.
 
     Raises:
-        UsageError: if it is not a dict; the message begins with `what`.
+        UsageError: if the overlay is not a dict; the message begins with `what`.
     """
     if isinstance(found, Mapping) and (found.get(NESTED) or kind in found):
         found = found.get(kind) or {}
@@ -77,10 +80,10 @@ def of_kind(found: Any, kind: str, what: str) -> Overlay:
 
 
 def applied(base: Mapping[str, Any], overlay: Mapping[str, Any], where: str) -> Overlay:
-    """Return a part of a request with an overlay.
+    """Return a part of a request with an overlay applied.
 
     Raises:
-        UsageError: if a value does not fit; the message begins with `where`.
+        UsageError: if a value has the wrong type; the message begins with `where`.
     """
     found = dict(base)
     for key, value in overlay.items():
@@ -122,7 +125,7 @@ def _joined(base: Any, items: Any, on: str, where: str) -> list[Any]:
 
 
 def _collected(base: Overlay, overlay: Overlay) -> Overlay:
-    """Return one overlay for two; the operators are kept."""
+    """Combine two overlays into one, keeping their operators."""
     found = dict(base)
     for key, value in overlay.items():
         for other in [each for each in found if each != key and field_of(each) == field_of(key)]:

@@ -1,10 +1,10 @@
-"""Import system of the one-file launcher: all modules are in one archive member.
+"""The import system of the one-file launcher, which stores all modules in one archive member.
 
-Compressed together, they take a quarter less room than as separate entries. `launcher_file.py`
+Compressed together, they take a quarter less space than as separate members. `launcher_file.py`
 writes the member and adds this file as `relight/packed_modules.py`.
 
-The finder serves the folders of this package only. `sys.meta_path` and `sys.path_hooks` stay
-unchanged, because workers forked from a warm process inherit them.
+The finder only handles this package's directories. `sys.meta_path` and `sys.path_hooks` are not
+modified, because workers forked from a warm process would inherit the change.
 """
 
 import sys
@@ -18,17 +18,19 @@ MEMBER = "relight/modules"
 
 
 def pack(sources: Iterable[tuple[str, bytes]]) -> bytes:
-    """Return the content of `MEMBER` for sources by path, such as `relight/agent/node.py`."""
+    """Return the content of `MEMBER` for a dict of sources by path, such as
+    `relight/agent/node.py`.
+    """
     sources = list(sources)
     index = "".join(f"{path} {len(source)}\n" for path, source in sources)
     return index.encode() + b"\n" + b"".join(source for _, source in sources)
 
 
 class PackedModules:
-    """Finder and loader of packed modules.
+    """Finder and loader for packed modules.
 
     Args:
-        archive: the path of the archive; the modules' files are named below it.
+        archive: the archive's path, which is the prefix of the modules' file names.
         packed: what `pack` returned.
     """
 
@@ -43,11 +45,11 @@ class PackedModules:
             begin += int(size)
 
     def folders(self) -> set[str]:
-        """Return the apparent directories of the modules."""
+        """Return the virtual directories that contain the modules."""
         return {f"{self._archive}/{path.rpartition('/')[0]}" for path in self._sources}
 
     def find_spec(self, name: str, target: object = None) -> ModuleSpec | None:
-        """Return the spec of a packed module."""
+        """Return a packed module's spec."""
         del target
         place = name.replace(".", "/")
         for path, is_package in ((f"{place}/__init__.py", True), (f"{place}.py", False)):
@@ -61,7 +63,7 @@ class PackedModules:
         return None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """Leave it to the import system."""
+        """Leave module creation to the import system."""
         del spec
         return None
 
@@ -71,7 +73,7 @@ class PackedModules:
         exec(compile(source, str(file), "exec", dont_inherit=True), module.__dict__)  # noqa: S102
 
     def get_source(self, name: str) -> str:
-        """Return a module's source, which tracebacks show."""
+        """Return a module's source, which is shown in tracebacks."""
         spec = self.find_spec(name)
         if spec is None:
             raise ImportError(f"no packed module {name}", name=name)
@@ -79,7 +81,7 @@ class PackedModules:
 
 
 def install(package: Any) -> None:
-    """Let the archive's `relight` find its packed modules."""
+    """Make the archive's `relight` package find its packed modules."""
     archive = package.__loader__.archive
     package.__path__ = [f"{archive}/relight"]
     modules = PackedModules(archive, package.__loader__.get_data(f"{archive}/{MEMBER}"))

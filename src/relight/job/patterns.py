@@ -1,7 +1,7 @@
-"""The patterns of a .gitignore file: which paths of a directory are not copied.
+"""The patterns in a .gitignore file, which exclude paths from a copy.
 
-The rules are git's (gitignore(5)): the last pattern that matches decides, `!` includes a path
-again, and paths below an ignored directory are not visited.
+The rules are git's (gitignore(5)): the last matching pattern decides, `!` re-includes a path, and
+paths below an ignored directory are not visited.
 """
 
 import re
@@ -16,8 +16,9 @@ _CLASSES = {
 
 
 class Pattern(NamedTuple):
-    """One line. `takes_back` is true for `!`. With `whole`, it matches the whole path instead of
-    the last part. `regex` is None for a line that matches nothing in git, such as `[`.
+    """One line. `takes_back` is true if the line begins with `!`. If `whole` is true, the pattern
+    is matched against the whole path instead of its last component. `regex` is None for a line that
+    matches nothing in git, such as `[`.
     """
 
     regex: re.Pattern[str] | None
@@ -27,7 +28,7 @@ class Pattern(NamedTuple):
 
 
 def parse(lines: Iterable[str]) -> tuple[Pattern, ...]:
-    """Return the patterns of the lines of an ignore file, without comments and empty lines."""
+    """Parse the lines of an ignore file into patterns, skipping comments and empty lines."""
     found = []
     for line in lines:
         text = line.rstrip("\r\n")
@@ -39,18 +40,18 @@ def parse(lines: Iterable[str]) -> tuple[Pattern, ...]:
 
 
 def ignored(patterns: Iterable[Pattern], path: str, is_directory: bool) -> bool:
-    """Return whether a path is ignored, if its directory is not.
+    """Return whether a path is ignored, given that its directory is not.
 
     Args:
-        patterns: in the order of the file.
-        path: relative to the directory of the file, with `/` between its parts.
+        patterns: in file order.
+        path: relative to the file's directory, with `/` as the separator.
         is_directory: false for a symbolic link, whatever its target.
     """
     verdict = False
     name = path.rpartition("/")[2]
     for pattern in patterns:
         if pattern.takes_back != verdict or pattern.regex is None:
-            continue  # it would not change anything
+            continue  # it would have no effect
         if pattern.directories_only and not is_directory:
             continue
         if pattern.regex.fullmatch(path if pattern.whole else name):
@@ -70,7 +71,7 @@ def _pattern(text: str) -> Pattern:
 
 
 def regex_of(text: str) -> str | None:
-    """Return the regular expression of a pattern; None if it matches nothing, such as `[`."""
+    """Convert a pattern to a regular expression; return None if it matches nothing, such as `[`."""
     out = ""
     at = 0
     while at < len(text):
@@ -108,8 +109,8 @@ def regex_of(text: str) -> str | None:
 
 
 def _brackets(text: str, at: int) -> tuple[int, str]:
-    """Return the position after `[…]`, which begins before `at`, and its regex; empty if it has no
-    end or an unknown [:class:].
+    """Return the position after the `[…]` that begins just before `at`, and its regex. The regex is
+    empty if the bracket is not closed or has an unknown [:class:].
     """
     negated = text[at : at + 1] in ("!", "^")
     at += negated
@@ -134,12 +135,14 @@ def _brackets(text: str, at: int) -> tuple[int, str]:
         high = low
         if text[at : at + 1] == "-" and text[at + 1 : at + 2] not in ("", "]"):
             high, at = _one(text, at + 1)
-        # Of a reversed range, git takes the first character.
+        # For a reversed range, git uses the first character.
         inside += f"{re.escape(low)}-{re.escape(max(low, high))}"
     return at, ""
 
 
 def _one(text: str, at: int) -> tuple[str, int]:
-    """Return one character of a class, possibly escaped by a backslash, and the next position."""
+    """Return one character of a bracket expression, which may be escaped with a backslash, and the
+    next position.
+    """
     at += text[at] == "\\" and at + 1 < len(text)
     return text[at], at + 1

@@ -2,7 +2,7 @@
 
 It is `~/.local/state/relight/jobs/NAME-RANDOM/` (XDG base directories; `RELIGHT_STATE_DIR` replaces
 `~/.local/state/relight`). Schedulers that keep logs or state themselves have subdirectories there.
-Only the user can read directories and files.
+Directories and files are readable only by the user.
 """
 
 import errno
@@ -26,7 +26,7 @@ FILE = "job.json"
 _LOCK = "sending"
 _SUBMIT_LIMIT_S, _POLL_S = 120.0, 0.05
 _DEEPEST = 64
-"""The deepest nesting of objects in a file of ours."""
+"""Maximum nesting depth of objects in our files."""
 _NEEDED = ("id", "app_id", "handle", "scheduler", "name", "state", "submitted")
 _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_")
 _OF_NAME, _OF_ID = _LETTERS | set(".-"), _LETTERS | set(".:@%+=-")
@@ -34,7 +34,9 @@ _FIRST, _REST = "bcdfghjklmnpqrstvwxz", "bcdfghjklmnpqrstvwxz012345679"
 
 
 def new_id(name: str) -> str:
-    """Return a unique `NAME-RANDOM`, with only those characters that file and host names allow."""
+    """Return a unique `NAME-RANDOM` with only characters that are valid in both file and host
+    names.
+    """
     number = int.from_bytes(os.urandom(8), "big")
     number, digit = divmod(number, len(_FIRST))
     word = _FIRST[digit]
@@ -46,13 +48,13 @@ def new_id(name: str) -> str:
 
 
 def root(env: Environment | None = None) -> str:
-    """Return the parent of all jobs' directories; it need not exist."""
+    """Return the parent directory of all job directories, which may not exist yet."""
     env = environment.read() if env is None else env
     return os.path.join(environment.state_directory(env), "jobs")
 
 
 def path(app_id: str) -> str:
-    """Return the directory of a job; it need not exist.
+    """Return a job's directory, which may not exist yet.
 
     Raises:
         UsageError: if the id is invalid.
@@ -63,10 +65,10 @@ def path(app_id: str) -> str:
 
 
 def directory(app_id: str) -> str:
-    """Create the directory of a job if it does not exist, and return it.
+    """Return a job's directory, creating it if necessary.
 
     Raises:
-        MachineError: if it can't be made.
+        MachineError: if it can't be created.
     """
     where = path(app_id)
     try:
@@ -81,12 +83,12 @@ def directory(app_id: str) -> str:
 
 
 def write(app_id: str, record: Mapping[str, Any]) -> None:
-    """Replace the record of a job atomically.
+    """Replace a job's record atomically.
 
     Raises:
         MachineError: if it can't be written.
     """
-    import json  # 2 ms that a dry run need not pay
+    import json  # takes 2 ms, and a dry run doesn't need it
 
     file = os.path.join(directory(app_id), FILE)
     try:
@@ -99,7 +101,7 @@ def write(app_id: str, record: Mapping[str, Any]) -> None:
 
 @contextmanager
 def submitting(app_id: str) -> Iterator[None]:
-    """Lock a job while it is being submitted: a command that stops it waits until then.
+    """Lock a job while it is being submitted. A command that stops the job waits for this lock.
 
     Raises:
         MachineError: if its directory can't be written.
@@ -112,7 +114,7 @@ def submitting(app_id: str) -> Iterator[None]:
     except OSError as error:
         raise MachineError(f"can't write {file}: {error.strerror}") from None
     try:
-        with suppress(OSError):  # a file system without locks
+        with suppress(OSError):  # the file system doesn't support locks
             fcntl.flock(fd, fcntl.LOCK_EX)
         yield
     finally:
@@ -149,12 +151,12 @@ def wait_until_submitted(app_id: str) -> None:
 
 
 def read(app_id: str) -> dict[str, Any] | None:
-    """Return the record of a job, or None."""
+    """Return a job's record, or None if there is none."""
     return _load(os.path.join(path(app_id), FILE))
 
 
 def every() -> list[dict[str, Any]]:
-    """Return the records of all jobs, newest first; unreadable ones are left out."""
+    """Return the records of all jobs, newest first, skipping unreadable ones."""
     try:
         names = os.listdir(root())
     except OSError:
@@ -165,7 +167,9 @@ def every() -> list[dict[str, Any]]:
 
 
 def instant(text: str) -> float:
-    """Convert an ISO 8601 text in any time zone to seconds since 1970; 0 if invalid."""
+    """Convert an ISO 8601 time in any time zone to seconds since 1970; return 0 if it is
+    invalid.
+    """
     try:
         return datetime.fromisoformat(text).timestamp()
     except (ValueError, OverflowError, OSError):
@@ -173,7 +177,9 @@ def instant(text: str) -> float:
 
 
 def of_handle(scheduler: str, app_id: str) -> dict[str, Any] | None:
-    """Look up a job's record by the scheduler's id, which may differ from the directory's name."""
+    """Look up a job's record by the scheduler's job id, which may differ from the directory
+    name.
+    """
     record = read(app_id) if _is_id(app_id) else None
     if record is not None and record.get("scheduler") == scheduler:
         return record
@@ -184,10 +190,10 @@ def of_handle(scheduler: str, app_id: str) -> dict[str, Any] | None:
 
 
 def remove(name: str) -> None:
-    """Remove the directory of a job and its content.
+    """Remove a job's directory and its contents.
 
     Raises:
-        MachineError: if a part of it can't be removed.
+        MachineError: if any of it can't be removed.
     """
     where = path(name)
     remove_tree(where)
@@ -196,7 +202,7 @@ def remove(name: str) -> None:
 
 
 def token() -> str:
-    """Return the token that authenticates the agents of this user's jobs; created on first use.
+    """Return the token that authenticates the agents of this user's jobs, creating it on first use.
 
     Raises:
         MachineError: if it can't be saved.
@@ -224,8 +230,8 @@ def _is_id(text: str) -> bool:
 
 
 def load(file: str) -> Any:
-    """Return the content of a JSON file; None if it can't be read, or is nested too deeply: a
-    broken file must not hide other jobs.
+    """Return the content of a JSON file, or None if it can't be read or is nested too deeply,
+    because one broken file must not hide other jobs.
     """
     try:
         if not os.path.isfile(file):  # a FIFO would block

@@ -1,6 +1,6 @@
-"""Named resources: sizes of machines by TorchX's names for them, and the user's own.
+"""Named resources: machine sizes by their TorchX names, and those that the user defines.
 
-Memory of `aws_*` is 983 MiB for each published GiB, the part available to a container.
+The memory of `aws_*` is 983 MiB per advertised GiB, which is what remains available to a container.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -104,7 +104,7 @@ class NamedResources(Mapping[str, Resource]):
     """The built-in named resources and the user's own.
 
     Args:
-        own: the user's own resources, by name; None for `own(environment)`.
+        own: the user's own resources, by name; None loads them with `own(environment)`.
     """
 
     def __init__(self, own: Own | None = None) -> None:
@@ -112,10 +112,10 @@ class NamedResources(Mapping[str, Resource]):
         self._own: Own | None = own
 
     def __getitem__(self, name: str) -> Resource:
-        """Return a resource.
+        """Look up a resource by name.
 
         Raises:
-            UsageError: if no resource has this name; upper and lower case are the same.
+            UsageError: if no resource has this name, ignoring case.
         """
         if name in _TABLE and self._given is None and not _has_own(read()):
             return _of_table(name)
@@ -164,9 +164,9 @@ def resource(
     memMB: int | None = None,  # noqa: N803  # the flag's name
     h: str | None = None,
 ) -> Resource:
-    """Return the resource of a replica: by name `h` if given, else by its numbers.
+    """Return a replica's resource, by the name `h` if it is given, or otherwise from the numbers.
 
-    None means TorchX's default: 2 cores, no GPU, 1024 MiB. A number that is 0 stays 0.
+    None means TorchX's default, which is 2 cores, no GPU and 1024 MiB. An explicit 0 is kept.
     """
     if h:
         return named_resources[h]
@@ -178,10 +178,10 @@ def resource(
 
 
 def own(env: Environment) -> Own:
-    """Return the user's named resources: those of the entry point groups `relight.named_resources`
-    and `torchx.named_resources`, then those of the module named by RELIGHT_NAMED_RESOURCES (or
-    TorchX's variable), whose mapping NAMED_RESOURCES maps names to resources or to functions
-    that return one.
+    """Return the user's named resources. They come from the entry point groups
+    `relight.named_resources` and `torchx.named_resources`, and then from the module named by
+    RELIGHT_NAMED_RESOURCES (or TorchX's variable), whose NAMED_RESOURCES maps names to resources or
+    to functions that return one.
 
     Raises:
         UsageError: if that module can't be imported or has no such mapping.
@@ -189,7 +189,7 @@ def own(env: Environment) -> Own:
     found: dict[str, Callable[[], Resource] | Resource] = {
         name: _made_by(entry)
         for name, entry in plugins.find(*GROUPS).items()
-        if name not in _TABLE  # a package can't redefine a known name
+        if name not in _TABLE  # a package can't redefine a built-in name
     }
     for variable in VARIABLES:
         module = env.get(variable)
@@ -206,7 +206,7 @@ def own(env: Environment) -> Own:
 
 
 def _made_by(entry: Any) -> Callable[[], Resource]:
-    """Return a function that loads a package when its resource is used: most are never used."""
+    """Return a function that loads a package only when its resource is used, as most never are."""
 
     def load() -> Resource:
         found = entry.load()

@@ -30,10 +30,10 @@ def to_json(app: AppDef) -> Object:
 
 
 def from_json(value: Any) -> AppDef:
-    """Restore the app from a result of `to_json`.
+    """Restore an app from the result of `to_json`.
 
     Raises:
-        UsageError: if the object is not an app; the message locates the error.
+        UsageError: if the object is not a valid app; the message says where the error is.
     """
     found = _object(value, "app", {"name", "roles", "metadata"})
     roles = found.get("roles", [])
@@ -70,7 +70,7 @@ def _role(role: Role) -> Object:
         "metadata": _plain(role.metadata),
         "mounts": [vars(mount).copy() for mount in role.mounts],
         "workspace": role.workspace and {"projects": dict(role.workspace.projects)},
-        "overrides": {},  # each field has its value already
+        "overrides": {},  # they have already been applied
     }
 
 

@@ -1,6 +1,6 @@
-"""The status of a job, and of each of its replicas.
+"""The status of a job and its replicas.
 
-Properties that repeat a field have TorchX's names (nightly 2026-10).
+Properties that duplicate a field exist under TorchX's names (nightly 2026-10).
 """
 
 from collections.abc import Iterable
@@ -13,16 +13,16 @@ from relight.core.status.preload_status import PreloadStatus
 from relight.core.status.snapshot import Chart, RankUse
 from relight.job.app import AppState
 
-_SIGKILL, _SIGTERM = 9, 15  # Linux numbers, as this client may run on Windows, without SIGKILL
+_SIGKILL, _SIGTERM = 9, 15  # Linux numbers; Windows clients lack SIGKILL
 _STOPPED = {_SIGKILL: 1, _SIGTERM: 2}
-"""Signals that end replicas after another one's failure; the less telling one is last."""
+"""Signals that end replicas after another replica failed; the less informative one comes last."""
 
 
 class ReplicaStatus(NamedTuple):
-    """One replica. `exitcode` is None while unknown. `error` is its failure in one line.
+    """One replica. `exitcode` is None while unknown. `error` describes its failure in one line.
     `last_line` is the last line of its output, `use` its resource usage, and `pid` its process on
-    this machine, where the scheduler knows them. `topology` is the place of its node in the
-    network, if ranks follow it.
+    this machine, if the scheduler knows them. `topology` is its node's location in the network, if
+    ranks are ordered by it.
     """
 
     role: str
@@ -55,9 +55,10 @@ class RoleStatus(NamedTuple):
 
 
 class AppStatus(NamedTuple):
-    """A job. It has failed when one replica has failed, and is over when all are; `restarts` is
-    None if unknown. `account` breaks down its time, `progress` is how far it is, and `charts` are
-    its numbers over time, if known; `preload` says how far imports for restarts are, on this node.
+    """A job. It has failed when any replica has failed, and it is over when all replicas are.
+    `restarts` is None if unknown. If known, `account` is the time breakdown, `progress` is how far
+    the job has got, and `charts` has its metrics over time. `preload` is the progress of preloading
+    imports for restarts on this node.
     """
 
     state: AppState
@@ -77,7 +78,7 @@ class AppStatus(NamedTuple):
 
     @property
     def num_restarts(self) -> int:
-        """`restarts`, 0 if unknown."""
+        """`restarts`, or 0 if unknown."""
         return self.restarts or 0
 
     @property
@@ -87,7 +88,7 @@ class AppStatus(NamedTuple):
 
     @property
     def roles(self) -> list[RoleStatus]:
-        """`replicas`, by role."""
+        """`replicas`, grouped by role."""
         found: dict[str, list[ReplicaStatus]] = {}
         for each in self.replicas:
             found.setdefault(each.role, []).append(each)
@@ -98,17 +99,17 @@ class AppStatus(NamedTuple):
         return self.state.is_over
 
     def raise_for_status(self) -> None:
-        """Raise an error unless the job has succeeded.
+        """Raise an error unless the job succeeded.
 
         Raises:
-            AppStatusError: if it did not succeed, or is not over.
+            AppStatusError: if the job did not succeed, or is not over.
         """
         if self.state is not AppState.SUCCEEDED:
             raise AppStatusError(self)
 
     @property
     def exitcode(self) -> int:
-        """The exit code that a command waiting for the job ends with."""
+        """The exit code for a command that waits for the job."""
         if self.state is AppState.SUCCEEDED:
             return 0
         failed = [r.exitcode for r in by_cause(self.replicas) if r.exitcode]
@@ -116,7 +117,7 @@ class AppStatus(NamedTuple):
 
 
 class AppStatusError(RelightError):
-    """A job that had to succeed has not; `status` is its status."""
+    """A job that was expected to succeed did not; `status` is its status."""
 
     def __init__(self, status: AppStatus) -> None:
         why = f": {status.message}" if status.message else ""
@@ -126,7 +127,7 @@ class AppStatusError(RelightError):
 
 
 def by_cause(replicas: Iterable[ReplicaStatus]) -> list[ReplicaStatus]:
-    """Sort replicas; those probably stopped because of another one's failure come last."""
+    """Sort replicas so that those probably stopped because another one failed come last."""
 
     def rank(replica: ReplicaStatus) -> tuple[bool, int]:
         code = replica.exitcode or 0

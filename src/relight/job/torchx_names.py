@@ -1,4 +1,4 @@
-"""Further names of TorchX's specs, so that files that use them need only one changed line."""
+"""More names from TorchX's specs, so that only one line has to change in files that use them."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -26,8 +26,8 @@ class ParsedAppHandle(NamedTuple):
 
 
 class AppDryRunInfo:
-    """The argument of `Role.pre_proc`: the scheduler's rendered request, a dict that it may change,
-    and the app and options behind it.
+    """The argument of `Role.pre_proc`: the scheduler's rendered request, which is a dict that may
+    be modified, and the app and options that it was rendered from.
     """
 
     def __init__(
@@ -46,12 +46,12 @@ class AppDryRunInfo:
 
 
 def make_app_handle(scheduler_backend: str, session_name: str, app_id: str) -> AppHandle:
-    """Return the handle of a job."""
+    """Build a job's handle."""
     return str(handles.Handle(scheduler_backend, session_name, app_id))
 
 
 def parse_app_handle(app_handle: AppHandle) -> ParsedAppHandle:
-    """Return the parts of a handle.
+    """Split a handle into its parts.
 
     Raises:
         UsageError: if the text is not a handle.
@@ -60,7 +60,7 @@ def parse_app_handle(app_handle: AppHandle) -> ParsedAppHandle:
 
 
 def get_named_resources(res: str) -> Resource:
-    """Return a resource by its name.
+    """Look up a resource by name.
 
     Raises:
         UsageError: if no resource has this name.
@@ -74,5 +74,5 @@ def is_terminal(state: AppState) -> bool:
 
 
 def is_started(state: AppState) -> bool:
-    """Return whether a job runs or has run."""
+    """Return whether a job is running or has run."""
     return state is AppState.RUNNING or state.is_over

@@ -1,10 +1,10 @@
-"""The patterns of a .torchxignore file: which paths of a directory are not copied.
+"""The patterns in a .torchxignore file, which exclude paths from a copy.
 
 The rules are TorchX's (torchx.workspace.api, nightly 2026-10), not git's: a pattern is matched
-against the whole path, so `data` does not match `x/data`, but `*` matches slashes too; `#` begins a
-comment anywhere in a line; spaces around a pattern are ignored. The last pattern that matches
-decides, `!` includes a path again, and below a directory that was included again only the patterns
-after that one count.
+against the whole path, so `data` does not match `x/data`, but `*` also matches slashes. `#` begins
+a comment anywhere in a line, and spaces around a pattern are ignored. The last matching pattern
+decides. `!` re-includes a path; below a re-included directory, only the patterns after that one
+apply.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,17 +14,17 @@ ALWAYS = "Dockerfile.torchx"
 
 
 def parse(lines: Iterable[str]) -> list[str]:
-    """Return the patterns of the lines of a file."""
+    """Parse the lines of a file into patterns."""
     texts = (line.partition("#")[0].strip() for line in lines)
     return [text for text in texts if text not in ("", ".")]
 
 
 def verdict(patterns: Sequence[str], path: str) -> bool | None:
-    """Return whether a path is ignored; None if no pattern matches.
+    """Return whether a path is ignored, or None if no pattern matches.
 
     Args:
-        patterns: in the order of the file.
-        path: relative to the directory of the file; its parent directories are not ignored.
+        patterns: in file order.
+        path: relative to the file's directory; none of its parent directories are ignored.
     """
     if path == ALWAYS:
         return False
@@ -36,7 +36,7 @@ def verdict(patterns: Sequence[str], path: str) -> bool | None:
 
 
 def _last(path: str, patterns: Sequence[str]) -> int:
-    """Return the index of the last pattern that matches, -1 if none does."""
+    """Return the index of the last matching pattern, or -1 if none matches."""
     for number in range(len(patterns) - 1, -1, -1):
         if fnmatchcase(path, patterns[number]) or _takes_back(patterns[number], path):
             return number

@@ -1,13 +1,14 @@
-"""The workspace of a job: which files of the working directory are copied, and its git state.
+"""A job's workspace: which files are copied from the working directory, and its git state.
 
-Files listed in `.relightignore` are not copied or, if it does not exist, those in `.torchxignore`
-or `.dockerignore`: in the syntax of .gitignore (`patterns`), of TorchX (`torchxignore`) or of
-Docker (`dockerignore`).
-`.git`, `.venv` and `__pycache__` are not copied either, unless that file includes them with `!`.
+Files listed in `.relightignore` are not copied. If it does not exist, `.torchxignore` or
+`.dockerignore` is used instead. Their syntax is that of .gitignore (`patterns`), TorchX
+(`torchxignore`) and Docker (`dockerignore`), respectively. `.git`, `.venv` and `__pycache__` are
+not copied either, unless that file re-includes them with `!`.
 
-A workspace is one directory or several, each with its target directory in the copy, in TorchX's
-syntax: `a;b:sub`, or `{a: , b: sub}`, or a line `b: sub` for each. A file may take the place of a
-directory; its target is its path in the copy, or a directory if that ends with a slash.
+A workspace consists of one or more directories, each with its target directory in the copy. The
+syntax is TorchX's: `a;b:sub`, or `{a: , b: sub}`, or one line `b: sub` for each. A file may be
+given instead of a directory; its target is its path in the copy, or a directory if the target ends
+with a slash.
 """
 
 import io
@@ -26,7 +27,7 @@ from relight.job.app import NOTHING
 IGNORED_BY_DEFAULT = (".git", ".venv/", "__pycache__/")
 GIT_LIMIT_S = 2.0
 IsIgnored = Callable[[str, bool], bool]
-"""Returns whether a path is ignored; the second argument is whether it is a directory."""
+"""Returns whether a path is ignored; the second argument says whether it is a directory."""
 
 
 class Entry(NamedTuple):
@@ -38,8 +39,8 @@ class Entry(NamedTuple):
 
 
 class Project(NamedTuple):
-    """One directory of a workspace, and its target directory in the copy, empty for the root; or
-    one file, and its path in the copy.
+    """One directory of a workspace and its target directory in the copy, which is empty for the
+    root; or one file and its path in the copy.
     """
 
     directory: str
@@ -47,7 +48,7 @@ class Project(NamedTuple):
 
 
 def projects(text: str) -> list[Project]:
-    """Return the directories of a workspace, absolute.
+    """Return the absolute directories of a workspace.
 
     Raises:
         UsageError: if a path is not a directory, or its target is outside the copy.
@@ -69,7 +70,8 @@ def projects(text: str) -> list[Project]:
 
 
 def absolute(text: str) -> str:
-    """Return a workspace with absolute directories, independent of the working directory.
+    """Return the workspace with absolute directories, so that it is independent of the working
+    directory.
 
     Raises:
         UsageError: as for `projects`.
@@ -78,7 +80,7 @@ def absolute(text: str) -> str:
 
 
 def find(text: str, path: str) -> str | None:
-    """Return the present path of the file with this path in the copy; None if it does not exist."""
+    """Map a path in the copy to the file's current path; return None if it does not exist."""
     for folder, below in reversed(projects(text)):
         inside = os.path.relpath(path, below) if below else path
         if inside == "." and os.path.isfile(folder):
@@ -93,9 +95,9 @@ def _pairs(text: str) -> list[tuple[str, str]]:
     if os.path.exists(os.path.expanduser(plain)) or not any(mark in plain for mark in ";:{\n"):
         return [(plain, "")]
     text = text.strip()
-    if text.startswith("{") and text.endswith("}"):  # the mapping of YAML that TorchX reads
+    if text.startswith("{") and text.endswith("}"):  # a YAML mapping, as in TorchX
         parts = [part.partition(": " if ": " in part else ":") for part in text[1:-1].split(",")]
-    elif "\n" in text:  # the same, in lines
+    elif "\n" in text:  # the same, one line per entry
         lines = [line.partition(" #")[0].strip() for line in text.split("\n")]
         parts = [line.rpartition(": " if ": " in line else ":") for line in lines if line]
         parts = [each if each[1] else (each[2], "", "") for each in parts]
@@ -109,9 +111,9 @@ def _pairs(text: str) -> list[tuple[str, str]]:
 
 
 def entries(source: str) -> Iterator[Entry]:
-    """Yield the entries of a workspace that are copied, each directory before its content, sorted.
+    """Yield the workspace entries to copy in sorted order, each directory before its contents.
 
-    Sockets, pipes and devices are left out, and so are relight's records of jobs.
+    Sockets, pipes and devices are skipped, as are relight's own job records.
 
     Raises:
         UsageError: if `source` is not a directory.
@@ -135,7 +137,7 @@ def entries(source: str) -> Iterator[Entry]:
 
 
 def pack(source: str, destination: str) -> None:
-    """Copy a workspace without ignored files; modes, times and symbolic links are kept.
+    """Copy a workspace without ignored files, preserving modes, times and symbolic links.
 
     Args:
         source: a directory.
@@ -157,7 +159,7 @@ def pack(source: str, destination: str) -> None:
                 directories.append((here, there))
             else:
                 _copy(here, there)
-        for here, there in reversed(directories):  # later, as some may be read-only
+        for here, there in reversed(directories):  # last, as some may be read-only
             shutil.copystat(here, there)
     except OSError as error:
         raise _unreadable(source, error) from None
@@ -171,8 +173,8 @@ def archive(
     Args:
         source: a directory.
         file: open for writing.
-        prefix: the directory in the archive for the files.
-        more: additional files of the archive, by name.
+        prefix: the directory in the archive that the files are stored in.
+        more: additional files to add to the archive, by name.
 
     Raises:
         UsageError: if `source` is not a directory.
@@ -183,7 +185,7 @@ def archive(
             member = tarfile.TarInfo(name)
             member.size = len(contents)
             tar.addfile(member, io.BytesIO(contents))
-        if prefix:  # it exists even if no file is copied
+        if prefix:  # created even if no file is copied
             directory = tarfile.TarInfo(prefix)
             directory.type, directory.mode = tarfile.DIRTYPE, 0o755
             tar.addfile(directory)
@@ -191,19 +193,19 @@ def archive(
             try:
                 _add(tar, here, os.path.join(prefix, path))
             except FileNotFoundError:
-                pass  # an editor's temporary file, gone in the meantime
+                pass  # for example an editor's temporary file that has been removed
             except OSError as error:
                 raise _unreadable(source, error) from None
 
 
 def git_state(path: str) -> dict[str, Any]:
-    """Return `commit`, `branch` and `dirty` of the git work tree that contains a path.
+    """Return the `commit`, `branch` and `dirty` state of the git work tree that contains a path.
 
-    `branch` is empty if none is checked out, `commit` before the first one; untracked files make
-    the tree dirty. The result is empty without git, outside of a work tree, and if git takes more
-    than 2 seconds.
+    `branch` is empty if no branch is checked out, and `commit` is empty before the first commit.
+    Untracked files make the tree dirty. The result is empty if git is not installed, if the path is
+    outside a work tree, or if git takes more than 2 seconds.
     """
-    # Take no lock, and start no program that the repository's configuration names.
+    # Don't take any locks, and don't start programs named in the repository's configuration.
     command = ["git", "--no-optional-locks", "-c", "core.fsmonitor=false", "-C", path]
     command += ["status", "--porcelain=v2", "--branch"]
     try:
@@ -273,7 +275,9 @@ _RULES: Mapping[str, Callable[[Sequence[str]], IsIgnored]] = {
 
 
 def _file(path: str) -> tuple[int, int] | None:
-    """Return the device and inode of a file, the same for all its paths; None if it is missing."""
+    """Return a file's device and inode, which are the same for all its paths, or None if it is
+    missing.
+    """
     try:
         found = os.stat(path)
     except OSError:
@@ -310,7 +314,7 @@ def _below(
 
 
 def _is_in(own: str, here: str) -> bool:
-    """Return whether a path is the destination itself or in it."""
+    """Return whether a path is the destination itself or inside it."""
     real = os.path.join(os.path.realpath(os.path.dirname(here)), os.path.basename(here))
     return real == own or real.startswith(own + os.sep)
 

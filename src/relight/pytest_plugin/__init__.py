@@ -7,13 +7,15 @@
         assert tensor.item() == 2
 
 pytest collects the test and evaluates its marks as usual. Instead of setting up its fixtures, the
-plugin starts a job whose workers each run this one test, including fixtures (`rank.py`). Each phase
-of the test (setup, call, teardown) then fails, or is skipped, as on the ranks.
+plugin starts a job whose workers each run this one test, including its fixtures (`rank.py`). Each
+phase of the test (setup, call, teardown) then has the same outcome as on the ranks: passed, failed
+or skipped.
 
-The fixture `relight_sandbox` runs a script on several virtual hosts, with faults (`sandbox.py`).
+The fixture `relight_sandbox` runs a script on several virtual hosts and injects faults
+(`sandbox.py`).
 
-This file is loaded in every run of pytest where relight is installed, so it imports the rest of
-relight only for tests with the mark.
+This file is loaded in every pytest run if relight is installed, so it only imports the rest of
+relight for tests that have the mark.
 """
 
 from collections.abc import Generator
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from relight.pytest_plugin.sandbox import SandboxRunner
 
 ON_RANK = "relight-rank"
-"""The name of the plugin that is registered only on ranks."""
+"""The name of the plugin that is only registered on ranks."""
 DEFAULT_TIMEOUT_S = 60.0
 _HELP = (
     f"{MARK}(world_size=2, backend=None, init=True, timeout=None, env=None): run the test on "
@@ -41,7 +43,7 @@ _outcome = pytest.StashKey[Any]()  # a reports.Outcome, which is imported late
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the setting of the time limit."""
+    """Add the time limit setting."""
     parser.addini(
         TIMEOUT,
         f"seconds that a test with the mark {MARK} may take, of those that say nothing else",
@@ -56,7 +58,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def relight_sandbox(tmp_path: Path) -> "SandboxRunner":
-    """Run a script on several hosts of this machine, and break them (docs/sandbox.md)."""
+    """Run a script on several virtual hosts on this machine, and inject faults
+    (docs/sandbox.md).
+    """
     from relight.pytest_plugin import sandbox
 
     if why := sandbox.unavailable():
@@ -66,12 +70,12 @@ def relight_sandbox(tmp_path: Path) -> "SandboxRunner":
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Run the test on its ranks, after its marks have been evaluated, and raise what happened in
-    their setup.
+    """Run the test on its ranks, after its marks have been evaluated, and raise the outcome of
+    their setup phase.
     """
     __tracebackhide__ = True
     mark = item.get_closest_marker(MARK)
-    shows_only = item.config.getoption("setuponly", False)  # also with --setup-plan
+    shows_only = item.config.getoption("setuponly", False)  # true for --setup-plan as well
     if mark is None or shows_only or item.config.pluginmanager.has_plugin(ON_RANK):
         return (yield)
     from relight.pytest_plugin import job, marker
@@ -87,7 +91,7 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Raise what happened when the ranks called the test function, instead of calling it."""
+    """Raise the outcome of the test function on the ranks, instead of calling it here."""
     outcome = pyfuncitem.stash.get(_outcome, None)
     if outcome is None:
         return None
@@ -97,7 +101,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Raise what happened in the teardown on the ranks."""
+    """Raise the outcome of the teardown phase on the ranks."""
     result = yield
     if _outcome in item.stash:
         item.stash[_outcome].replay("teardown")

@@ -1,4 +1,4 @@
-"""Runs one test on its ranks: a job of `relight run` whose workers are `rank.py`."""
+"""Runs one test on its ranks, as a `relight run` job whose workers are `rank.py`."""
 
 import json
 import os
@@ -23,11 +23,11 @@ from relight.pytest_plugin.reports import ReportedTest, collect
 _WORKER = "relight.pytest_plugin.rank"
 _LOOK_S = 0.1
 _STACKS_S = 1.0
-"""Wait for the stacks of the other ranks after those of the first one."""
+"""How long to wait for the other ranks' stacks after the first rank has written its own."""
 _GRACE_S = 0.5
-"""Delay before stopping ranks after a failure; they may be about to fail on their own."""
+"""Delay before stopping ranks after a failure, because they may be about to fail on their own."""
 _WITH_TORCH = ("torch.distributed", "torch._dynamo")
-"""The first DistributedDataParallel imports the second module, which takes a second."""
+"""The first use of DistributedDataParallel imports the second module, which takes a second."""
 _OFF: dict[str, Any] = {
     "collectonly": False,
     "deselect": None,
@@ -46,11 +46,11 @@ _OFF: dict[str, Any] = {
     "usepdb": False,
     "xmlpath": None,
 }
-"""Options of the run that are not for the ranks."""
+"""Options of the pytest run that are not passed to the ranks."""
 _NOT_ON_RANKS = (
     "cacheprovider", "faulthandler", "junitxml", "pastebin", "stepwise", "terminal",
 )  # fmt: skip
-"""Plugins whose options are known there, but that do nothing."""
+"""Plugins whose options the ranks accept, but that have no effect there."""
 
 
 def run(item: pytest.Item, wanted: Wanted) -> ReportedTest:
@@ -74,7 +74,7 @@ def run(item: pytest.Item, wanted: Wanted) -> ReportedTest:
 
 
 def _wait(agent: "subprocess.Popen[bytes]", folder: Path, wanted: Wanted) -> None:
-    """Return at the end of the job, or when the ranks have left their stacks: the time is over."""
+    """Wait until the job ends, or until the ranks have written their stacks after a timeout."""
     until = float("inf")
     while time.monotonic() < until and not system.ends_within(agent, _LOOK_S):
         stacks = sum(path.stat().st_size > 0 for path in folder.glob("stacks.*"))
@@ -90,7 +90,7 @@ def _end(agent: "subprocess.Popen[bytes]") -> None:
     try:
         agent.wait(10 * _GRACE_S)
     except subprocess.TimeoutExpired:
-        agent.kill()  # its workers end with it
+        agent.kill()  # its workers exit with it
         agent.wait()
 
 
@@ -105,8 +105,8 @@ def _command(config: pytest.Config, wanted: Wanted, folder: Path) -> list[str]:
 
 
 def warm_flags(config: pytest.Config) -> list[str]:
-    """Return the flags that keep, for the next test, the installed modules that this process has
-    imported; none if the user says something about it in RELIGHT_PRELOAD, or on macOS.
+    """Return the flags that keep the installed modules that this process has imported preloaded for
+    the next test. There are none on macOS, or if the user has set RELIGHT_PRELOAD.
     """
     variables = environment.read().variables
     if sys.platform != "linux" or variables.get("RELIGHT_PRELOAD"):
@@ -122,13 +122,13 @@ def warm_flags(config: pytest.Config) -> list[str]:
 
 
 def _of_pytest(config: pytest.Config) -> list[str]:
-    """Return the modules of pytest, and those of installed plugins that are in use."""
+    """Return the modules of pytest and of the installed plugins that are in use."""
     names = [name for name in list(sys.modules) if name.startswith("_pytest.") or name == "pdb"]
     return names + [name for name in _plugins(config) if name.partition(".")[0] != "relight"]
 
 
 def _plugins(config: pytest.Config) -> list[str]:
-    """Return the modules of installed plugins that are in use."""
+    """Return the modules of the installed plugins that are in use."""
     found = [plugin for plugin, _ in config.pluginmanager.list_plugin_distinfo()]
     return [plugin.__name__ for plugin in found if isinstance(plugin, ModuleType)]
 
@@ -144,8 +144,8 @@ def _is_installed(name: str) -> bool:
 
 
 def _variables(wanted: Wanted) -> dict[str, str]:
-    """Return the environment of the job: the current one, which the test may have changed, without
-    variables of an outer job.
+    """Return the job's environment: the current environment, which the test may have modified,
+    without the variables of an outer job.
     """
     variables = {"OMP_NUM_THREADS": "1", **environment.read().variables, **wanted.env}
     for name in [name for name in variables if name.startswith(("PET_", "TORCHELASTIC_"))]:
@@ -154,7 +154,7 @@ def _variables(wanted: Wanted) -> dict[str, str]:
 
 
 def _request(item: pytest.Item, wanted: Wanted) -> dict[str, Any]:
-    """Return a request to run this test on the ranks as this process would."""
+    """Return a request to run this test on the ranks in the way that this process would."""
     config = item.config
     options = {k: v for k, v in vars(config.option).items() if _is_plain(v)} | _OFF
     options["inifilename"] = str(config.inipath) if config.inipath else None
@@ -185,7 +185,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _coverage() -> Mapping[str, Any] | None:
-    """Return the settings of coverage if it measures this process; None if it does not."""
+    """Return coverage's settings if it is measuring this process, otherwise None."""
     coverage = sys.modules.get("coverage")
     current = coverage and coverage.Coverage.current()
     if not current:

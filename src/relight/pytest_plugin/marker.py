@@ -1,4 +1,4 @@
-"""Reads and checks the mark of a test."""
+"""Reads and validates a test's mark."""
 
 import os
 from collections.abc import Mapping
@@ -14,14 +14,16 @@ from relight.pytest_plugin.constants import MARK, TIMEOUT
 BACKENDS = ("gloo", "nccl", "mpi", "ucc", "xccl", "hccl", "fake")
 _KEYS = ("world_size", "backend", "init", "timeout", "env")
 _MARGIN_S = 2.0
-"""Margin before pytest-timeout's own limit, to report the stacks of all ranks."""
+"""How long before pytest-timeout's own limit to stop, so that the stacks of all ranks can still be
+reported.
+"""
 
 
 class Wanted(NamedTuple):
     """The parsed mark of a test.
 
-    `backend` is empty for the machine's default. `init`: whether to initialize the process group.
-    The ranks are stopped after `timeout_s` seconds; 0 for no limit.
+    `backend` is empty for the machine's default. `init` says whether to initialize the process
+    group. The ranks are stopped after `timeout_s` seconds, or never if it is 0.
     """
 
     world_size: int
@@ -35,7 +37,7 @@ def read(item: pytest.Item, mark: pytest.Mark) -> Wanted:
     """Parse a mark.
 
     Raises:
-        Failed: (pytest's) if an argument is invalid, or the test can't run on ranks.
+        Failed: (pytest's) if an argument is invalid, or if the test can't run on ranks.
     """
     if not isinstance(item, pytest.Function) or _is_test_case(item):
         raise _wrong("is for test functions, and methods of classes other than TestCase")
@@ -62,7 +64,9 @@ def read(item: pytest.Item, mark: pytest.Mark) -> Wanted:
 
 
 def controller() -> int:
-    """Return the pid of the pytest process that controls the run; with xdist, not a worker's."""
+    """Return the pid of the pytest process that controls the run; under xdist, this is the
+    controller, not a worker.
+    """
     is_worker = "PYTEST_XDIST_WORKER" in environment.read().variables
     return os.getppid() if is_worker else os.getpid()
 
@@ -87,7 +91,9 @@ def _backend(value: Any) -> str:
 
 
 def _timeout(item: pytest.Item, value: Any) -> float:
-    """Return the limit of the mark, or that of pytest-timeout, or of the settings."""
+    """Return the time limit from the mark, from pytest-timeout or from the settings, in this
+    order.
+    """
     margin = 0.0
     if value is None:
         mark = item.get_closest_marker("timeout")

@@ -1,10 +1,10 @@
 """One rank of a test: `python -m relight.pytest_plugin.rank DIRECTORY`, a worker of `job.py`.
 
-It runs pytest for the one test in `request.json`, with the options of the run, and writes each
-report as a line of JSON to `reports.RANK`. On a timeout, faulthandler writes the stacks of all
-threads to `stacks.RANK`. Output is captured in `stdout.RANK` and `stderr.RANK`, which survive a
-kill. It exits with 1 as soon as the test has failed here, so that the launcher stops the other
-ranks, which might otherwise wait forever.
+It runs pytest for the one test in `request.json`, with the same options as the outer pytest run,
+and writes each report as a line of JSON to `reports.RANK`. On a timeout, faulthandler writes the
+stacks of all threads to `stacks.RANK`. Output is captured in `stdout.RANK` and `stderr.RANK`, which
+survive a kill. It exits with 1 as soon as the test fails on this rank, so that the launcher stops
+the other ranks, which might otherwise wait forever.
 """
 
 import contextlib
@@ -30,16 +30,16 @@ from relight.pytest_plugin.rank_reports import cut
 from relight.worker.call import leave
 
 _IMPORT_S = 120.0
-"""Timeout for the imports of a test, separate from its own time."""
+"""Timeout for a test's imports, separate from the test's own time limit."""
 
 
 class RankPlugin:
-    """Initializes the process group before the test's fixtures, and writes its reports.
+    """Initializes the process group before the test's fixtures run, and writes the test's reports.
 
     Args:
-        reports: the path of the file for the reports.
-        stacks: the file for the stacks when the time is over.
-        request: what `job.py` asks for.
+        reports: the path of the reports file.
+        stacks: the file to write stacks to when the time limit expires.
+        request: the request from `job.py`.
     """
 
     def __init__(self, reports: Path, stacks: TextIO, request: Mapping[str, Any]) -> None:
@@ -53,7 +53,7 @@ class RankPlugin:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self) -> None:
-        """Start the time; initialize the process group."""
+        """Start the timer and initialize the process group."""
         self._limit(self._timeout_s)
         if self._init:
             if importlib.util.find_spec("torch") is None:
@@ -68,8 +68,9 @@ class RankPlugin:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_teardown(self) -> Generator[None, Any, Any]:
-        """Destroy the process group; not after a failure, as the others may not take part. That of
-        gloo ends with the process: to destroy it takes 20 ms, in which gloo waits for its threads.
+        """Destroy the process group, except after a failure, when the other ranks may not take
+        part. A gloo group is left to end with the process, because destroying it takes 20 ms, in
+        which gloo waits for its threads.
         """
         result = yield
         if self._init and self.is_good:
@@ -80,7 +81,7 @@ class RankPlugin:
         return result
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Write the report of a phase."""
+        """Write a phase's report."""
         report.sections = [(title, cut(text)) for title, text in report.sections]
         self.is_good &= report.passed or (report.skipped and not hasattr(report, "wasxfail"))
         self._write({"report": self._config.hook.pytest_report_to_serializable(
@@ -104,17 +105,17 @@ class RankPlugin:
         }})  # fmt: skip
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        """Write why the test has ended the run: `pytest.exit`, or KeyboardInterrupt."""
+        """Write why the test aborted the run: `pytest.exit` or KeyboardInterrupt."""
         self.is_good = False
         said = str(excinfo.value) or f"{excinfo.typename} on rank {os.environ['RANK']}"
         self._write({"end": said})
 
     def pytest_configure(self, config: pytest.Config) -> None:
-        """Note the configuration, for the format of reports."""
+        """Keep the configuration, which is needed to serialize reports."""
         self._config = config
 
     def _limit(self, seconds: float) -> None:
-        """Schedule a dump of the stacks in this many seconds."""
+        """Schedule a stack dump after this many seconds."""
         if self._timeout_s:
             faulthandler.dump_traceback_later(seconds, file=self._stacks)
 
@@ -124,7 +125,7 @@ class RankPlugin:
 
 
 def main(directory: str) -> None:
-    """Run the test; end this process."""
+    """Run the test and exit."""
     signal.signal(signal.SIGTERM, lambda *_: None)  # it may be about to fail: job.py, _GRACE_S
     folder, rank = Path(directory), os.environ["RANK"]
     request = json.loads((folder / "request.json").read_text())
@@ -151,8 +152,8 @@ def main(directory: str) -> None:
 
 
 def _capture_into(folder: Path, rank: str) -> None:
-    """Make pytest capture stdout and stderr in named files (_pytest.capture, pytest 8 and 9). It
-    removes output that it has reported.
+    """Make pytest capture stdout and stderr in named files (_pytest.capture, pytest 8 and 9).
+    pytest truncates them once it has reported the output.
     """
     names = [f"stderr.{rank}", f"stdout.{rank}"]
     internals: Any = capture
@@ -167,10 +168,10 @@ def _capture_into(folder: Path, rank: str) -> None:
 
 
 def _configure(request: Mapping[str, Any]) -> pytest.Config:
-    """Return the part of the run's configuration that a rank needs.
+    """Build the part of the pytest configuration that a rank needs.
 
-    Plugins are registered here as they would be from entry points, but without searching for these
-    and without rewriting assertions of plugins, which would take 0.1 s.
+    Plugins are registered here as if they came from entry points, but without searching for entry
+    points and without rewriting the plugins' assertions, which would take 0.1 s.
     """
     for name in request["modules"]:
         with contextlib.suppress(ImportError):
@@ -217,7 +218,9 @@ def _backend() -> str:
 
 
 def _measure(settings: Mapping[str, Any] | None) -> Any:
-    """Start to measure coverage, into a file of this process's own beside that of the run."""
+    """Start measuring coverage, into a separate file for this process next to that of the pytest
+    run.
+    """
     if settings is None:
         return None
     from coverage import Coverage

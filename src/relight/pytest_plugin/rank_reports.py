@@ -1,4 +1,4 @@
-"""Reads the files that a rank of a test (`rank.py`) has written to the job's directory."""
+"""Reads the files that a test's rank (`rank.py`) writes to the job's directory."""
 
 import json
 from pathlib import Path
@@ -7,16 +7,16 @@ from typing import Any, NamedTuple
 import pytest
 
 MOST_BYTES = 128 << 10
-"""Limit of a rank's output; longer texts are shortened in the middle."""
+"""Size limit for a rank's output; longer output is shortened in the middle."""
 
 
 class RankReports(NamedTuple):
     """The files of rank `rank`.
 
-    `phases` are the reports of the phases, with their times. `collect` is why the test could not be
-    collected, `stacks` are the stacks at the timeout, `end` is the reason given to `pytest.exit`:
-    all empty by default. `warnings` are the warnings of the test, `printed` its unreported output,
-    below titles.
+    `phases` has the reports of the phases, with their times. `collect` says why the test could not
+    be collected, `stacks` has the stacks at the timeout, and `end` is the reason given to
+    `pytest.exit`; all three are empty by default. `warnings` has the test's warnings, and `printed`
+    its output that isn't part of a report, under titles.
     """
 
     rank: int
@@ -42,7 +42,7 @@ def read(folder: Path, rank: int) -> RankReports:
         try:
             record = json.loads(line)
         except ValueError:
-            continue  # the rank was killed while it wrote
+            continue  # the rank was killed while writing it
         if "report" in record:
             report = pytest.TestReport._from_json(record["report"])
             if isinstance(report.longrepr, list):  # JSON lacks tuples
@@ -67,7 +67,9 @@ def read(folder: Path, rank: int) -> RankReports:
 
 
 def shortened(path: Path) -> str:
-    """Return a text file; empty if it does not exist. A long one loses its middle."""
+    """Return a text file's content, shortened in the middle if it is long, or an empty string if it
+    does not exist.
+    """
     try:
         with path.open("rb") as file:
             size = file.seek(0, 2)
@@ -83,7 +85,7 @@ def shortened(path: Path) -> str:
 
 
 def cut(text: str) -> str:
-    """Return a text without its middle if it is long."""
+    """Cut out the middle of a string if it is long."""
     if len(text) <= MOST_BYTES:
         return text
     half = MOST_BYTES // 2

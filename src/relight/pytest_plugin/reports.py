@@ -1,4 +1,4 @@
-"""Merges the ranks' reports into the report of one test."""
+"""Merges the ranks' reports into a single test report."""
 
 import re
 import sys
@@ -18,19 +18,19 @@ _STRICT = "[XPASS(strict)]"
 _PHASES = ("setup", "call", "teardown")
 _MOST_LINES = 60
 _VERDICT = ("relight: rank ", "relight: ranks ")
-"""Beginnings of the launcher's report."""
+"""Strings that the launcher's failure report begins with."""
 _BLAMED = re.compile(r"relight: ranks? (\d+(?:-\d+)?(?:, \d+(?:-\d+)?)*) ")
-"""The ranks in the report, unless there are too many."""
+"""The maximum number of ranks shown in the report."""
 _UNTRUE = ("  it printed nothing to stderr",)
-"""Notes of the launcher that are wrong here, because pytest captures the output."""
+"""Notes from the launcher that don't apply here, because pytest captures the output."""
 _ERROR = re.compile(r"^E\s+(\S.*)", re.MULTILINE)
 _LOST = re.compile("connection (closed|reset)|remote process exited|broken pipe", re.IGNORECASE)
-"""Messages of gloo and NCCL on ranks that waited for a dead one."""
+"""Error messages from gloo and NCCL on ranks that were waiting for a dead one."""
 _FRAMES = ("/_pytest/", "/pluggy/", "/pytest_plugin/", '"<frozen runpy>"')
 
 
 class RanksFailedError(Exception):
-    """The test failed on a rank; the report says how."""
+    """The test failed on at least one rank; the report has the details."""
 
 
 class _Crash(NamedTuple):
@@ -41,15 +41,15 @@ class _Crash(NamedTuple):
 
 
 class RanksRepr(TerminalRepr):
-    """The failures of ranks, each below a title."""
+    """The failures on the ranks, each under a title."""
 
     def __init__(self, parts: list[tuple[str, Any]]) -> None:
         self.parts = parts
         self.reprcrash = next(filter(None, map(_crash, parts)), None) or _Crash(parts[0][0])
-        """Has the message for the short summary."""
+        """Has the message for pytest's short summary."""
 
     def toterminal(self, tw: TerminalWriter) -> None:
-        """Print them."""
+        """Print the failures."""
         for title, content in self.parts:
             if title:
                 tw.sep("-", title)
@@ -60,13 +60,13 @@ class RanksRepr(TerminalRepr):
 
 
 class ReportedTest:
-    """The outcome of a test.
+    """The outcome of a test on its ranks.
 
     Args:
-        ranks: the files of each rank.
+        ranks: the data from each rank's files.
         wanted: the test's mark.
         exit_code: the launcher's exit code.
-        output: the output of the launcher, and of ranks outside pytest's capture.
+        output: the output of the launcher, and rank output that pytest did not capture.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class ReportedTest:
         self._is_told = False
 
     def replay(self, phase: str) -> None:
-        """Raise the outcome of a phase, unless it passed.
+        """Raise a phase's outcome, unless it passed.
 
         Raises:
             RanksFailedError: if it failed on a rank.
@@ -102,7 +102,7 @@ class ReportedTest:
             raise pytest.skip.Exception(_reason(reports[0]), _use_item_location=True)
 
     def warn(self, item: pytest.Item) -> None:
-        """Report the warnings of the ranks, equal ones once."""
+        """Report the ranks' warnings, without duplicates."""
         seen = set()
         for each in self._ranks:
             for known in each.warnings:
@@ -137,7 +137,7 @@ class ReportedTest:
                 report.sections.append((f"{title} (rank {rank})", text))
 
     def _of(self, phase: str) -> Iterator[tuple[int, pytest.TestReport]]:
-        """Yield the reports of a phase, by rank."""
+        """Yield a phase's reports, by rank."""
         for each in self._ranks:
             if phase in each.phases:
                 yield each.rank, each.phases[phase][1]
@@ -146,7 +146,7 @@ class ReportedTest:
         return max((report.duration for _, report in self._of(phase)), default=0.0)
 
     def _failed(self, phase: str) -> RanksRepr | None:
-        """Return the failures in a phase, the first one first; equal ones are shown once."""
+        """Return the failures in a phase, in the order of their times and without duplicates."""
         found: dict[str, tuple[list[int], Any]] = {}
         failed = [
             (time, each.rank, report)
@@ -163,7 +163,7 @@ class ReportedTest:
         return RanksRepr(parts) if parts else self._partly_skipped(phase)
 
     def _partly_skipped(self, phase: str) -> RanksRepr | None:
-        """Return an error if only some ranks have skipped the test."""
+        """Return an error if only some of the ranks skipped the test."""
         skips = {
             rank: report
             for rank, report in self._of(phase)
@@ -175,7 +175,7 @@ class ReportedTest:
         return RanksRepr([(f"only {_named(list(skips))} skipped the test: {reason}", "")])
 
     def _unexplained(self, phase: str) -> RanksRepr | None:
-        """Return why ranks did not reach the end of this phase, if the reports don't explain it."""
+        """Return why ranks did not finish this phase, if the reports don't explain it."""
         missing = [each for each in self._ranks if not _has_ended(each, phase)]
         if self._is_told or not missing:
             return None
@@ -197,8 +197,8 @@ class ReportedTest:
         return self._ended(missing)
 
     def _is_of_later_phase(self, phase: str, missing: set[int]) -> bool:
-        """Return whether the ranks to blame finished this phase, but no later one: the others are
-        only slower, and were stopped.
+        """Return whether the ranks at fault finished this phase but not a later one. In that case,
+        the other ranks were merely slower when they were stopped.
         """
         later = _PHASES[_PHASES.index(phase) + 1 :]
         blamed = self._blamed()
@@ -209,7 +209,7 @@ class ReportedTest:
         )
 
     def _blamed(self) -> set[int]:
-        """Return the ranks whose time was over; else those that the launcher names."""
+        """Return the ranks that timed out, or otherwise the ranks that the launcher names."""
         if late := {each.rank for each in self._ranks if each.stacks}:
             return late
         found = next(filter(None, map(_BLAMED.match, self._output.splitlines())), None)
@@ -217,7 +217,7 @@ class ReportedTest:
         return {rank for low, _, high in parts for rank in range(int(low), int(high or low) + 1)}
 
     def _ended(self, missing: list[RankReports]) -> RanksRepr:
-        """Return how ranks have ended before the test had."""
+        """Return how ranks exited before the test was over."""
         lines = [line for line in self._output.splitlines() if not line.startswith(_UNTRUE)]
         titles = [line for line in lines if line.startswith(_VERDICT)]
         if titles:
@@ -231,21 +231,21 @@ class ReportedTest:
 
 
 def collect(folder: Path, wanted: Wanted, exit_code: int, output: str) -> ReportedTest:
-    """Read the files of all ranks in a directory."""
+    """Read all ranks' files from a directory."""
     ranks = [read(folder, rank) for rank in range(wanted.world_size)]
     return ReportedTest(ranks, wanted, exit_code, output)
 
 
 def _has_ended(rank: RankReports, phase: str) -> bool:
-    """Return whether a rank has got to the end of a phase; a test that was skipped or failed in its
-    setup is not called.
+    """Return whether a rank finished a phase. A test that was skipped or failed during setup has no
+    call phase.
     """
     is_set_up = "setup" not in rank.phases or rank.phases["setup"][1].passed
     return phase in rank.phases or (phase == "call" and not is_set_up)
 
 
 def _crash(part: tuple[str, Any]) -> Any:
-    """Return the failure of a rank for pytest's short summary."""
+    """Return a rank's failure for pytest's short summary."""
     content = part[1]
     line = _ERROR.search(content) if isinstance(content, str) else None
     return _Crash(line[1]) if line else getattr(content, "reprcrash", None)
@@ -258,26 +258,28 @@ def _reason(report: pytest.TestReport) -> str:
 
 
 def _category(known: dict[str, Any]) -> type[Warning]:
-    """Return the class of a warning, if this process has it."""
+    """Return a warning's class, if it exists in this process."""
     found = getattr(sys.modules.get(known["module"]), known["category"], UserWarning)
     return found if isinstance(found, type) and issubclass(found, Warning) else UserWarning
 
 
 def _of_test(stacks: str) -> str:
-    """Return the stacks without the frames of pytest and of this plugin."""
+    """Return the stacks without frames from pytest and this plugin."""
     return "\n".join(line for line in stacks.splitlines() if not any(x in line for x in _FRAMES))
 
 
 def _consequence(report: pytest.TestReport) -> str:
-    """Return the message of a failure that another rank has caused; else an empty text."""
+    """Return the message of a failure that another rank caused, or an empty string for other
+    failures.
+    """
     crash = getattr(report.longrepr, "reprcrash", None)
     message = str(getattr(crash, "message", ""))
     return f"what followed: {message}" if _LOST.search(message) else ""
 
 
 def _is_strict(report: pytest.TestReport) -> bool:
-    """Return whether it failed because it passed (strict xfail), which this process evaluates
-    itself.
+    """Return whether the test failed because it unexpectedly passed (strict xfail), which this
+    process evaluates itself.
     """
     return isinstance(report.longrepr, str) and report.longrepr.startswith(_STRICT)
 

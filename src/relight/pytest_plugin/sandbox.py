@@ -1,4 +1,6 @@
-"""The fixture `relight_sandbox`: a test runs a script on several hosts and breaks them."""
+"""The fixture `relight_sandbox`, with which a test runs a script on several hosts and injects
+faults.
+"""
 
 import os
 import subprocess
@@ -20,7 +22,7 @@ _SHOWN = 5000
 
 
 class SandboxResult(NamedTuple):
-    """The result of a job in a sandbox; each line of output begins with its host."""
+    """The result of a sandbox job; each line of output begins with the name of its host."""
 
     exit_code: int
     stdout: str
@@ -31,7 +33,7 @@ class SandboxRunner:
     """The callable returned by the fixture.
 
     Args:
-        directory: the test's directory, for a file of faults.
+        directory: the test's directory, where the faults file is written.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -47,14 +49,14 @@ class SandboxRunner:
         timeout: float | None = 60.0,
         env: Mapping[str, str] | None = None,
     ) -> SandboxResult:
-        """Run a script on hosts until the job has ended; return the result.
+        """Run a script on several hosts until the job ends; return the result.
 
         Args:
             hosts: number of hosts.
-            script: the training script; a module or a program with the corresponding `flags`.
-            arguments: arguments of the script.
-            flags: flags of `relight run`, such as `--max-restarts=3`.
-            faults: lines as in a file for `--faults`.
+            script: the training script, or a module or program if `flags` says so.
+            arguments: the script's arguments.
+            flags: `relight run` flags, such as `--max-restarts=3`.
+            faults: lines in the format of a `--faults` file.
             timeout: seconds after which the job is killed and the test fails; None for no limit.
             env: additional variables for the job.
 
@@ -82,12 +84,12 @@ class SandboxRunner:
             text=True,
             errors="replace",
             env={**environment.read().variables, **(env or {})},
-            start_new_session=True,  # a Ctrl-C of pytest ends the job by the exit of this block
+            start_new_session=True,  # on Ctrl-C, this block's exit stops the job
         ) as process:
             try:
                 stdout, stderr = process.communicate(timeout=limit_s)
             except BaseException as error:
-                process.kill()  # its hosts go with it
+                process.kill()  # its hosts exit with it
                 stdout, stderr = process.communicate()
                 if not isinstance(error, subprocess.TimeoutExpired):
                     raise
@@ -97,7 +99,7 @@ class SandboxRunner:
 
 
 def unavailable() -> str:
-    """Return why there can be no sandbox on this machine; empty if there can."""
+    """Return why this machine doesn't support sandboxes, or an empty string if it does."""
     try:
         return "" if access.prefix() else lab_unavailable()
     except MachineError as error:

@@ -1,6 +1,6 @@
-"""Runs jobs: describes an app, submits it to a scheduler, watches it, stops it.
+"""Runs jobs: describes apps, submits them to a scheduler, monitors them and stops them.
 
-`from relight.runner import Runner` submits jobs from Python.
+Use `from relight.runner import Runner` to submit jobs from Python.
 """
 
 from relight.runner.prepared import Prepared as Prepared

@@ -1,8 +1,8 @@
-"""Tells the event handler (--event-log-handler) who submits, cancels, deletes and debugs jobs.
+"""Reports to the event handler (--event-log-handler) who submits, cancels, deletes and debugs jobs.
 
-The handler runs in a process of its own, `python -m relight.runner.audit NAME`, which gets the
-event as JSON on stdin: it may block, raise, or end its process. The command has done its work by
-then, and ends as without a handler.
+The handler runs in a separate process, `python -m relight.runner.audit NAME`, which receives the
+event as JSON on stdin, so the handler may block, raise or exit. By that time the command has
+already finished its work, and its exit code is the same as without a handler.
 """
 
 import json
@@ -26,13 +26,13 @@ _LIMIT_S = 5.0
 
 
 def record(env: Environment, site: Site, action: str, job: str, detail: str = "") -> None:
-    """Tell the handler of a user's action; say on stderr if that fails.
+    """Report a user's action to the handler; print a message to stderr if that fails.
 
     Args:
-        env: the environment, which may name the handler.
-        site: the site's configuration, which may name it.
+        env: the environment, in which the handler may be set.
+        site: the site's configuration, in which it may also be set.
         action: submit, cancel, delete or debug.
-        job: the handle of the job.
+        job: the job's handle.
         detail: the component, or the rank.
     """
     try:

@@ -1,5 +1,5 @@
-"""Finds the events of a job, in its files or in the memory of its agent; and with them, which files
-have the output of a rank.
+"""Finds a job's events, in its files or in its agent's memory, and uses them to determine which
+files contain a rank's output.
 """
 
 import os
@@ -23,35 +23,36 @@ from relight.schedulers.api import AppStatus, ReplicaStatus
 
 NAME = "events.jsonl"
 ALL = "all"
-"""All attempts of a job: its first one, and one after each restart."""
+"""Selects all attempts of a job: the first one, and one after each restart."""
 _LOGS_BELOW = "torchelastic"
-"""The directory of the agents' logs of a submitted job, below the job's own directory."""
+"""The directory of a submitted job's agent logs, inside the job's own directory."""
 _LOST = "lost: the other nodes go on without it"
 _BEGINNING = 1 << 20
-"""Bytes of a file in which there must be an event."""
+"""The number of bytes at the start of a file that must contain an event."""
 _OPTIONS = "relight run --log-dir=DIR keeps it in a file"
 
 
 class Jobs(Protocol):
-    """The methods needed from a `Runner`."""
+    """The `Runner` methods that are needed here."""
 
     @property
     def env(self) -> Environment:
         """The environment."""
 
     def status(self, handle: Handle) -> AppStatus:
-        """Return the status of a job."""
+        """Return a job's status."""
 
 
 Lines = Iterator[tuple[str, str]]
-"""Each line after a text that tells the logs of several agents apart."""
+"""Lines, each with a prefix that distinguishes the logs of several agents."""
 
 
 def lines(runner: Jobs, job: Handle, *, follow: bool) -> Lines:
-    """Return the lines of a job's event logs; with `follow`, also new ones until it is over.
+    """Return the lines in a job's event logs. With `follow`, continue with new lines until the job
+    is over.
 
     Raises:
-        UsageError: if the job does not exist, or no log has its events.
+        UsageError: if the job does not exist, or no log contains its events.
     """
     if job.scheduler == RUN:
         return _of_run(JobDirectory(runner.env.variables), job, follow=follow)
@@ -73,19 +74,20 @@ def lines(runner: Jobs, job: Handle, *, follow: bool) -> Lines:
 def output(
     runner: Jobs, job: Handle, rank: int, stream: str, *, follow: bool, attempt: str = ALL
 ) -> Iterator[str]:
-    """Return the lines in a rank's own log files, oldest generation first; with `follow`, also new
-    lines until the job is over.
+    """Return the lines in a rank's own log files, oldest generation first. With `follow`, continue
+    with new lines until the job is over.
 
     Args:
         runner: the job's runner.
         job: a job, or one of its roles.
-        rank: a worker's number in the job.
+        rank: a worker's rank in the job.
         stream: stdout, stderr or combined.
-        follow: whether to wait for more.
-        attempt: only lines after this number of restarts, as a text; ALL for all.
+        follow: whether to wait for new lines.
+        attempt: only lines from the attempt after this number of restarts, as a string; ALL for all
+            attempts.
 
     Raises:
-        UsageError: if the job, rank or attempt does not exist, or the rank lacks log files of its
+        UsageError: if the job, rank or attempt does not exist, or the rank has no log files of its
             own.
     """
     event_logs = _event_logs(runner, job)
@@ -114,7 +116,9 @@ def output(
 
 
 class AgentLog(NamedTuple):
-    """The events of one agent of a submitted job, with their lines, and its first and last line."""
+    """One agent's events in a submitted job, with their lines, and the log's first and last
+    lines.
+    """
 
     events: Sequence[tuple[Event, Line]]
     first: Line
@@ -122,13 +126,13 @@ class AgentLog(NamedTuple):
 
     @property
     def formed(self) -> tuple[Formed, Line] | None:
-        """The last generation of which the agent was a part."""
+        """The last generation that the agent was part of."""
         found = ((e, line) for e, line in reversed(self.events) if isinstance(e, Formed))
         return next(found, None)
 
 
 def agents(job: Handle, found: AppStatus) -> list[AgentLog]:
-    """Return the event logs of a submitted job on this machine."""
+    """Return a submitted job's event logs on this machine."""
     logs = []
     for path in glob(_logs_below(job, found.url)) if found.url.startswith("file:") else ():
         told = [line for _, text in of_file(path, follow=False) if (line := event_lines.read(text))]
@@ -139,8 +143,8 @@ def agents(job: Handle, found: AppStatus) -> list[AgentLog]:
 
 
 def account(logs: Sequence[AgentLog], *, is_over: bool) -> Account | None:
-    """Return the time breakdown of a submitted job from the latest log of the agent of rank 0, or
-    None without one.
+    """Return a submitted job's time breakdown from the latest log of rank 0's agent, or None if
+    there is no such log.
     """
     latest: tuple[float, Account] | None = None
     for events, first, last in logs:
@@ -160,8 +164,8 @@ def account(logs: Sequence[AgentLog], *, is_over: bool) -> Account | None:
 def with_lost(
     logs: Sequence[AgentLog], replicas: Sequence[ReplicaStatus]
 ) -> tuple[ReplicaStatus, ...]:
-    """Return replicas with a note on those that the group of the job has lost: a scheduler may take
-    minutes to notice (SlurmdTimeout, slurm.conf(5)).
+    """Return replicas with a note on those that the job's group has lost, because a scheduler may
+    take minutes to notice (SlurmdTimeout, slurm.conf(5)).
     """
     latest: dict[str, tuple[Formed, Line]] = {}
     for formed in filter(None, (log.formed for log in logs)):
@@ -172,7 +176,7 @@ def with_lost(
         return tuple(replicas)
     newest = max(latest.values(), key=lambda formed: formed[1].time)[0]
     members = [host for host, (event, _) in latest.items() if _same_group(event, newest)]
-    if len(members) < newest.nodes:  # the others have not written it yet
+    if len(members) < newest.nodes:  # the other agents have not logged it yet
         return tuple(replicas)
     lost = latest.keys() - members
     return tuple(
@@ -193,10 +197,10 @@ def _same_group(one: Formed, other: Formed) -> bool:
 
 
 def _event_logs(runner: Jobs, job: Handle) -> Callable[[], list[str]]:
-    """Return a function that finds the event logs of all agents of a job.
+    """Return a function that finds the event logs of all of a job's agents.
 
     Raises:
-        UsageError: if this machine lacks such logs.
+        UsageError: if this machine has no such logs.
     """
     if job.scheduler == RUN:
         found = JobDirectory(runner.env.variables).find_whole(job.app_id)
@@ -215,12 +219,14 @@ def _event_logs(runner: Jobs, job: Handle) -> Callable[[], list[str]]:
 
 
 def _attempt_of(folder: str) -> str:
-    """Return the number in `attempt_N/LOCAL_RANK` or `attempt_N_generation_M/LOCAL_RANK`."""
+    """Return the attempt number in `attempt_N/LOCAL_RANK` or
+    `attempt_N_generation_M/LOCAL_RANK`.
+    """
     return os.path.basename(os.path.dirname(folder)).split("_")[1]
 
 
 def _pattern(runner: Jobs, job: Handle, what: str, hint: str) -> str:
-    """Return a pattern of the event logs of a submitted job."""
+    """Return a glob pattern for a submitted job's event logs."""
     url = runner.status(job).url
     if not url.startswith("file:"):
         raise UsageError(
@@ -246,7 +252,7 @@ def _check_found(job: Handle, pattern: str) -> None:
 
 
 def _folders(paths: Sequence[str]) -> dict[int, list[str]]:
-    """Return the directories with the log files of each rank, the oldest generation first."""
+    """Return the directories with each rank's log files, oldest generation first."""
     found: list[tuple[float, int, str]] = []
     for path in paths:
         attempt = ""
@@ -272,7 +278,7 @@ def _ranks(known: Sequence[int]) -> str:
 
 
 def of_file(path: str, *, follow: bool) -> Lines:
-    """Return the lines of a file, or of the one in a run directory; with `follow`, for ever.
+    """Return the lines of an event log, or of the one in a run directory; with `follow`, forever.
 
     Raises:
         MachineError: if it can't be read.
@@ -286,7 +292,7 @@ def check_file(path: str) -> None:
     """Reject a file that is not an event log, or a run directory without one.
 
     Raises:
-        UsageError: if the path is something else.
+        UsageError: if the path is neither.
         MachineError: if it can't be read.
     """
     path = os.path.join(path, NAME) if os.path.isdir(path) else path

@@ -1,7 +1,7 @@
-"""Adds to each job the variables that identify it, for trackers and others.
+"""Adds environment variables that identify the job, for trackers and other tools.
 
-Each exists under TorchX's name and under relight's, with the same value except for the handle.
-RELIGHT_REPLICA_ID, which TorchX does not have, is the number of an agent's replica.
+Each variable exists under TorchX's name and under relight's, with the same value, except for the
+handle. RELIGHT_REPLICA_ID, which does not exist in TorchX, is the number of the agent's replica.
 """
 
 import os
@@ -27,18 +27,18 @@ def with_job_env(
     env: Environment,
     settings: ConfigFile,
 ) -> AppDef:
-    """Return the app with these variables in each role.
+    """Return the app with these variables added to each role.
 
     Args:
-        app: not changed.
+        app: the app, which is not modified.
         scheduler: the scheduler's name in the handle.
         session: the session in the handle.
-        parent_run_id: the id of the parent run, or empty.
-        env: the environment, which may name the parent and trackers.
-        settings: name the trackers if the environment does not.
+        parent_run_id: the parent run's id, or empty.
+        env: the environment, in which the parent and the trackers may be set.
+        settings: the settings, which name the trackers if the environment does not.
 
     Raises:
-        UsageError: if a tracker's name can't be part of a variable's name.
+        UsageError: if a tracker's name can't be part of a variable name.
     """
     foreign = names.SESSION if session == SESSION else session
     common = {
@@ -60,7 +60,7 @@ def with_job_env(
             if name in common or name.startswith("TORCHX_TRACKING_")
         }
         ours["RELIGHT_JOB_ID"] = f"{scheduler}://{session}/{macros.app_id}"
-        ours["RELIGHT_REPLICA_ID"] = macros.replica_id  # nodes are numbered as replicas are
+        ours["RELIGHT_REPLICA_ID"] = macros.replica_id  # nodes have the same numbers as replicas
         roles.append(replace(role, env={**variables, **ours}))
     return replace(app, roles=roles)
 
@@ -75,7 +75,7 @@ def trackers(env: Environment, settings: ConfigFile) -> dict[str, str]:
     """Return the variables that configure trackers, from the environment or the settings.
 
     Raises:
-        UsageError: if a tracker's name can't be part of a variable's name.
+        UsageError: if a tracker's name can't be part of a variable name.
     """
     said = env.get(names.TRACKERS)
     where = f"{names.TRACKERS}={said}" if said else "the settings"

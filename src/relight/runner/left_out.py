@@ -1,4 +1,4 @@
-"""Submits jobs without the nodes that are remembered as bad (`health/bad_nodes`)."""
+"""Excludes nodes that are recorded as bad (`health/bad_nodes`) when a job is submitted."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,21 +15,22 @@ _SHOWN = 5
 def add(
     name: str, found: Scheduler, values: dict[str, Any], env: Environment, site: Site
 ) -> Sequence[str]:
-    """Add the bad nodes of a scheduler to the value of its option `exclude`, if it has one: a list,
-    or a text with commas.
+    """Add a scheduler's bad nodes to the value of its `exclude` option, if it has one. The value is
+    a list or a comma-separated string.
 
     Args:
-        name: the scheduler's name, under which agents have recorded nodes.
-        found: the scheduler. Its `excludable`, if it has one, says which nodes it can exclude.
-        values: the values of its options, which this changes.
-        env: the environment, which may name the directory.
-        site: the site's configuration, which may name it.
+        name: the scheduler's name, under which agents record bad nodes.
+        found: the scheduler. Its `excludable` method, if it has one, returns the nodes that it can
+            exclude.
+        values: the values of its options, which are modified.
+        env: the environment, in which the directory may be set.
+        site: the site's configuration, in which it may also be set.
 
     Returns:
-        A note on each node, or on why no node is left out.
+        A note for each excluded node, or a note on why no node is excluded.
 
     Raises:
-        UsageError: if the name of the directory is wrong.
+        UsageError: if the directory name is invalid.
     """
     kind = next((each.kind for each in found.options if each.name == "exclude"), None)
     place = bad_nodes.directory(env, site) if kind in (str, list) else None

@@ -1,4 +1,6 @@
-"""Resolves a scheduler's run options from the command line, Python and settings files to values."""
+"""Resolves the values of a scheduler's run options from the command line, Python and settings
+files.
+"""
 
 import os
 import re
@@ -19,7 +21,7 @@ _EXPECTED = {
 
 
 class SiteOptions(NamedTuple):
-    """A scheduler's options in the site's file (flags/site), and the names of the locked ones."""
+    """A scheduler's options from the site's file (flags/site), and the names of the locked ones."""
 
     values: Mapping[str, Any] = {}
     locked: Collection[str] = ()
@@ -27,10 +29,10 @@ class SiteOptions(NamedTuple):
 
 
 def parse(text: str) -> dict[str, str]:
-    """Return the options in `k=v,k2=a;b` as texts by name.
+    """Parse `k=v,k2=a;b` into a dict of strings.
 
     Raises:
-        UsageError: if the text does not have this form.
+        UsageError: if the string does not have this form.
     """
     try:
         return decoding.pairs(text)
@@ -49,11 +51,11 @@ def resolve(
     """Return a value for each option, and notes on settings that match no option.
 
     Args:
-        scheduler: its name, for messages.
+        scheduler: the scheduler's name, for messages.
         options: the scheduler's options.
-        given: the options of this job; names may be written like_this, like-this or likeThis.
-        settings: options from a file; unknown ones cause a note, not an error.
-        where: the name of the settings in messages.
+        given: the options for this job; names may be written like_this, like-this or likeThis.
+        settings: options from a settings file; unknown ones produce a note, not an error.
+        where: how messages refer to the settings.
         site: the site's values and locks; all other sources override its values.
 
     Raises:
@@ -73,14 +75,14 @@ def resolve(
                 error = _unknown(scheduler, name, known.values())
                 if not place:
                     raise error
-                if source is not site.values:  # that may be of another version
+                if source is not site.values:  # may be written for another version
                     notes.append(f"in the settings: {error.message}")
                 continue
             if option.name in here:
                 raise UsageError(f"{here[option.name]} and {name} are the same option")
             here[option.name] = name
             if isinstance(value, str) and value.startswith(FIXME):
-                continue  # a placeholder of `relight configure` is not filled in yet
+                continue  # a `relight configure` placeholder that is not filled in
             try:
                 found = _value(option, value if source is not site.values else _typed(value))
             except UsageError as wrong:
@@ -106,7 +108,7 @@ def resolve(
 
 
 def named(option: Option, section: Mapping[str, Any]) -> Any:
-    """Return the value of an option in a section of settings, or None."""
+    """Return an option's value in a settings section, or None."""
     for name, value in section.items():
         is_set = not (isinstance(value, str) and value.startswith(FIXME))
         if _plain(name) == _plain(option.name) and is_set:
@@ -131,7 +133,7 @@ def _value(option: Option, value: Any) -> Any:
             f"{option.name}={value}: expected {_EXPECTED[option.kind]}", hint=option.help
         ) from None
     if isinstance(found, str) and found.startswith("~/") and not option.is_remote:
-        found = os.path.expanduser(found)  # the shell does not expand it inside a word
+        found = os.path.expanduser(found)  # the shell does not expand `~` inside an argument
     if option.choices and found not in option.choices:
         raise UsageError(
             f"{option.name}={value}: expected one of {', '.join(option.choices)}",
@@ -169,7 +171,7 @@ def _check(value: Any, option: Option) -> Any:
 
 
 def _plain(name: str) -> str:
-    """Return a name in the form for comparison: like_this."""
+    """Normalize a name for comparison: like_this."""
     return re.sub(r"(?<=[a-z0-9])([A-Z])", r"_\1", name).replace("-", "_").lower()
 
 

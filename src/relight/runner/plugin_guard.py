@@ -1,5 +1,5 @@
-"""Another package's scheduler: its exceptions, and answers that are not those of
-`schedulers/api.py`, are one-line errors that name it.
+"""Guards schedulers from other packages: exceptions, and return values that violate
+`schedulers/api.py`, are converted to one-line errors that name the scheduler.
 """
 
 import json
@@ -26,10 +26,10 @@ _KINDS = (str, int, float, bool, list, dict)
 
 
 def guarded(name: str, scheduler: Scheduler) -> Scheduler:
-    """Return a scheduler that raises only RelightErrors, if it belongs to another package.
+    """Wrap a scheduler that belongs to another package, so that it only raises RelightErrors.
 
     Raises:
-        MachineError: if it lacks a part of the interface.
+        MachineError: if part of the interface is missing.
     """
     if type(scheduler).__module__.startswith("relight."):
         return scheduler
@@ -77,7 +77,7 @@ class _Guarded:
 
     def _wrong(self, part: str, found: Any, expected: str) -> MachineError:
         shown = repr(found)
-        if len(shown) > _SHOWN or "\n" in shown:  # a request may have secrets
+        if len(shown) > _SHOWN or "\n" in shown:  # a request may contain secrets
             shown = f"a {type(found).__name__}"
         return MachineError(
             f"the scheduler {self._name} has {shown} for {part}: expected {expected}", hint=_HINT
@@ -145,4 +145,6 @@ _PARTS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "list": (_are_listed, "a sequence of JobSummary"),
     "close": _ANYTHING,
 }  # fmt: skip
-"""The parts of a scheduler: a check of the part or its result, and the requirement in words."""
+"""The members of a scheduler: a check of the member or of its result, and a description of the
+requirement.
+"""

@@ -1,10 +1,10 @@
-"""Jobs from Python: describe, submit, watch, stop.
+"""Describe, submit, monitor and stop jobs from Python.
 
     with Runner() as runner:
         handle = runner.submit("dist.ddp", ["-j", "2x4", "--script", "main.py"], scheduler="slurm")
         status = runner.wait(handle, timeout=3600)
 
-All errors for the user are RelightErrors: one line and a hint.
+All errors caused by the user are RelightErrors, which have a one-line message and a hint.
 """
 
 import json
@@ -41,12 +41,12 @@ from relight.schedulers.api import AppStatus, LogQuery, Request, Scheduler
 
 DEFAULT_SCHEDULER = "local"
 _POLLS = 20
-"""Status queries may take one part in this many of the time."""
+"""Status queries may use up to 1/N of the time, where N is this number."""
 _LEAST_PAUSE_S, _USUAL_PAUSE_S, _MOST_PAUSE_S = 0.02, 0.5, 10.0
 
 
 class Job(NamedTuple):
-    """One line of a list of jobs. `message` is the reason of a failure, if known."""
+    """One entry in a list of jobs. `message` is the reason for a failure, if known."""
 
     handle: str
     name: str
@@ -56,12 +56,12 @@ class Job(NamedTuple):
 
 
 class Runner:
-    """Submits jobs to schedulers and watches them. Close it, or use it in a `with` statement.
+    """Submits jobs to schedulers and monitors them. Close it, or use it in a `with` statement.
 
     Args:
-        session: a word in the handles of its jobs.
-        found: settings; if None, those of the settings files.
-        env: the environment; this process's if None.
+        session: the session name in its jobs' handles.
+        found: settings; if None, they are read from the settings files.
+        env: the environment, or None for this process's environment.
     """
 
     def __init__(
@@ -95,14 +95,14 @@ class Runner:
             self._schedulers.popitem()[1].close()
 
     def scheduler_name(self, asked: str = "") -> str:
-        """Return the name of the scheduler to use: the requested one, with `auto` resolved, or that
-        of the settings, or `local`.
+        """Return the name of the scheduler to use: the requested one, with `auto` resolved, or
+        otherwise the one from the settings, or `local`.
         """
         name = asked or self.settings.command("scheduler") or DEFAULT_SCHEDULER
         return registry.choose() if name == "auto" else name
 
     def scheduler(self, name: str) -> Scheduler:
-        """Return a scheduler, the same object for each name until the runner is closed.
+        """Look up a scheduler. The same name returns the same object until the runner is closed.
 
         Raises:
             UsageError: if no scheduler has this name.
@@ -128,14 +128,15 @@ class Runner:
 
         Args:
             app: an app, or the address of a component.
-            args: the component's arguments: words of a command line, or values by name.
-            scheduler: its name, or `auto`; if empty, the scheduler from the settings, or `local`.
+            args: the component's arguments: command-line arguments, or values by name.
+            scheduler: the scheduler's name, or `auto`; if empty, the scheduler from the settings,
+                or `local`.
             cfg: the scheduler's options, by name or as `k=v,k2=v2`.
             workspace: a directory to copy for the job, if the scheduler supports it; defaults to
-                the workspace of the roles.
-            parent_run_id: the id of the parent run, for trackers.
-            launcher: one of `components.LAUNCHERS`. torchrun is for built-in components.
-            app_id: the name of its directory, from `records.new_id`; a new one by default.
+                the roles' workspace.
+            parent_run_id: the parent run's id, for trackers.
+            launcher: one of `components.LAUNCHERS`. torchrun is only valid for built-in components.
+            app_id: the name of the job's directory, from `records.new_id`; a new one by default.
 
         Raises:
             RelightError: if an argument is invalid.
@@ -182,7 +183,7 @@ class Runner:
         )
 
     def cfg_of(self, scheduler: str, cfg: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options of a scheduler as `dryrun` completes them.
+        """Return a scheduler's options with the defaults filled in, as in `dryrun`.
 
         Raises:
             UsageError: if one is invalid.
@@ -223,7 +224,7 @@ class Runner:
         return handle
 
     def status(self, handle: str | Handle) -> AppStatus:
-        """Return the status of a job.
+        """Return a job's status.
 
         Raises:
             UsageError: if the job does not exist.
@@ -251,11 +252,11 @@ class Runner:
 
         Args:
             handle: the job's handle.
-            timeout: seconds; None to wait for ever.
+            timeout: seconds; None to wait forever.
 
         Raises:
-            TimeoutError: if the job is not over; it continues.
-            MachineError: if its scheduler no longer knows how it ended, or it was deleted.
+            TimeoutError: if the job is not over by then; it keeps running.
+            MachineError: if its scheduler no longer knows how it ended, or if it was deleted.
             UsageError: if the job does not exist.
         """
         start = time.monotonic()
@@ -281,7 +282,7 @@ class Runner:
             time.sleep(max(0.0, min(pause, left)))
 
     def cancel(self, handle: str | Handle) -> AppStatus:
-        """Stop a job, if it is not over; return its status.
+        """Stop a job unless it is over; return its status.
 
         Raises:
             UsageError: if the job does not exist, or the handle names a part of a job.
@@ -289,10 +290,10 @@ class Runner:
         return self.cancel_unless_over(handle)[1]
 
     def cancel_unless_over(self, handle: str | Handle) -> tuple[bool, AppStatus]:
-        """Do as `cancel`, and return as well whether the job was over already.
+        """Like `cancel`, but also return whether the job was already over.
 
         Raises:
-            UsageError: as `cancel`.
+            UsageError: as for `cancel`.
         """
         job = submitted.current_handle(_whole(handle, "cancelled"))
         was_over = self.status(job).state.is_over
@@ -316,7 +317,7 @@ class Runner:
             scheduler.delete(job.app_id)
         except UsageError:
             if record is None or scheduler.status([job.app_id]):
-                raise  # else it is only the record that is left
+                raise  # otherwise only the record is left
         if record is not None:
             records.remove(record["id"])
         self._audit("delete", str(job))
@@ -340,17 +341,18 @@ class Runner:
 
         Args:
             handle: the job's handle.
-            role: its name; by default, the first role.
+            role: the role's name; by default, the first role.
             replica: its number within the role.
             regex: only matching lines.
-            since: only lines from this time on, if the scheduler knows their times.
+            since: only lines from this time on, if the scheduler has timestamps.
             until: only lines up to this time.
-            follow: wait for more until the replica is over.
+            follow: wait for new lines until the replica is over.
             stream: stdout, stderr or combined.
-            last: only this many of the existing lines.
-            rank: the lines of this worker of the job instead of a replica's.
-            attempt: a worker's lines after this number of restarts, or `all`; defaults to the last
-                generation for jobs of `relight run`, and to all generations for submitted jobs.
+            last: only this many of the most recent existing lines.
+            rank: return the lines of this worker in the job instead of a replica's.
+            attempt: a worker's lines from the attempt after this number of restarts, or `all`;
+                defaults to the last generation for `relight run` jobs, and to all generations for
+                submitted jobs.
 
         Raises:
             UsageError: if the job, replica, rank or attempt does not exist, the scheduler can't
@@ -375,8 +377,8 @@ class Runner:
     def _reader(
         self, job: Handle, query: LogQuery, rank: int | None, attempt: str
     ) -> Callable[[bool], Iterator[str]]:
-        """Return a function that returns the lines of a replica or rank; its argument decides
-        whether to follow them.
+        """Return a function that returns the lines of a replica or rank; its argument says whether
+        to follow them.
         """
         if attempt and rank is None:
             if job.scheduler != handles.RUN:
@@ -395,7 +397,7 @@ class Runner:
         if rank is not None or not query.role:
             known = self.replicas(job)
             query = query._replace(role=query.role or known[0][0])
-            if rank is not None:  # a replica of `relight run` is a rank
+            if rank is not None:  # a `relight run` replica is a rank
                 query = query._replace(replica=rank)
                 if rank not in (number for _, number in known):
                     ranks = ", ".join(str(number) for _, number in known[:20])
@@ -405,7 +407,7 @@ class Runner:
         return lambda follow: scheduler.logs(job.app_id, query._replace(follow=follow))
 
     def replicas(self, handle: str | Handle) -> list[tuple[str, int]]:
-        """Return the roles and numbers of a job's replicas, or of those that the handle names.
+        """Return the roles and numbers of a job's replicas, or only of those that the handle names.
 
         Raises:
             UsageError: if the job, role or replica does not exist.
@@ -436,8 +438,8 @@ class Runner:
         )
 
     def list(self, scheduler: str = "") -> Sequence[Job]:
-        """Return this user's jobs, newest first: those recorded here and, for a given scheduler,
-        all that it knows.
+        """Return this user's jobs, newest first: the jobs recorded here and, if a scheduler is
+        given, all jobs that it knows.
         """
         cfg = self._cfg_of_settings(scheduler) if scheduler else {}
         found = submitted.listed(self.scheduler, scheduler, self.session, cfg)
@@ -447,8 +449,8 @@ class Runner:
         ]
 
     def describe(self, handle: str | Handle) -> dict[str, Any]:
-        """Return the record of a job: the submission, its place and time, without secrets, and the
-        present state.
+        """Return a job's record, without secrets: what was submitted, when and where, and the
+        current state.
 
         Raises:
             UsageError: if the job does not exist.
@@ -462,7 +464,7 @@ class Runner:
         return {**record, "state": submitted.state_now(self.scheduler, record).name}
 
     def describe_native(self, handle: str | Handle) -> Any:
-        """Return the scheduler's own record of a job, such as its Kubernetes objects, or None.
+        """Return the scheduler's own description of a job, such as its Kubernetes objects, or None.
 
         Raises:
             UsageError: if the job does not exist.
@@ -479,8 +481,8 @@ class Runner:
     def _settings_of(
         self, name: str, found: Scheduler
     ) -> tuple[dict[str, str], str, options.SiteOptions]:
-        """Return the options of a scheduler in the settings files, these files for messages, and
-        its options in the site's file.
+        """Return a scheduler's options from the settings files, the names of these files for
+        messages, and its options from the site's file.
         """
         where = f"the settings ({', '.join(self.settings.files)})" if self.settings.files else ""
         site, names = self.settings.site, (found.name, name)
@@ -497,7 +499,7 @@ class Runner:
 
         audit.record(self.env, self.settings.site, *what)
 
-    # Parts of a dry run.
+    # Steps of a dry run.
 
     def _cfg(
         self, name: str, found: Scheduler, cfg: Mapping[str, Any] | str, workspace: str
@@ -521,7 +523,9 @@ class Runner:
     def _component(
         self, address: str, args: Sequence[str] | Mapping[str, Any], launcher: str
     ) -> tuple[AppDef, str]:
-        """Return the app of a component and the script that it will run, if any."""
+        """Return a component's app and the script that it will run, or no script if there is
+        none.
+        """
         function = loading.find(address)
         signature = arguments.signature_of(address, function)
         words: Sequence[str] = () if isinstance(args, Mapping) else args
@@ -537,13 +541,13 @@ class Runner:
 
 
 class HelpAskedError(RelightError):
-    """Raised for a component's `--help`; the message is the help."""
+    """Raised for a component's `--help`; the message is the help text."""
 
     exit_code = 0
 
 
 def compiled(regex: str) -> "re.Pattern[str] | None":
-    """Return a compiled regular expression, None for an empty one.
+    """Compile a regular expression; return None if it is empty.
 
     Raises:
         UsageError: if it is invalid.
@@ -555,15 +559,15 @@ def compiled(regex: str) -> "re.Pattern[str] | None":
 
 
 def _own_copy(app: AppDef) -> AppDef:
-    """Return a copy that changes of the app do not reach; its overrides have their values."""
+    """Return a copy that is independent of later changes to the app, with its overrides applied."""
     if not all(isinstance(role, Role) for role in app.roles):
-        return app  # `validate` refuses it
+        return app  # `validate` rejects it
     fixed = [replace(role, overrides={}) for role in app.roles]
     return deepcopy(replace(app, roles=fixed))
 
 
 def _workspace_of(app: AppDef) -> str:
-    """Return the common workspace of the roles, or an empty text.
+    """Return the roles' common workspace, or an empty string.
 
     Raises:
         UsageError: if the roles have different workspaces.
@@ -578,7 +582,7 @@ def _workspace_of(app: AppDef) -> str:
 
 
 def _as_the_roles_want(request: Request) -> Request:
-    """Return a request after the roles' own `pre_proc`."""
+    """Return a request after applying the roles' own `pre_proc`."""
     for role in request.app.roles:
         if type(role).pre_proc is Role.pre_proc:
             continue

@@ -8,10 +8,11 @@
     scheduler = slurm
     [torchx:tracker]         one name for each tracker; [tracker:NAME] has its config
 
-Each value comes from the first of these files that has it: `./.relightconfig`, `./.torchxconfig`,
-`~/.relightconfig`, `~/.torchxconfig`. `RELIGHTCONFIG=FILE` (or TORCHXCONFIG) replaces all four; if
-empty, no file is read. In TorchX the home directory comes first; here a project's file takes
-precedence. Last comes the site's file (flags/site), for all users of this machine.
+Each value is taken from the first of these files that contains it: `./.relightconfig`,
+`./.torchxconfig`, `~/.relightconfig`, `~/.torchxconfig`. `RELIGHTCONFIG=FILE` (or TORCHXCONFIG)
+replaces all four; if it is empty, no file is read. In TorchX the home directory takes precedence,
+but here a project's file does. The site's file (flags/site), which applies to all users on this
+machine, comes last.
 """
 
 import os
@@ -28,18 +29,18 @@ VARIABLES = ("RELIGHTCONFIG", "TORCHXCONFIG")
 
 
 class ConfigFile(NamedTuple):
-    """All sections of all files, merged; `site` has the site's scheduler settings."""
+    """All sections from all files, merged; `site` has the site's scheduler settings."""
 
     sections: Mapping[str, Mapping[str, str]]
     files: tuple[str, ...] = ()
     site: Site = NO_SITE
 
     def section(self, name: str) -> Mapping[str, str]:
-        """Return a section, or an empty one."""
+        """Return a section, or an empty one if it does not exist."""
         return self.sections.get(name, {})
 
     def command(self, name: str) -> str:
-        """Return a default of `relight submit`: `[cli:submit]` or TorchX's `[cli:run]`."""
+        """Return a default for `relight submit`, from `[cli:submit]` or TorchX's `[cli:run]`."""
         return self.section("cli:submit").get(name) or self.section("cli:run").get(name, "")
 
 
@@ -57,7 +58,7 @@ def files(env: Environment) -> list[str]:
             return [path] if path else []
     try:
         folders = [os.getcwd()]
-    except OSError:  # it was removed
+    except OSError:  # it has been removed
         folders = []
     folders = list(dict.fromkeys([*folders, os.path.join("/", env.get("HOME", "/"))]))
     paths = [os.path.join(folder, name) for folder in folders for name in NAMES]
@@ -65,11 +66,11 @@ def files(env: Environment) -> list[str]:
 
 
 def load(env: Environment) -> ConfigFile:
-    """Return the merged settings of all files.
+    """Return the merged settings from all files.
 
     Raises:
         UsageError: if a file can't be read or is malformed.
-        MachineError: if the site's is.
+        MachineError: if the site's file can't be read or is malformed.
     """
     found, site = layers(env), sites.load(env)
     merged: dict[str, dict[str, str]] = {}
@@ -82,7 +83,8 @@ def load(env: Environment) -> ConfigFile:
 
 
 def layers(env: Environment) -> dict[str, dict[str, dict[str, str]]]:
-    """Return the sections of each file of the project and the user; the first takes precedence.
+    """Return the sections in each of the project's and the user's files; the first file takes
+    precedence.
 
     Raises:
         UsageError: if a file can't be read or is malformed.
@@ -91,7 +93,7 @@ def layers(env: Environment) -> dict[str, dict[str, dict[str, str]]]:
 
 
 def sections_of(path: str) -> list[str]:
-    """Return the names of a file's sections.
+    """Return a file's section names.
 
     Raises:
         UsageError: if it can't be read or is malformed.
@@ -103,7 +105,7 @@ def _read(path: str) -> dict[str, dict[str, str]]:
     import configparser
 
     parser = configparser.ConfigParser(interpolation=None, allow_no_value=False, delimiters=("=",))
-    parser.optionxform = str  # type: ignore[assignment, method-assign]  # names keep their case
+    parser.optionxform = str  # type: ignore[assignment, method-assign]  # option names are case-sensitive
     try:
         with open(path, encoding="utf-8-sig") as file:
             parser.read_file(file, path)

@@ -1,4 +1,4 @@
-"""Submits a job, and keeps its record."""
+"""Submits jobs and maintains their records."""
 
 import os
 import socket
@@ -24,7 +24,7 @@ from relight.schedulers.uninterruptible import UnansweredError
 
 Record = dict[str, Any]
 _USER = ("USER", "LOGNAME", "USERNAME")
-"""Variables with the name of the user; the last is that of Windows."""
+"""Variables that contain the user's name; the last one is for Windows."""
 
 
 def submit(job: Prepared, scheduler: Scheduler, env: Environment) -> str:
@@ -40,10 +40,10 @@ def submit(job: Prepared, scheduler: Scheduler, env: Environment) -> str:
     record = _record(job, env)
     with records.submitting(job.app_id):
         try:
-            records.write(job.app_id, record)  # first, so that a running job always has a record
+            records.write(job.app_id, record)  # first, so that every running job has a record
             app_id = scheduler.submit(job.request)
         except BaseException as error:
-            with suppress(RelightError):  # the first error matters more than leftovers
+            with suppress(RelightError):  # the original error matters more
                 records.remove(job.app_id)
             if isinstance(error, UnansweredError) and job.request.app_id:
                 handle = str(Handle(job.scheduler, job.session, job.request.app_id))
@@ -56,7 +56,7 @@ def submit(job: Prepared, scheduler: Scheduler, env: Environment) -> str:
 
 
 def current_handle(job: Handle) -> Handle:
-    """Return the handle of a job with the id that its scheduler gave it; wait while it is being
+    """Return a job's handle with the id that its scheduler assigned; wait while the job is being
     submitted.
 
     Raises:
@@ -67,11 +67,11 @@ def current_handle(job: Handle) -> Handle:
     record = record_of(job)
     if record is None or record["app_id"] == job.app_id:
         return job
-    return job._replace(app_id=record["app_id"])  # the scheduler chose another one
+    return job._replace(app_id=record["app_id"])  # the scheduler assigned a different id
 
 
 def record_of(job: Handle) -> Record | None:
-    """Return the record of a job, or None if it was not submitted from here."""
+    """Return a job's record, or None if it was not submitted from this machine."""
     for name in (job.scheduler, *_other_names(job.scheduler)):
         record = records.of_handle(name, job.app_id)
         if record is not None:
@@ -80,7 +80,7 @@ def record_of(job: Handle) -> Record | None:
 
 
 def record_state(record: Record | None, found: AppStatus | None) -> None:
-    """Record the end of a job, which its scheduler will forget."""
+    """Record a job's final state, which its scheduler will eventually forget."""
     if record is None or found is None or not found.state.is_over:
         return
     known = {"state": found.state.name, "message": redaction.redact_text(found.message)}
@@ -93,7 +93,7 @@ def record_state(record: Record | None, found: AppStatus | None) -> None:
 
 
 def state_now(find: Callable[[str], Scheduler], record: Record) -> AppState:
-    """Return the state of a recorded job; UNKNOWN if its scheduler does not answer."""
+    """Return a recorded job's state, or UNKNOWN if its scheduler does not respond."""
     found = _unfinished(find, [record])
     record_state(record, found.get(record["handle"]))
     return _state_in(record, found)
@@ -102,12 +102,12 @@ def state_now(find: Callable[[str], Scheduler], record: Record) -> AppState:
 def listed(
     find: Callable[[str], Scheduler], scheduler: str, session: str, cfg: Mapping[str, Any]
 ) -> Iterator[tuple[str, str, AppState, str, str]]:
-    """Return handle, name, state, time and message of jobs, newest first: those recorded here,
-    those of `relight run` on this machine and, for a given scheduler, all others that it knows,
-    with its options `cfg` from the settings.
+    """Return the handle, name, state, time and message of each job, newest first. These are the
+    jobs recorded here, the `relight run` jobs on this machine and, if a scheduler is given, all
+    other jobs that it knows; it is queried with its options `cfg` from the settings.
 
     Raises:
-        RelightError: if the given scheduler does not answer.
+        RelightError: if the given scheduler does not respond.
     """
     found = [
         record
@@ -140,7 +140,7 @@ def _of_run(
             handle = str(Handle(handles.RUN, session, each.app_id))
             yield handle, each.name, each.state, each.submitted, each.message
     except RelightError:
-        pass  # this user lacks a directory for the sockets
+        pass  # this user has no directory for the sockets
 
 
 def _state_in(record: Record, statuses: Mapping[str, AppStatus]) -> AppState:
@@ -165,12 +165,13 @@ def _unfinished(find: Callable[[str], Scheduler], found: list[Record]) -> dict[s
 def _status(
     find: Callable[[str], Scheduler], name: str, app_ids: list[str]
 ) -> Mapping[str, AppStatus]:
-    """Return the statuses of a scheduler's jobs, without jobs that it can't report: the scheduler
-    may not be installed any more or not answer, or a job's cluster may be gone.
+    """Return the statuses of a scheduler's jobs, omitting jobs whose status can't be determined:
+    the scheduler may have been uninstalled or may not respond, or a job's cluster may no longer
+    exist.
     """
     try:
         return find(name).status(app_ids)
-    except UsageError:  # it may be about one job only
+    except UsageError:  # the error may concern only one job
         if len(app_ids) == 1:
             return {}
         return {key: each for x in app_ids for key, each in _status(find, name, [x]).items()}
@@ -222,8 +223,8 @@ def _without_secrets(cfg: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _packages() -> dict[str, str]:
-    """Return the versions of the installed packages from their directories' names, because reading
-    the metadata of a few hundred packages takes a second.
+    """Return the versions of the installed packages, taken from their directory names because
+    reading the metadata of a few hundred packages takes a second.
     """
     found: dict[str, str] = {}
     for folder in sys.path:
@@ -244,7 +245,7 @@ def _other_names(name: str) -> list[str]:
 
 
 def redact_app(app: AppDef) -> AppDef:
-    """Return the app with secrets hidden in arguments, variables and metadata."""
+    """Return the app with the secrets in its arguments, variables and metadata hidden."""
     roles = [
         replace(
             role,

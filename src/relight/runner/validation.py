@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from relight.runner.prepared import Prepared
 
 MOST = 100_000
-"""Most replicas of a role, and workers of a node: a larger number is a typing error."""
+"""Maximum number of replicas per role, and of workers per node; a larger number must be a typo."""
 _TYPES: Mapping[str, type | UnionType] = {
     "name": str, "image": str, "entrypoint": str, "num_replicas": int, "max_retries": int,
     "min_replicas": int | None, "retry_policy": RetryPolicy, "resource": Resource,
@@ -25,8 +25,9 @@ def validate(app: AppDef) -> AppDef:
     """Return the app if it is valid.
 
     Raises:
-        UsageError: if the app lacks roles, has two roles of the same name, or a role without a
-            command or replicas; or a value has a wrong type, which Python itself does not check.
+        UsageError: if the app has no roles, has two roles with the same name, or has a role without
+            a command or replicas; or if a value has the wrong type, which Python itself does not
+            check.
     """
     _check_type("app", "name", app.name, str)
     _check_type(f"app {app.name}", "metadata", app.metadata, Mapping)
@@ -67,8 +68,8 @@ def validate(app: AppDef) -> AppDef:
 
 
 def missing_script(job: "Prepared", scheduler: Scheduler) -> str:
-    """Return a message if the job's script does not exist, or nothing. For a job in an image, or on
-    another machine to which no file is copied, that is unknown.
+    """Return a message if the job's script does not exist, otherwise an empty string. The script
+    isn't checked if the job runs in an image, or on another machine to which no files are copied.
     """
     cfg = job.request.cfg
     script = job.script

@@ -1,6 +1,7 @@
-"""The schedulers that run jobs: one folder each, all with the interface of `api`.
+"""The schedulers that run jobs, with one package for each. They all implement the interface in
+`api`.
 
-`registry` finds a scheduler by its name. `processes` is shared by those that start processes
-themselves; `run` shows the jobs of `relight run`, and takes no submissions. A new one: its folder,
-a line in `registry`, and the checklist in CONTRIBUTING.md.
+`registry` finds a scheduler by its name. `processes` is shared by the schedulers that start
+processes themselves. `run` shows `relight run` jobs and accepts no submissions. To add a scheduler,
+create its package, add a line to `registry`, and follow the checklist in CONTRIBUTING.md.
 """

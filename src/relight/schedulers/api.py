@@ -1,7 +1,7 @@
-"""The interface of a scheduler: its methods, and a record of its capabilities.
+"""The scheduler interface: its methods, and a record of its capabilities.
 
-`render` is free of side effects and only reads the inputs of a request (the user's name, a
-version). `--dryrun` shows its result, and `submit` sends exactly that.
+`render` has no side effects and only reads what a request needs, such as the user's name or a
+version. `--dryrun` shows its result, and `submit` sends exactly that.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,12 +16,14 @@ from relight.job.status import by_cause as by_cause
 
 
 class Option(NamedTuple):
-    """One run option, `-cfg name=value`. `kind` is one of str, int, float, bool, list, dict; a list
-    is written `a;b`, a dict `k:v;k:v`. `choices` are the valid values, empty for any. `is_remote`
-    marks a path on another machine, where `~` is that machine's home directory.
+    """One run option, `-cfg name=value`. `kind` is one of str, int, float, bool, list and dict; a
+    list is written `a;b`, and a dict `k:v;k:v`. `choices` has the valid values, or is empty if any
+    value is valid. `is_remote` marks a path on another machine, where `~` is that machine's home
+    directory.
 
-    Three names have a meaning to relight: `workspace` (`--workspace`: directories to copy for the
-    job), `sync` (the working directory is copied), `job_dir` (where a job runs if not here).
+    Three names have a special meaning: `workspace` (the directories to copy for the job, also set
+    by `--workspace`), `sync` (whether the working directory is copied) and `job_dir` (where a job
+    runs, if not in this directory).
     """
 
     name: str
@@ -34,9 +36,9 @@ class Option(NamedTuple):
 
 
 class Capabilities(NamedTuple):
-    """Which parts of an app a scheduler supports. Unsupported parts are refused or noted before
-    submission, never ignored silently. With `files`, replicas see the files of this machine, and a
-    script that is not here is refused.
+    """The parts of an app that a scheduler supports. Unsupported parts are rejected or noted before
+    submission, never silently ignored. If `files` is true, replicas see this machine's files, and a
+    script that does not exist here is rejected.
     """
 
     retries: bool = False
@@ -50,10 +52,10 @@ class Capabilities(NamedTuple):
 
 
 class Request(NamedTuple):
-    """A request to the scheduler: `body` is complete and can be written as JSON. `text` is for
-    people (a script, a list of commands). `notes` list the parts of the app that this scheduler
-    ignores. `app_id` is the id that `submit` will return, if known in advance; it identifies a job
-    whose submission was killed.
+    """A request to the scheduler. `body` is complete and can be serialized as JSON. `text` is its
+    human-readable form (a script, a list of commands). `notes` lists the parts of the app that this
+    scheduler ignores. `app_id` is the id that `submit` will return, if known in advance; it
+    identifies the job if the submitting process is killed.
     """
 
     scheduler: str
@@ -66,7 +68,7 @@ class Request(NamedTuple):
 
 
 class JobSummary(NamedTuple):
-    """One line of a list of jobs. `message` is the reason of a failure, if known."""
+    """One entry in a list of jobs. `message` is the reason for a failure, if known."""
 
     app_id: str
     state: AppState
@@ -76,7 +78,7 @@ class JobSummary(NamedTuple):
 
 
 class LogQuery(NamedTuple):
-    """Which lines of which replica. `stream` is stdout, stderr or combined."""
+    """Selects log lines of one replica. `stream` is stdout, stderr or combined."""
 
     role: str
     replica: int
@@ -87,7 +89,9 @@ class LogQuery(NamedTuple):
 
 
 def local_time(milliseconds: object) -> str:
-    """Format a time since 1970 in local time; return an empty string if it is not a number."""
+    """Format a time in seconds since 1970 as local time; return an empty string if it is not a
+    number.
+    """
     if not isinstance(milliseconds, int | float):
         return ""
 
@@ -95,52 +99,54 @@ def local_time(milliseconds: object) -> str:
 
 
 def check_replica(app_id: str, query: LogQuery, sizes: Mapping[str, int]) -> None:
-    """Reject a query of a replica that a job lacks, given the sizes of its roles."""
+    """Reject a query for a replica that does not exist, given the sizes of the job's roles."""
     if not 0 <= query.replica < sizes.get(query.role, 0):
         known = ", ".join(f"{role}/0 to {size - 1}" for role, size in sizes.items())
         raise no_replica(app_id, query, known)
 
 
 def no_replica(app_id: str, query: LogQuery, known: str) -> UsageError:
-    """Return the error for a replica that a job does not have; `known` lists those that it has."""
+    """Return the error for a replica that does not exist; `known` lists those that do."""
     return UsageError(
         f"{app_id} has no replica {query.role}/{query.replica}", hint=f"it has {known}"
     )
 
 
 class Scheduler(Protocol):
-    """Runs jobs. All errors for the user are RelightErrors; a failed call leaves nothing behind."""
+    """Runs jobs. Errors meant for the user are RelightErrors, and a failed call leaves nothing
+    behind.
+    """
 
     name: str
     options: Sequence[Option] = ()
     capabilities: Capabilities = Capabilities()
 
     def affinity(self) -> int:
-        """Return how well this scheduler suits this machine, for `-s auto`: 0 if it can't be used
-        (no command, no daemon), 10 if it can, 50 inside one of its jobs. It waits at most 1 s
-        for the network.
+        """Return how suitable this scheduler is on this machine, for `-s auto`: 0 if it can't be
+        used (no command, no daemon), 10 if it can, and 50 inside one of its jobs. It waits at most
+        1 s for the network.
         """
         return 0
 
     def render(self, app: AppDef, cfg: Mapping[str, Any], app_id: str) -> Request:
-        """Return the request of an app.
+        """Return the request for an app.
 
         Args:
-            app: the app with its macros, which this substitutes.
-            cfg: values for `options`, complete with defaults and of the right types.
+            app: the app with its macros, which are substituted here.
+            cfg: values for `options`, with defaults filled in and with the right types.
             app_id: a unique name, `NAME-RANDOM`; some schedulers assign their own.
         """
 
     def submit(self, request: Request) -> str:
-        """Send a request; return this scheduler's id of the app, a word without slash that does not
-        end with a colon. Later calls know nothing but the id.
+        """Send a request; return this scheduler's id for the app, which contains no slash and does
+        not end with a colon. Later calls receive nothing but this id.
         """
 
     def status(self, app_ids: Sequence[str]) -> dict[str, AppStatus]:
-        """Return the statuses of those jobs that exist, with one query for all."""
+        """Return the statuses of the jobs that exist, with a single query for all of them."""
 
     def logs(self, app_id: str, query: LogQuery) -> Iterator[str]:
-        """Return lines without line ends; with `follow`, until the replica is over."""
+        """Return lines without line endings; with `follow`, continue until the replica is over."""
 
     def cancel(self, app_id: str) -> None:
         """Stop a job; do nothing if it is over."""
@@ -149,8 +155,8 @@ class Scheduler(Protocol):
         """Stop a job and remove everything, including logs."""
 
     def list(self, cfg: Mapping[str, Any] = NOTHING, /) -> Sequence[JobSummary]:
-        """Return this user's jobs, newest first; `cfg` are the values of `options` in the settings
-        files, complete with defaults.
+        """Return this user's jobs, newest first; `cfg` has the values of `options` from the
+        settings files, with defaults filled in.
         """
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Finds why a replica failed, in one line, from its error file and stderr."""
+"""Summarizes in one line why a replica failed, from its error file and stderr."""
 
 import os
 import re
@@ -11,12 +11,12 @@ from relight.output import error_files
 _LIMIT = 1000
 _TAIL = 8192
 _NO_REASON = re.compile(r"slurmstepd|(?:relight: )?\s*hint: |\s*$")
-"""Lines with advice on the error before them, and Slurm's own lines."""
+"""Lines that only give advice on the preceding error, and Slurm's own lines."""
 
 
 def cause(error_file: str, stderr: str, exitcode: int | None) -> str:
-    """Return the failure in a replica's error file or, as not every program writes one, the last
-    line of its stderr; empty if neither exists.
+    """Return the failure from a replica's error file. Not every program writes one, so the fallback
+    is the last line of stderr. The result is empty if neither exists.
 
     Args:
         error_file: the path from TORCHELASTIC_ERROR_FILE.
@@ -27,12 +27,14 @@ def cause(error_file: str, stderr: str, exitcode: int | None) -> str:
 
 
 def in_a_line(text: str) -> str:
-    """Return a text as one line that is not too long for an error of a replica."""
+    """Convert text to a single line that is short enough for a replica's error."""
     return cut(" ".join(text.split()), _LIMIT)
 
 
 def last_words(lines: Sequence[str], exitcode: int | None) -> str:
-    """Return the last line that may be a reason; empty for a killed agent, which wrote none."""
+    """Return the last line that may be a reason, or an empty string for a killed agent, which
+    writes none.
+    """
     said = [line for line in lines if not _NO_REASON.match(line)]
     killed = exitcode is not None and not 0 <= exitcode <= EXIT_SIGNAL_BASE
     return "" if not said or (killed and said[-1].startswith("relight: ")) else said[-1]

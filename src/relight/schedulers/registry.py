@@ -21,18 +21,18 @@ _CLASSES = {
 }
 _NOT_FOR_SUBMISSION = {"run": "Run"}
 ALIASES = {"local_cwd": "local", "local_docker": "docker"}
-"""TorchX's names."""
+"""TorchX's names for schedulers."""
 
 
 def find(name: str) -> Scheduler:
-    """Return a scheduler.
+    """Look up a scheduler by name.
 
     Args:
-        name: its name or alias, or that of an entry point of the group `relight.schedulers`, which
-            is a module with a function `make`, or such a function.
+        name: its name or alias, or the name of an entry point in the group `relight.schedulers`,
+            which refers to a module with a function `make` or to such a function.
 
     Raises:
-        UsageError: if no scheduler has this name, or it does not load.
+        UsageError: if no scheduler has this name, or it can't be loaded.
     """
     own = ALIASES.get(name, name)
     if found := {**_CLASSES, **_NOT_FOR_SUBMISSION}.get(own):
@@ -61,19 +61,19 @@ def names() -> list[str]:
 
 
 def same(one: str, other: str) -> bool:
-    """Return whether two names mean the same scheduler."""
+    """Return whether two names refer to the same scheduler."""
     return ALIASES.get(one, one) == ALIASES.get(other, other)
 
 
 def choose() -> str:
-    """Return the name of the scheduler that suits this machine best (`-s auto`)."""
+    """Return the name of the most suitable scheduler on this machine (`-s auto`)."""
     return max(names(), key=_affinity)
 
 
 def _affinity(name: str) -> int:
     try:
         return find(name).affinity()
-    except Exception:  # of another package, perhaps
+    except Exception:  # may come from another package
         return 0
 
 

@@ -1,7 +1,8 @@
-"""Checks whether the resources that a job requests for a node suffice for its workers.
+"""Checks whether the resources that a job requests per node are sufficient for its workers.
 
-TorchX's defaults (2 CPUs, 1024 MiB and no GPU for any number of workers) are kept for parity. They
-are too little for nearly every training job, which is then killed late or trains without a GPU.
+TorchX's defaults (2 CPUs, 1024 MiB and no GPU for any number of workers) are kept for
+compatibility. They are insufficient for nearly every training job, which is then killed late in the
+run or trains without a GPU.
 """
 
 import re
@@ -11,12 +12,12 @@ from relight.base.text import pluralize
 from relight.job.app import AppDef, Role
 
 _WORKER_MIB = 2048
-"""Memory of a worker with torch and a small model."""
+"""Memory needed by a worker with torch and a small model."""
 _WORKERS = re.compile(r"--nproc[_-]per[_-]node[= ](\d+)\b")
 
 
 def workers(role: Role) -> int:
-    """Return the number of workers of a replica; 0 for other programs than launchers, or if the
+    """Return the number of workers per replica, or 0 if the program is not a launcher or if the
     launcher chooses the number.
     """
     match = _WORKERS.search(" ".join(role.args))
@@ -24,7 +25,7 @@ def workers(role: Role) -> int:
 
 
 def too_little(app: AppDef, *, memory: bool = True) -> Iterator[str]:
-    """Yield a note for each role that requests less than its workers need.
+    """Yield a note for each role that requests fewer resources than its workers need.
 
     Args:
         app: the job.
@@ -48,12 +49,12 @@ def too_little(app: AppDef, *, memory: bool = True) -> Iterator[str]:
 
 
 def without_gpus(app: AppDef, partition: str, offered: str) -> Iterator[str]:
-    """Yield a note for each role that starts workers on nodes with GPUs and requests none.
+    """Yield a note for each role that starts workers on nodes with GPUs but does not request any.
 
     Args:
         app: the job.
-        partition: its name, empty for the default one.
-        offered: the generic resources of its nodes, as Slurm lists them: `gpu:a100:8`.
+        partition: the partition's name, empty for the default one.
+        offered: the generic resources on its nodes, in Slurm's format: `gpu:a100:8`.
     """
     if not re.search(r"\bgpu\b", offered):
         return

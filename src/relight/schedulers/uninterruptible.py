@@ -18,8 +18,8 @@ class UnansweredError(MachineError):
 
 
 def finished(request: Callable[..., T], *arguments: Any, **named: Any) -> T:
-    """Return the result of a request. If a signal raises an exception during the request, raise it
-    after the request.
+    """Run a request and return its result. If a signal raises an exception in the meantime, raise
+    it after the request has finished.
 
     Raises:
         UnansweredError: if the request takes more than 10 s after that, or a second signal arrives.
@@ -37,7 +37,7 @@ def finished(request: Callable[..., T], *arguments: Any, **named: Any) -> T:
 
     try:
         threading.Thread(target=run, daemon=True).start()
-        over.wait()  # not join: in Python 3.11, one that was interrupted takes the thread for ended
+        over.wait()  # in Python 3.11, an interrupted join() marks it as ended
     except BaseException as signal:
         try:
             is_over = over.wait(_LIMIT_S)

@@ -1,7 +1,7 @@
-"""Trackers, and the run of this process as they see it.
+"""Trackers, and the current process's run as recorded by them.
 
-Names and meanings are those of TorchX (torchx.tracker.api, 0.7), so that its trackers work here,
-and these there. A run id is what TORCHX_JOB_ID says, such as `slurm://torchx/1234`.
+Names and meanings match TorchX (torchx.tracker.api, 0.7), so that TorchX trackers work in relight
+and vice versa. The run id is the value of TORCHX_JOB_ID, such as `slurm://torchx/1234`.
 """
 
 import functools
@@ -13,12 +13,14 @@ from typing import Any
 from relight.base import env as environment
 
 _UNDEFINED = "<UNDEFINED>"
-"""The id of a run that no scheduler has started, as in TorchX."""
+"""The id of a run that was not started by a scheduler, as in TorchX."""
 
 
 @dataclass(frozen=True)
 class TrackerSource:
-    """A source of a run: another run, or anything with an id. `artifact_name` is the part used."""
+    """A source of a run: another run, or anything else that has an id. `artifact_name` is the
+    artifact that was used.
+    """
 
     source_run_id: str
     artifact_name: str | None
@@ -35,7 +37,7 @@ class TrackerArtifact:
 
 @dataclass(frozen=True)
 class Lineage:
-    """The sources of a run, and the runs derived from it."""
+    """A run's sources, and the runs derived from it."""
 
     run_id: str
     sources: Sequence[TrackerSource]
@@ -43,49 +45,52 @@ class Lineage:
 
 
 class TrackerBase(ABC):
-    """Storage for the records of runs. A plug-in is a function that takes a configuration (a string
-    or None) and returns one: an entry point of the group `relight.tracker` or `torchx.tracker`.
+    """Storage for run records. A plug-in is an entry point in the group `relight.tracker` or
+    `torchx.tracker`. It refers to a function that takes a configuration (a string or None) and
+    returns a tracker.
     """
 
     @abstractmethod
     def add_artifact(
         self, run_id: str, name: str, path: str, metadata: Mapping[str, object] | None = None
     ) -> None:
-        """Record an artifact; a later one of the same name takes its place."""
+        """Record an artifact, replacing an earlier one with the same name."""
 
     @abstractmethod
     def artifacts(self, run_id: str) -> Mapping[str, TrackerArtifact]:
-        """Return the artifacts of a run, by name."""
+        """Return a run's artifacts, by name."""
 
     @abstractmethod
     def add_metadata(self, run_id: str, **kwargs: object) -> None:
-        """Record values; a later one of the same name takes its place."""
+        """Record values, replacing earlier ones with the same names."""
 
     @abstractmethod
     def metadata(self, run_id: str) -> Mapping[str, object]:
-        """Return the values of a run, by name."""
+        """Return a run's values, by name."""
 
     @abstractmethod
     def add_source(self, run_id: str, source_id: str, artifact_name: str | None = None) -> None:
-        """Record that a run comes from another one."""
+        """Record that a run is derived from another one."""
 
     @abstractmethod
     def sources(self, run_id: str, artifact_name: str | None = None) -> Iterable[TrackerSource]:
-        """Return the sources of a run; with a name, only those whose part of that name was used."""
+        """Return a run's sources; if a name is given, only those of which this artifact was
+        used.
+        """
 
     @abstractmethod
     def run_ids(self, **kwargs: str) -> Iterable[str]:
-        """Return the ids of all runs, or with `parent_run_id` of those that come from that one."""
+        """Return the ids of all runs or, with `parent_run_id`, of the runs derived from it."""
 
     def lineage(self, run_id: str) -> Lineage:
-        """Return the sources of a run, and the runs derived from it."""
+        """Return a run's sources, and the runs derived from it."""
         sources = tuple(self.sources(run_id))
         return Lineage(run_id, sources, tuple(self.run_ids(parent_run_id=run_id)))
 
 
 @dataclass(frozen=True)
 class AppRunTrackableSource:
-    """A run that is a source of this one. `artifact_name` is the part used."""
+    """A run that is a source of this one. `artifact_name` is the artifact that was used."""
 
     parent: "AppRun"
     artifact_name: str | None
@@ -100,11 +105,11 @@ class AppRun:
 
     @staticmethod
     def run_from_env() -> "AppRun":
-        """Return the run of this process, as `app_run_from_env` does."""
+        """Return this process's run, like `app_run_from_env`."""
         return app_run_from_env()
 
     def job_id(self) -> str:
-        """Return the id."""
+        """Return the run's id."""
         return self.id
 
     def add_metadata(self, **kwargs: object) -> None:
@@ -118,22 +123,22 @@ class AppRun:
         """Record an artifact with all trackers.
 
         Args:
-            name: of the artifact, such as `model`.
-            path: where it is; a tracker may copy it from there.
-            metadata: more about it.
+            name: the artifact's name, such as `model`.
+            path: the artifact's location; a tracker may copy it from there.
+            metadata: additional information about it.
         """
         for backend in self.backends:
             backend.add_artifact(self.id, name, path, metadata)
 
     def add_source(self, source_id: str, artifact_name: str | None = None) -> None:
-        """Record with all trackers that this run comes from another one, or from something else
+        """Record with all trackers that this run is derived from another run, or from anything else
         that has an id.
         """
         for backend in self.backends:
             backend.add_source(self.id, source_id, artifact_name)
 
     def sources(self) -> list[AppRunTrackableSource]:
-        """Return what this run comes from, as the first tracker says."""
+        """Return this run's sources, as recorded by the first tracker."""
         if not self.backends:
             return []
         return [
@@ -144,12 +149,12 @@ class AppRun:
 
 @functools.cache
 def app_run_from_env() -> AppRun:
-    """Return the run of this process, always the same object.
+    """Return this process's run, which is always the same object.
 
-    Its id, its trackers and its parent, which is recorded as its source, come from TORCHX_JOB_ID,
-    TORCHX_TRACKERS, TORCHX_TRACKER_<NAME>_CONFIG and TORCHX_PARENT_RUN_ID, set by `relight submit`,
-    `relight run --tracker` and `torchx run`. Without these variables, nothing is recorded. A
-    tracker that fails to load is skipped with a warning.
+    Its id, its trackers and its parent, which is recorded as its source, are taken from
+    TORCHX_JOB_ID, TORCHX_TRACKERS, TORCHX_TRACKER_<NAME>_CONFIG and TORCHX_PARENT_RUN_ID, set by
+    `relight submit`, `relight run --tracker` and `torchx run`. Without these variables, nothing is
+    recorded. A tracker that fails to load is skipped with a warning.
     """
     from relight.tracker import backends
 

@@ -1,4 +1,4 @@
-"""Finds trackers by name: built-in ones, and those of other packages."""
+"""Finds trackers by name: built-in ones, and those from other packages."""
 
 import warnings
 from collections.abc import Callable, Mapping
@@ -10,12 +10,14 @@ from relight.base.errors import RelightError, UsageError
 from relight.base.text import did_you_mean
 
 GROUPS = ("relight.tracker", "torchx.tracker")
-"""Entry points of other packages, which are functions of a configuration."""
+"""Entry point groups of other packages' trackers, which are functions that take a configuration."""
 _MODULES = {"fsspec": "relight.tracker.file_system", "mlflow": "relight.tracker.mlflow_runs"}
 
 
 def names_and_configs(variables: Mapping[str, str]) -> dict[str, str | None]:
-    """Return the trackers that variables name, each with its configuration, as TorchX does."""
+    """Return the tracker names in the environment variables, each with its configuration, as in
+    TorchX.
+    """
     names = variables.get("TORCHX_TRACKERS", "")
     return {
         name: variables.get(f"TORCHX_TRACKER_{name.upper()}_CONFIG")
@@ -24,12 +26,14 @@ def names_and_configs(variables: Mapping[str, str]) -> dict[str, str | None]:
 
 
 def configured(variables: Mapping[str, str]) -> list[Any]:
-    """Return the trackers that variables name; one that does not load is a warning."""
+    """Return the trackers named in the environment variables; warn about each one that can't be
+    loaded.
+    """
     found = []
     for name, config in names_and_configs(variables).items():
         try:
             found.append(load(name, config))
-        except RelightError as error:  # a run continues without records that can't be written
+        except RelightError as error:  # the run continues without this tracker
             warnings.warn(f"relight: {error}", stacklevel=3)
     return found
 
@@ -39,7 +43,7 @@ def load(name: str, config: str | None) -> Any:
 
     Args:
         name: `fsspec`, `mlflow`, an entry point, or `module:function`.
-        config: passed to its function.
+        config: the configuration, passed to the tracker's function.
 
     Raises:
         UsageError: if the name is unknown, the import fails, or the configuration is invalid.
@@ -55,7 +59,7 @@ def load(name: str, config: str | None) -> Any:
 
 
 def _find(name: str) -> Callable[[str | None], Any]:
-    if name in _MODULES:  # before TorchX's, which have the same names and the same layout
+    if name in _MODULES:  # take precedence over TorchX's, which have the same names and layout
         made: Callable[[str | None], Any] = import_module(_MODULES[name]).create
         return made
     from importlib.metadata import EntryPoint  # 14 ms

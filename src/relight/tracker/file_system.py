@@ -1,13 +1,13 @@
-"""The tracker `fsspec`: stores runs in a directory of any file system that fsspec supports.
+"""The tracker `fsspec`: stores runs in a directory on any file system that fsspec supports.
 
-The layout is TorchX's (torchx.tracker.backend.fsspec, 0.7); each reads the other's files:
+The layout is TorchX's (torchx.tracker.backend.fsspec, 0.7), and each can read the other's files:
 
     ROOT/RUN/metadata/TIME      {"metadata": {…}}, one file a call
     ROOT/RUN/artifacts/TIME     {"name": …, "path": …, "metadata": …}
     ROOT/RUN/sources/RUN        a line for each artifact used; an empty one for the whole run
 
-RUN is the base32 of a run id. TIME is in nanoseconds since 1970, here with a random suffix, because
-several ranks may record simultaneously.
+RUN is the base32 encoding of a run id. TIME is in nanoseconds since 1970; relight adds a random
+suffix, because several ranks may record at the same time.
 """
 
 import base64
@@ -26,11 +26,11 @@ from relight.tracker.api import TrackerArtifact, TrackerBase, TrackerSource
 
 
 class FileSystemTracker(TrackerBase):
-    """Keeps runs in a directory.
+    """Stores runs in a directory.
 
     Args:
-        files: a file system of fsspec.
-        root: the directory, created with the first record.
+        files: an fsspec file system.
+        root: the directory, created when the first record is written.
 
     All methods raise MachineError if the directory can't be read or written.
     """
@@ -62,14 +62,14 @@ class FileSystemTracker(TrackerBase):
         self._add(run_id, "metadata", {"metadata": kwargs})
 
     def metadata(self, run_id: str) -> dict[str, object]:
-        """Return the values of a run, by name."""
+        """Return a run's values, by name."""
         found: dict[str, object] = {}
         for each in self._entries(run_id, "metadata"):
             found.update(each["metadata"])
         return found
 
     def add_source(self, run_id: str, source_id: str, artifact_name: str | None = None) -> None:
-        """Record that a run comes from another one."""
+        """Record that a run is derived from another one."""
         directory = self._path(run_id, "sources")
         path = f"{directory}/{_encoded(source_id)}"
         lines = self._lines(path) if self._files.exists(path) else []
@@ -78,7 +78,9 @@ class FileSystemTracker(TrackerBase):
             self._write(directory, _encoded(source_id), text)
 
     def sources(self, run_id: str, artifact_name: str | None = None) -> list[TrackerSource]:
-        """Return the sources of a run; with a name, only those whose artifact was used."""
+        """Return a run's sources; if a name is given, only those of which this artifact was
+        used.
+        """
         return [
             TrackerSource(source, line or None)
             for path, source in self._runs(self._path(run_id, "sources"))
@@ -87,7 +89,7 @@ class FileSystemTracker(TrackerBase):
         ]
 
     def run_ids(self, parent_run_id: str | None = None, **kwargs: str) -> list[str]:
-        """Return the ids of all runs, or of those that come from one."""
+        """Return the ids of all runs, or of those derived from one run."""
         del kwargs
         of_parent = f"sources/{_encoded(parent_run_id)}" if parent_run_id else ""
         return [
@@ -121,7 +123,7 @@ class FileSystemTracker(TrackerBase):
         return self._read(path).decode().splitlines()
 
     def _entries(self, run_id: str, kind: str) -> Iterator[dict[str, Any]]:
-        """Yield records, the oldest first, except incomplete ones."""
+        """Yield records, oldest first, skipping incomplete ones."""
         for path in self._listed(self._path(run_id, kind)):
             content = self._read(path)
             try:
@@ -130,7 +132,7 @@ class FileSystemTracker(TrackerBase):
                 continue
 
     def _runs(self, directory: str) -> Iterator[tuple[str, str]]:
-        """Yield the paths in a directory that are named after runs, with the ids of the runs."""
+        """Yield the paths in a directory that are named after runs, with the run ids."""
         for path in self._listed(directory):
             try:
                 yield path, base64.b32decode(os.path.basename(path)).decode()
@@ -143,13 +145,13 @@ class FileSystemTracker(TrackerBase):
                 found = sorted(each.rstrip("/") for each in self._files.ls(directory, detail=False))
             except FileNotFoundError:
                 return []
-            if len(found) == 1 and self._files.isfile(directory):  # a file is listed as itself
+            if len(found) == 1 and self._files.isfile(directory):  # a file lists itself
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), directory)
             return found
 
     @contextlib.contextmanager
     def _root_named(self, done: str) -> Iterator[None]:
-        """Turn an error of the file system into one that names the root and what to do."""
+        """Convert a file system error to one that names the root and has a hint."""
         try:
             yield
         except OSError as error:
@@ -167,15 +169,16 @@ class FileSystemTracker(TrackerBase):
 
 
 def create(config: str | None) -> FileSystemTracker:
-    """Return the tracker that a file describes.
+    """Return the tracker that a configuration file describes.
 
     Args:
-        config: the path or the fsspec URL of a file of lines `KEY = VALUE`: `protocol` (`file`,
-            `s3`, …), `root_path`, and arguments of that file system; `client_kwargs.endpoint_url`
-            is a key of an argument that is a mapping. A line with `#` is a comment.
+        config: the path or the fsspec URL of a file with `KEY = VALUE` lines. The keys are
+            `protocol` (`file`, `s3`, …), `root_path`, and arguments for that file system; a key
+            such as `client_kwargs.endpoint_url` sets a key in an argument that is a mapping. A line
+            that begins with `#` is a comment.
 
     Raises:
-        UsageError: if fsspec is not installed, or the file is wrong.
+        UsageError: if fsspec is not installed, or the file is invalid.
     """
     try:
         import fsspec
@@ -213,7 +216,7 @@ def _pairs(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 def _nested(pairs: Mapping[str, str]) -> dict[str, Any]:
-    """Return arguments from keys such as `client_kwargs.endpoint_url`."""
+    """Convert keys such as `client_kwargs.endpoint_url` to nested arguments."""
     found: dict[str, Any] = {}
     for key, value in pairs.items():
         *outer, last = key.split(".")

@@ -1,7 +1,7 @@
-"""The tracker `mlflow`: a run is a run of MLflow, whose name is the run id.
+"""The tracker `mlflow`: each run is an MLflow run, whose name is the run id.
 
-As in TorchX (torchx.tracker.mlflow, 0.7), values are tags, and artifacts are copied to MLflow.
-Sources, which TorchX does not keep there, are in the tag `relight.sources`.
+As in TorchX (torchx.tracker.mlflow, 0.7), values are stored as tags, and artifacts are copied to
+MLflow. Sources, which TorchX does not store in MLflow, are in the tag `relight.sources`.
 """
 
 import getpass
@@ -20,17 +20,17 @@ from relight.tracker.api import TrackerArtifact, TrackerBase, TrackerSource
 _OF_ARTIFACT = "torchx.artifact.metadata."
 _SOURCES = "relight.sources"
 _INTERNAL = ("mlflow.", _OF_ARTIFACT, _SOURCES)
-"""Beginnings of tags that are not the user's."""
+"""Prefixes of tags that don't belong to the user."""
 _MOST_RUNS = 1000
 
 
 class MLflowTracker(TrackerBase):
-    """Keeps runs in an experiment of MLflow.
+    """Stores runs in an MLflow experiment.
 
     Args:
-        client: a client of MLflow.
+        client: an MLflow client.
         experiment_name: the experiment, created if it does not exist.
-        artifact_location: artifact store of a new experiment; None for the server's default.
+        artifact_location: artifact store for a new experiment; None for the server's default.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class MLflowTracker(TrackerBase):
         if found is None:
             try:
                 client.create_experiment(experiment_name, artifact_location)
-            except Exception:  # another rank was faster
+            except Exception:  # another rank has just created it
                 if client.get_experiment_by_name(experiment_name) is None:
                     raise
             found = client.get_experiment_by_name(experiment_name)
@@ -54,20 +54,20 @@ class MLflowTracker(TrackerBase):
     def add_artifact(
         self, run_id: str, name: str, path: str, metadata: Mapping[str, object] | None = None
     ) -> None:
-        """Copy a local file to MLflow, into the directory `name` of the run."""
+        """Copy a local file to MLflow, into the run's directory `name`."""
         run = self._run(run_id)
         self._client.log_artifact(run.info.run_id, path, name)
         for key, value in (metadata or {}).items():
             self._client.set_tag(run.info.run_id, f"{_OF_ARTIFACT}{name}.{key}", value)
 
     def artifacts(self, run_id: str) -> dict[str, TrackerArtifact]:
-        """Return the artifacts of a run, by directory."""
+        """Return a run's artifacts, by directory."""
         run = self._found(run_id)
         if run is None:
             return {}
         found: dict[str, TrackerArtifact] = {}
         folders = [""]
-        for folder in folders:  # the list grows in the loop
+        for folder in folders:  # the loop appends to this list
             for each in self._client.list_artifacts(run.info.run_id, folder or None):
                 if each.is_dir:
                     folders.append(each.path)
@@ -85,19 +85,19 @@ class MLflowTracker(TrackerBase):
         return found
 
     def add_metadata(self, run_id: str, **kwargs: object) -> None:
-        """Record values as tags, which are texts."""
+        """Record values as tags, which are strings."""
         run = self._run(run_id)
         for key, value in kwargs.items():
             self._client.set_tag(run.info.run_id, key, value)
 
     def metadata(self, run_id: str) -> dict[str, object]:
-        """Return the tags of a run, without those of MLflow itself."""
+        """Return a run's tags, without MLflow's own tags."""
         run = self._found(run_id)
         tags = run.data.tags if run is not None else {}
         return {key: value for key, value in tags.items() if not key.startswith(_INTERNAL)}
 
     def add_source(self, run_id: str, source_id: str, artifact_name: str | None = None) -> None:
-        """Record that a run comes from another one."""
+        """Record that a run is derived from another one."""
         run = self._run(run_id)
         pairs = _sources(run)
         if (source_id, artifact_name) not in pairs:
@@ -105,7 +105,9 @@ class MLflowTracker(TrackerBase):
             self._client.set_tag(run.info.run_id, _SOURCES, text)
 
     def sources(self, run_id: str, artifact_name: str | None = None) -> list[TrackerSource]:
-        """Return the sources of a run; with a name, only those whose artifact was used."""
+        """Return a run's sources; if a name is given, only those of which this artifact was
+        used.
+        """
         return [
             TrackerSource(source, artifact)
             for source, artifact in _sources(self._found(run_id))
@@ -113,7 +115,9 @@ class MLflowTracker(TrackerBase):
         ]
 
     def run_ids(self, parent_run_id: str | None = None, **kwargs: str) -> list[str]:
-        """Return the ids of the newest 1,000 runs, or of those of them that come from one."""
+        """Return the ids of the newest 1,000 runs, or of those among them that are derived from one
+        run.
+        """
         del kwargs
         return [
             run.info.run_name
@@ -133,8 +137,8 @@ class MLflowTracker(TrackerBase):
         return runs[0] if runs else None
 
     def _run(self, run_id: str) -> Any:
-        """Return a run, creating it if necessary. If ranks create several simultaneously, all use
-        the oldest.
+        """Return a run, creating it if necessary. If several ranks create it simultaneously, all of
+        them use the oldest one.
         """
         found = self._found(run_id)
         if found is None:
@@ -151,13 +155,13 @@ def _sources(run: Any) -> list[tuple[str, str | None]]:
 
 
 def create(config: str | None) -> MLflowTracker:
-    """Return the tracker configured in section [tracker:mlflow] of a settings file.
+    """Return the tracker configured in the [tracker:mlflow] section of a settings file.
 
     Its keys are `tracking_uri` (default: MLflow's own, such as MLFLOW_TRACKING_URI),
     `experiment_name` (overridden by TORCHX_TRACKING_EXPERIMENT_NAME) and `artifact_location`.
 
     Args:
-        config: the settings file, or its directory; None for the usual ones.
+        config: the settings file, or its directory; None for the default settings files.
 
     Raises:
         UsageError: if mlflow is not installed, or the file is invalid.
@@ -177,7 +181,7 @@ def create(config: str | None) -> MLflowTracker:
 
 
 def _where(config: str) -> Environment:
-    """Return the environment in which settings are read from that file or directory alone."""
+    """Return an environment in which settings are only read from that file or directory."""
     paths = [os.path.join(config, name) for name in settings.NAMES]
     path = next(filter(os.path.isfile, paths), config)
     return Environment({"RELIGHTCONFIG": path})

@@ -1,4 +1,4 @@
-"""Booth's function: its least value is 0, at (1, 3)."""
+"""Booth's function, whose minimum is 0 at (1, 3)."""
 
 import argparse
 import json
@@ -9,7 +9,7 @@ from relight.host import files
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Evaluate it, print the value and write it below the tracker's directory."""
+    """Evaluate the function, print its value and write the value to the tracker's directory."""
     parser = argparse.ArgumentParser(description="evaluate Booth's function")
     parser.add_argument("--x1", type=float, required=True)
     parser.add_argument("--x2", type=float, required=True)

@@ -1,4 +1,4 @@
-"""Copy one file; with fsspec, from or to what it knows by URL."""
+"""Copy one file; if fsspec is installed, source and destination may be URLs."""
 
 import argparse
 import os
@@ -8,7 +8,7 @@ from typing import IO, Any
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Copy, and return the exit code."""
+    """Copy the file and return the exit code."""
     parser = argparse.ArgumentParser(description="copy one file")
     parser.add_argument("--src", required=True)
     parser.add_argument("--dst", required=True)

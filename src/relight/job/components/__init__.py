@@ -1,4 +1,4 @@
-"""The components that are built in: functions whose signature is their command line."""
+"""The built-in components: functions whose signatures define their command lines."""
 
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -12,12 +12,12 @@ IMAGE = "ghcr.io/pytorch/torchx:2026.10.26"
 
 AUTO, TORCHRUN = "auto", "torchrun"
 LAUNCHERS = (AUTO, launcher_file.INSTALLED, launcher_file.TRAVELS, TORCHRUN)
-"""Values of `relight submit --launcher` (`job/launcher_file.py`); all but torchrun mean `relight
-run`.
+"""Values of `relight submit --launcher` (`job/launcher_file.py`); all except torchrun start
+`relight run`.
 """
 launcher: ContextVar[str] = ContextVar("launcher", default=AUTO)
-"""The launcher of built-in components, one of LAUNCHERS. `relight submit --launcher` sets it while
-it calls a component.
+"""The launcher that built-in components use, one of LAUNCHERS. `relight submit --launcher` sets it
+while it calls a component.
 """
 
 BUILT_IN = {
@@ -32,7 +32,7 @@ def names() -> list[str]:
 
 
 def load(name: str) -> Callable[..., Any] | None:
-    """Return the built-in component of a name, or None."""
+    """Return the built-in component with this name, or None."""
     module, _, function = name.partition(".")
     if function not in BUILT_IN.get(module, ()):
         return None

@@ -1,7 +1,7 @@
-"""A component's signature and docstring -> its command line.
+"""Derives a component's command line from its signature and docstring.
 
 Each parameter is a flag `--name`, with underscores or dashes; one-letter names also get `-x`.
-`Annotated[str, "-cn"]` adds another name. `*args` receives the words after the flags, or after
+`Annotated[str, "-cn"]` adds another name. `*args` receives the arguments after the flags, or after
 `--`, unchanged.
 """
 
@@ -27,8 +27,8 @@ _SUPPORTED = "str, int, float, bool, list[…], dict[…, …], tuple[…, …],
 
 
 class Parameter(NamedTuple):
-    """One flag. `names` are all its spellings, with their dashes, or empty for a type without a
-    textual form; such a parameter keeps its default.
+    """One flag. `names` lists all its spellings, including the dashes. It is empty if the type has
+    no textual form; such a parameter always keeps its default.
     """
 
     name: str
@@ -40,8 +40,8 @@ class Parameter(NamedTuple):
 
 
 class Signature(NamedTuple):
-    """The flags of a component, in order, and `rest`, the name of its `*args` or nothing; `before`
-    it stand so many parameters.
+    """The flags of a component, in order. `rest` is the name of its `*args`, if it has one, and
+    `before` is the number of parameters in front of it.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Signature(NamedTuple):
 
 
 class ParsedArguments(NamedTuple):
-    """The values of the given flags, and the words after them."""
+    """The values of the given flags, and the arguments after them."""
 
     values: Mapping[str, Any]
     rest: tuple[str, ...]
@@ -112,10 +112,10 @@ def signature_of(name: str, function: Callable[..., Any]) -> Signature:
 
 
 def parse(words: Sequence[str], signature: Signature) -> ParsedArguments:
-    """Read a component's flags.
+    """Parse a component's flags.
 
     Raises:
-        UsageError: if one is unknown, ambiguous, given twice, or has a value that does not fit.
+        UsageError: if a flag is unknown, ambiguous, given twice, or has an invalid value.
     """
     values: dict[str, Any] = {}
     left = list(words)
@@ -161,11 +161,11 @@ def bind(
     Args:
         signature: the signature of the component.
         parsed: its command line, which takes precedence.
-        settings: texts from a settings file.
-        given: values from JSON or from Python, which take precedence over the settings.
+        settings: strings from a settings file.
+        given: values from JSON or Python, which take precedence over the settings.
 
     Raises:
-        UsageError: if a value does not fit, or a required one is missing.
+        UsageError: if a value is invalid, or a required one is missing.
     """
     values: dict[str, Any] = {}
     by_name = {parameter.name: parameter for parameter in signature.parameters if parameter.names}
@@ -187,7 +187,7 @@ def bind(
                 f"{signature.name} needs --{parameter.name}",
                 hint=parameter.help or f"relight submit {signature.name} --help",
             )
-    # Parameters before `*args` can't be passed by name if there are any.
+    # Parameters before `*args` can't be passed by name if `*args` receives any values.
     first = [
         values.pop(parameter.name, parameter.default)
         for parameter in signature.parameters[: signature.before]
@@ -196,7 +196,7 @@ def bind(
 
 
 def usage(signature: Signature, command: str) -> str:
-    """Return the help of a component."""
+    """Return a component's help text."""
     rest = f" [--] [{signature.rest} …]" if signature.rest else ""
     lines = [f"usage: {command} {signature.name} [flags]{rest}", ""]
     if signature.description:
@@ -255,7 +255,7 @@ def _is_flag(word: str) -> bool:
 
 
 def _flag(word: str, signature: Signature) -> tuple[Parameter, str | None]:
-    """Return the parameter of a flag, and its value if it is in the same word."""
+    """Return a flag's parameter, and its value if it is part of the same argument."""
     name, equals, value = word.partition("=")
     text = value if equals else None
     spelled = {each: parameter for parameter in signature.parameters for each in parameter.names}
@@ -353,7 +353,7 @@ def _wrong(target: Callable[..., Any], parameter: str, text: str) -> UsageError:
 
 
 def _docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
-    """Return the first paragraph of a docstring and its `Args:`, by name."""
+    """Return a docstring's first paragraph, and its `Args:` descriptions by name."""
     lines = (inspect.getdoc(function) or "").splitlines()
     description: list[str] = []
     helps: dict[str, str] = {}

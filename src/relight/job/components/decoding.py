@@ -1,7 +1,7 @@
-"""Text, or a value of JSON -> a value of the type that an annotation or an option names.
+"""Converts text or JSON values to the type given by an annotation or an option.
 
-Grammar and casts are those of TorchX's command line; where it lets a wrong value through in
-silence, this refuses it.
+The grammar and the conversions match TorchX's command line, except that invalid values which TorchX
+silently accepts are rejected here.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,9 +11,10 @@ _PLAIN: dict[type, str] = {str: "text", int: "a whole number", float: "a number"
 
 
 class ParameterKind(NamedTuple):
-    """A type: `base` is str, int, float, bool, list, dict or tuple; `items` are the types of a
-    list's items, of a dict's keys and values or of a tuple's items, one by one; a tuple of any
-    length has `...` for its second. With `optional`, an empty list, dict or tuple is None.
+    """A type. `base` is str, int, float, bool, list, dict or tuple. `items` has the type of a
+    list's items, the types of a dict's keys and values, or the type of each tuple item; if a tuple
+    may have any length, the second item is `...`. With `optional`, an empty list, dict or tuple
+    becomes None.
     """
 
     base: type
@@ -28,10 +29,10 @@ class ParameterKind(NamedTuple):
 
 
 def decode(text: str, kind: ParameterKind) -> Any:
-    """Convert a command-line text to a value.
+    """Convert a command-line string to a value.
 
     Raises:
-        ValueError: if the text does not fit; the message describes the expected form.
+        ValueError: if the string is invalid; the message describes the expected form.
     """
     if kind.base is list:
         if not text:
@@ -50,10 +51,10 @@ def decode(text: str, kind: ParameterKind) -> Any:
 
 
 def from_value(value: Any, kind: ParameterKind) -> Any:
-    """Return a value of JSON, or of Python, if it has the type; a text is decoded.
+    """Return a JSON or Python value if it has the expected type; decode it if it is a string.
 
     Raises:
-        ValueError: if it has another type.
+        ValueError: if it has a different type.
     """
     if value is None and kind.optional:
         return None
@@ -74,7 +75,7 @@ def from_value(value: Any, kind: ParameterKind) -> Any:
 
 
 def pairs(text: str, outer: str = ",;") -> dict[str, str]:
-    """Return `k=v,k2="a,b";k3=c,d` as a dict.
+    """Parse `k=v,k2="a,b";k3=c,d` into a dict.
 
     A value ends at the last separator before the next `=`, so it may contain separators;
     quotes protect the content of a value.
@@ -123,7 +124,7 @@ def boolean(text: str) -> bool:
 def _in_turn(
     parts: Sequence[Any], kind: ParameterKind, each: Callable[[Any, type], Any]
 ) -> tuple[Any, ...]:
-    """Return a tuple of the parts, each with the type that its place has."""
+    """Decode each part with the type at the same position; return a tuple."""
     items = kind.items[:1] * len(parts) if ... in kind.items else kind.items
     if len(parts) != len(items):
         raise ValueError(f"expected {len(items)} values, not {len(parts)}")

@@ -1,7 +1,7 @@
-"""Components for training on several processes and nodes: one role, one replica per node.
+"""Components for training with multiple processes and nodes: one role with one replica per node.
 
-The command of a replica is `relight run` with torchrun's flags. Multiple nodes meet at the host of
-replica 0; the scheduler puts its name into the variable named by `rank0_env`.
+Each replica runs `relight run` with torchrun's flags. Multiple nodes rendezvous on replica 0's
+host; the scheduler puts its name into the variable named by `rank0_env`.
 """
 
 import re
@@ -28,7 +28,8 @@ _DEBUG = {
     "TORCH_DISTRIBUTED_DEBUG": "DETAIL",
     "TORCH_SHOW_CPP_STACKTRACES": "1",
 }
-# Shell syntax for the variable's value, or localhost if the scheduler did not set it.
+# Shell syntax for the variable's value, which defaults to localhost if the scheduler does not set
+# it.
 _RANK0_HOST = f"$${{{macros.rank0_env}:=localhost}}"
 
 
@@ -59,21 +60,21 @@ def torchrun(
         script_args: the script's arguments
         script: the script, as a path within the image or the working directory
         m: a module to run instead of a script
-        image: image of the container, for schedulers that have images
-        name: EXPERIMENT/RUN, EXPERIMENT/, /RUN or RUN; RUN is the script's name if not said
+        image: container image, for schedulers that use images
+        name: EXPERIMENT/RUN, EXPERIMENT/, /RUN or RUN; RUN defaults to the script's name
         h: a named resource, instead of cpu, gpu and memMB
-        cpu: cores of a node
-        gpu: GPUs of a node
-        memMB: memory of a node in MiB
-        j: [MIN:]NODESxWORKERS; with h, NODES alone takes as many workers as there are GPUs
-        env: variables of the workers, A=1,B=2
-        metadata: kept with the job, for schedulers and trackers
-        max_retries: how often the scheduler may start the job again
-        rdzv_port: where nodes meet, on the host of the first; any free one for a single node
-        rdzv_backend: how nodes meet
-        rdzv_conf: settings of the backend, A=1,B=2
+        cpu: cores per node
+        gpu: GPUs per node
+        memMB: memory per node in MiB
+        j: [MIN:]NODESxWORKERS; with h, NODES alone starts one worker per GPU
+        env: environment variables for the workers, A=1,B=2
+        metadata: metadata of the job, for schedulers and trackers
+        max_retries: how often the scheduler may restart the job
+        rdzv_port: rendezvous port on the first node's host; any free port for a single node
+        rdzv_backend: rendezvous backend
+        rdzv_conf: settings for the backend, A=1,B=2
         mounts: type=bind,src=/on/host,dst=/inside[,readonly] and so on; also volume, device
-        debug: set the variables that make CUDA, NCCL and torch say more
+        debug: set the variables that make CUDA, NCCL and torch log more
         tee: which worker output is shown and logged: 1 stdout, 2 stderr, 3 both, 0 none
     """
     size = parse_size_of(h, j) if h and j.isdecimal() else parse_size(j)
@@ -127,21 +128,21 @@ def ddp(
         script_args: the script's arguments
         script: the script, as a path within the image or the working directory
         m: a module to run instead of a script
-        image: image of the container, for schedulers that have images
-        name: EXPERIMENT/RUN, EXPERIMENT/, /RUN or RUN; RUN is the script's name if not said
+        image: container image, for schedulers that use images
+        name: EXPERIMENT/RUN, EXPERIMENT/, /RUN or RUN; RUN defaults to the script's name
         h: a named resource, instead of cpu, gpu and memMB
-        cpu: cores of a node
-        gpu: GPUs of a node
-        memMB: memory of a node in MiB
+        cpu: cores per node
+        gpu: GPUs per node
+        memMB: memory per node in MiB
         j: [[MIN:]NODESx]WORKERS
-        env: variables of the workers, A=1,B=2
-        metadata: kept with the job, for schedulers and trackers
-        max_retries: how often the scheduler may start the job again
-        rdzv_port: where nodes meet, on the host of the first; any free one for a single node
-        rdzv_backend: how nodes meet
-        rdzv_conf: settings of the backend, A=1,B=2
+        env: environment variables for the workers, A=1,B=2
+        metadata: metadata of the job, for schedulers and trackers
+        max_retries: how often the scheduler may restart the job
+        rdzv_port: rendezvous port on the first node's host; any free port for a single node
+        rdzv_backend: rendezvous backend
+        rdzv_conf: settings for the backend, A=1,B=2
         mounts: type=bind,src=/on/host,dst=/inside[,readonly] and so on; also volume, device
-        debug: set the variables that make CUDA, NCCL and torch say more
+        debug: set the variables that make CUDA, NCCL and torch log more
         tee: which worker output is shown and logged: 1 stdout, 2 stderr, 3 both, 0 none
     """
     return _app(
@@ -181,21 +182,21 @@ def spmd(
     mounts: list[str] | None = None,
     debug: bool = False,
 ) -> AppDef:
-    """Run the same program on every GPU of nodes of one named resource.
+    """Run the same program on every GPU, on nodes that all have the same named resource.
 
     Args:
         args: the script's arguments
         script: the script, as a path within the image or the working directory
         m: a module to run instead of a script
-        image: image of the container, for schedulers that have images
-        name: EXPERIMENT/RUN, EXPERIMENT/, /RUN or RUN; RUN is the script's name if not said
-        h: the named resource of a node
-        j: NODESxWORKERS, or NODES for as many workers as the resource has GPUs
-        env: variables of the workers, A=1,B=2
-        metadata: kept with the job, for schedulers and trackers
-        max_retries: how often the scheduler may start the job again
+        image: container image, for schedulers that use images
+        name: EXPERIMENT/RUN, EXPERIMENT/, /RUN or RUN; RUN defaults to the script's name
+        h: the named resource of each node
+        j: NODESxWORKERS, or NODES for one worker per GPU
+        env: environment variables for the workers, A=1,B=2
+        metadata: metadata of the job, for schedulers and trackers
+        max_retries: how often the scheduler may restart the job
         mounts: type=bind,src=/on/host,dst=/inside[,readonly] and so on; also volume, device
-        debug: set the variables that make CUDA, NCCL and torch say more
+        debug: set the variables that make CUDA, NCCL and torch log more
     """
     return _app(
         parse_size_of(h, j),

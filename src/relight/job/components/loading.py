@@ -1,9 +1,9 @@
-"""The address of a component -> its function.
+"""Resolves a component's address to its function.
 
 dist.ddp                 built in
 path/file.py:function    in a file
-package.module:function  in a module; package.module.function as well
-alias.function           of a module that a package gives in the group `relight.components`, or
+package.module:function  in a module; can also be written package.module.function
+alias.function           in a module that a package registers in the group `relight.components`, or
                          TorchX's `torchx.components`; alias.module.function in a package of modules
 """
 
@@ -25,10 +25,10 @@ Component = Callable[..., Any]
 
 
 def find(address: str) -> Component:
-    """Return the function, or the class with a method `build`, at an address.
+    """Return the function at an address, or the class if it has a `build` method.
 
     Raises:
-        UsageError: if the component does not exist, or its file does not load.
+        UsageError: if the component does not exist, or its file can't be loaded.
     """
     found = components.load(address)
     if found is not None:
@@ -59,15 +59,16 @@ def find(address: str) -> Component:
 
 
 def registered(asked: str = "") -> dict[str, Component]:
-    """Return the components of other packages, by name; an alias that begins with `_` is not part
-    of the name.
+    """Return the components provided by other packages, by name. An alias that begins with `_` is
+    left out of the name.
 
     Args:
-        asked: the name of the wanted component. A TorchX package that does not load, such as
-            without torchx, is only an error if the component belongs to that package.
+        asked: the name of the wanted component. If a TorchX package fails to load, for example
+            because torchx is missing, that is only an error if the component belongs to that
+            package.
 
     Raises:
-        UsageError: if one of these packages does not load.
+        UsageError: if one of these packages can't be loaded.
     """
     from importlib.metadata import entry_points  # 14 ms
 
@@ -90,7 +91,7 @@ def registered(asked: str = "") -> dict[str, Component]:
 
 
 def _modules(module: ModuleType) -> Iterator[tuple[str, ModuleType]]:
-    """Yield a module and, of a package, those below it, each with its name as a prefix."""
+    """Yield a module and, if it is a package, its submodules, each with its name as a prefix."""
     from importlib import import_module
     from pkgutil import walk_packages
 
@@ -118,13 +119,13 @@ def call(
     """Call a component and return its app.
 
     Raises:
-        UsageError: if it raised an exception, or returned something else.
+        UsageError: if it raises an exception, or returns something other than an app.
     """
     from relight.job.components import torchx_components
 
     token = components.launcher.set(launcher)
     try:
-        with redirect_stdout(sys.stderr):  # stdout is for the result
+        with redirect_stdout(sys.stderr):  # stdout is reserved for the result
             found = function(*args, **kwargs)
             if isinstance(function, type):
                 found = found.build()
@@ -162,7 +163,7 @@ def _of_module(module: ModuleType, name: str, place: str) -> Component:
 
 
 def _load(path: str) -> ModuleType:
-    """Import a file, as part of its package if it is in one."""
+    """Import a file, as part of its package if it belongs to one."""
     import importlib.util
 
     full = os.path.realpath(path)
@@ -202,7 +203,7 @@ def _import(name: str, path: str = "") -> ModuleType:
 
 
 def _guarded(load: Callable[[], Any], path: str) -> Any:
-    """Run a file's own code; whatever is wrong with it becomes one line."""
+    """Run a file's own code, converting any exception that it raises to a one-line error."""
     try:
         with redirect_stdout(sys.stderr):
             return load()
@@ -221,7 +222,7 @@ def _without_torchx(error: BaseException) -> str:
 
 
 def _exists(module: str) -> bool:
-    """Return whether a module of this name can be found; its packages are imported for that."""
+    """Return whether a module with this name can be found. This imports its parent packages."""
     from importlib.util import find_spec
 
     if not all(part.isidentifier() for part in module.split(".")):

@@ -1,4 +1,4 @@
-"""`--name EXPERIMENT/RUN` and `-j NODESxWORKERS`, as TorchX reads them."""
+"""`--name EXPERIMENT/RUN` and `-j NODESxWORKERS`, parsed as in TorchX."""
 
 import os
 import re
@@ -15,14 +15,14 @@ _MOST = 100_000
 
 
 class Name(NamedTuple):
-    """What tracks a run, and the name of its app."""
+    """The experiment that tracks a run, and the name of its app."""
 
     experiment: str
     run: str
 
 
 class JobSize(NamedTuple):
-    """A `-j`: the nodes, and the workers of each."""
+    """A `-j` value: the number of nodes, and of workers per node."""
 
     nodes: Nodes
     workers: int
@@ -31,8 +31,8 @@ class JobSize(NamedTuple):
 def parse_name(
     name: str, script: str | None, m: str | None, script_args: Sequence[str] = ()
 ) -> Name:
-    """Return experiment and run of `EXPERIMENT/RUN`, `EXPERIMENT/`, `/RUN` or `RUN`; missing
-    parts come from the script or module.
+    """Parse `EXPERIMENT/RUN`, `EXPERIMENT/`, `/RUN` or `RUN`; missing parts are derived from the
+    script or module.
 
     Raises:
         UsageError: unless exactly one of script and module is given.
@@ -47,7 +47,7 @@ def parse_name(
 
 
 def refuse_script(args: Sequence[str]) -> None:
-    """Reject a script passed as the first of its own arguments.
+    """Reject a script that was passed as the first script argument.
 
     Raises:
         UsageError: if the argument looks like a script; the hint shows the right form.
@@ -92,10 +92,10 @@ def parse_size(j: str) -> JobSize:
 
 
 def parse_size_of(h: str, j: str) -> JobSize:
-    """Parse `NODES` or `NODESxWORKERS`; WORKERS defaults to the number of GPUs of `h`.
+    """Parse `NODES` or `NODESxWORKERS`; WORKERS defaults to the number of GPUs in the resource `h`.
 
     Raises:
-        UsageError: if the form is wrong, the size is impossible, or the resource lacks GPUs.
+        UsageError: if the form is wrong, the size is impossible, or the resource has no GPUs.
     """
     gpus = named_resources[h].gpu
     match = re.fullmatch("([0-9]{1,18})(?:x([0-9]{1,18}))?", j)

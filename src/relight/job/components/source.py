@@ -1,4 +1,4 @@
-"""The source location of a part of a component, for messages."""
+"""Source locations in components, for error messages."""
 
 import ast
 import inspect
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def line_of(function: Callable[..., Any], parameter: str = "") -> str:
-    """Return `file.py:12`, the place of a function or of one of its parameters."""
+    """Return the location of a function or of one of its parameters, as `file.py:12`."""
     code = getattr(inspect.unwrap(getattr(function, "func", function)), "__code__", None)
     if code is None:
         return getattr(function, "__module__", "") or "?"
@@ -25,7 +25,7 @@ def line_of(function: Callable[..., Any], parameter: str = "") -> str:
 
 
 def file_of(function: Callable[..., Any]) -> str:
-    """Return the file of a function, a class or a wrapper of either."""
+    """Return the file that defines a function or a class, which may be wrapped."""
     inner = inspect.unwrap(getattr(function, "func", function))
     module = sys.modules.get(getattr(inner, "__module__", ""))
     code = getattr(inner, "__code__", None)
@@ -33,13 +33,13 @@ def file_of(function: Callable[..., Any]) -> str:
 
 
 def shown(path: str) -> str:
-    """Return a path as a user wrote it, or nearly so."""
+    """Return a path in a form close to what the user wrote."""
     near = os.path.relpath(path)
     return path if near.startswith("..") else near
 
 
 def line_of_error(error: BaseException, path: str) -> str:
-    """Return `file.py:12` of the last line of this file that an exception went through."""
+    """Return the last line of this file in an exception's traceback, as `file.py:12`."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{shown(error.filename)}:{error.lineno}"
     line, traceback = 0, error.__traceback__

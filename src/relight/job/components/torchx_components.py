@@ -1,4 +1,4 @@
-"""An AppDef of TorchX -> ours, by its fields: torchx itself is never imported here."""
+"""Converts a TorchX AppDef to ours, field by field, without importing torchx."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from relight.job.app import (
 
 
 def to_app(found: Any, component: str) -> AppDef:
-    """Convert the result of a component to an AppDef.
+    """Convert a component's result to an AppDef.
 
     Raises:
         UsageError: if it is neither relight's AppDef nor TorchX's.

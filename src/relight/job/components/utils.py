@@ -1,4 +1,4 @@
-"""Small components: one command on one or several replicas."""
+"""Small components that run one command on one or more replicas."""
 
 import shlex
 
@@ -11,7 +11,7 @@ from relight.job.mounts import parse_mounts
 from relight.job.resources import resource
 
 _NO_IMAGE = "<NONE>"
-# Where the programs of `copy` and `booth` are, with relight in the image or with torchx.
+# Module paths of the programs that `copy` and `booth` run, for images with relight and with torchx.
 _OURS, _OF_TORCHX = "relight.job.apps.{}", "torchx.apps.utils.{}_main"
 
 
@@ -19,9 +19,9 @@ def echo(msg: str = "hello world", image: str = IMAGE, num_replicas: int = 1) ->
     """Print a message.
 
     Args:
-        msg: what to print
-        image: image of the container, for schedulers that have images
-        num_replicas: how many print it
+        msg: the message
+        image: container image, for schedulers that use images
+        num_replicas: number of replicas
     """
     role = Role(
         name="echo",
@@ -35,11 +35,11 @@ def echo(msg: str = "hello world", image: str = IMAGE, num_replicas: int = 1) ->
 
 
 def touch(file: str, image: str = IMAGE) -> AppDef:
-    """Make an empty file.
+    """Create an empty file.
 
     Args:
-        file: its path
-        image: image of the container, for schedulers that have images
+        file: the file's path
+        image: container image, for schedulers that use images
     """
     role = Role(
         name="touch", image=image, entrypoint="touch", args=[file], resource=resource(cpu=1)
@@ -60,18 +60,18 @@ def sh(
     mounts: list[str] | None = None,
     entrypoint: str | None = None,
 ) -> AppDef:
-    """Run a command with sh. Each word arrives as it is: for variables and pipes, run sh -c TEXT.
+    """Run a command with sh, its arguments unchanged; for variables and pipes, run sh -c TEXT.
 
     Args:
         args: the command and its arguments
-        image: image of the container, for schedulers that have images
-        num_replicas: how many run it
-        cpu: cores of a replica
-        gpu: GPUs of a replica
-        memMB: memory of a replica in MiB
+        image: container image, for schedulers that use images
+        num_replicas: number of replicas
+        cpu: cores per replica
+        gpu: GPUs per replica
+        memMB: memory per replica in MiB
         h: a named resource, instead of cpu, gpu and memMB
-        env: variables, A=1,B=2
-        max_retries: how often the scheduler may start it again
+        env: environment variables, A=1,B=2
+        max_retries: how often the scheduler may restart it
         mounts: type=bind,src=/on/host,dst=/inside[,readonly] and so on; also volume, device
         entrypoint: a program to run with these arguments instead of sh
     """
@@ -105,20 +105,20 @@ def python(
     num_replicas: int = 1,
     mounts: list[str] | None = None,
 ) -> AppDef:
-    """Run python with a module, a text or a script.
+    """Run Python with a module, a command string or a script.
 
     Args:
-        args: arguments of the program
+        args: the program's arguments
         m: a module to run
-        c: a text to run
+        c: a command string to run
         script: a script to run, as a path within the image or the working directory
-        image: image of the container, for schedulers that have images
+        image: container image, for schedulers that use images
         name: name of the job
-        cpu: cores of a replica
-        gpu: GPUs of a replica
-        memMB: memory of a replica in MiB
+        cpu: cores per replica
+        gpu: GPUs per replica
+        memMB: memory per replica in MiB
         h: a named resource, instead of cpu, gpu and memMB
-        num_replicas: how many run it
+        num_replicas: number of replicas
         mounts: type=bind,src=/on/host,dst=/inside[,readonly] and so on; also volume, device
     """
     given = [each for each in (m, c, script) if each is not None]
@@ -153,16 +153,16 @@ def binary(
     memMB: int = 1024,  # noqa: N803
     h: str | None = None,
 ) -> AppDef:
-    """Run a program that is there already, without an image.
+    """Run a program that is already installed, without an image.
 
     Args:
         args: its arguments
         entrypoint: the program
         name: name of the job
-        num_replicas: how many run it
-        cpu: cores of a replica
-        gpu: GPUs of a replica
-        memMB: memory of a replica in MiB
+        num_replicas: number of replicas
+        cpu: cores per replica
+        gpu: GPUs per replica
+        memMB: memory per replica in MiB
         h: a named resource, instead of cpu, gpu and memMB
     """
     role = Role(
@@ -180,9 +180,9 @@ def copy(src: str, dst: str, image: str = IMAGE, mounts: list[str] | None = None
     """Copy one file. With fsspec in the image, either side may be a URL.
 
     Args:
-        src: from here
-        dst: to here
-        image: image of the container, for schedulers that have images
+        src: the source path
+        dst: the destination path
+        image: container image, for schedulers that use images
         mounts: type=bind,src=/on/host,dst=/inside[,readonly] and so on; also volume, device
     """
     role = Role(
@@ -203,14 +203,15 @@ def booth(
     tracker_base: str = "/tmp/torchx-util-booth",  # noqa: S108
     image: str = IMAGE,
 ) -> AppDef:
-    """Evaluate Booth's function, (x1 + 2 x2 - 7)^2 + (2 x1 + x2 - 5)^2, to try out a search.
+    """Evaluate Booth's function, (x1 + 2 x2 - 7)^2 + (2 x1 + x2 - 5)^2, to try out a parameter
+    search.
 
     Args:
-        x1: its first argument
-        x2: its second argument
+        x1: the first argument
+        x2: the second argument
         trial_idx: number of the trial
         tracker_base: directory that the result is written to
-        image: image of the container, for schedulers that have images
+        image: container image, for schedulers that use images
     """
     role = Role(
         name="torchx-utils-booth",

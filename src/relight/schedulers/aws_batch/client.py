@@ -1,4 +1,4 @@
-"""The connection to AWS: clients of boto3, and explanations of its errors."""
+"""The connection to AWS: boto3 clients, and explanations of their errors."""
 
 import re
 from collections.abc import Iterator
@@ -19,26 +19,26 @@ _DENIED = ("AccessDenied", "AccessDeniedException", "403")
 _LOGIN = ("SSOError", "TokenRetrievalError", "CredentialRetrievalError", "LoginError")
 """Botocore exceptions for a missing or expired login; not every version defines all of them."""
 _ACTIONS = {"ListObjectsV2": "ListBucket"}
-"""Actions of a policy that have another name than the operation."""
+"""Policy actions whose names differ from the operations."""
 
 
 class Aws:
-    """The account and region that the environment names, as for the command `aws`."""
+    """The account and region configured in the environment, as for the `aws` command."""
 
     def __init__(self) -> None:
         self._clients: dict[tuple[str, bool], Any] = {}
 
     @contextmanager
     def client(self, service: str, *, once: bool = False) -> Iterator[Any]:
-        """Yield a client of a service, and convert its errors to RelightErrors.
+        """Yield a client for a service, and convert its errors to RelightErrors.
 
         Args:
-            service: its name, such as `batch`.
-            once: whether to send each request only once, without retries.
+            service: the service's name, such as `batch`.
+            once: whether to send requests without retries.
 
         Raises:
-            UsageError: if boto3, credentials or region are missing, or AWS refuses the request.
-            MachineError: if AWS does not answer.
+            UsageError: if boto3, credentials or region are missing, or if AWS rejects the request.
+            MachineError: if AWS does not respond.
         """
         try:
             import boto3
@@ -113,7 +113,7 @@ def _session(boto3: Any) -> Any:
 
 
 def _region_hint(boto3: Any) -> str:
-    """Return which region may be meant, if boto3 does not know the one that is set."""
+    """Return a hint for the intended region, if boto3 does not know the one that is set."""
     session = _session(boto3)
     known = session.get_available_regions("batch")
     region = session.region_name or ""

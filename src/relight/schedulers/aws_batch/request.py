@@ -1,7 +1,7 @@
-"""The requests of an app to AWS Batch: a job definition and a job based on it.
+"""The AWS Batch requests for an app: a job definition and a job based on it.
 
 An app with one replica is a single-container job. Any other app is a multi-node parallel job whose
-nodes are the replicas of all roles, in order. Source: the API reference of AWS Batch
+nodes are the replicas of all roles, in order. Source: the AWS Batch API reference
 (RegisterJobDefinition, SubmitJob), and "Environment variables of jobs" in its user guide.
 """
 
@@ -21,11 +21,11 @@ from relight.job.app import AppDef, BindMount, DeviceMount, Mount, Resource, Rol
 from relight.job.user import user_name
 
 APP, USER, VERSION = "relight/app-name", "relight/user", "relight/version"
-"""Tags of a job."""
+"""Job tags."""
 ROLE_NAME = "TORCHX_ROLE_NAME"
-"""The variable of a container with the name of its role."""
+"""The container variable with the name of its role."""
 LAUNCHER_URL = "RELIGHT_LAUNCHER_URL"
-"""The variable with the address of the launcher that travels."""
+"""The variable with the URL of the bundled launcher."""
 LOG_GROUP = "/aws/batch/job"
 GROUP_OPTION = "awslogs-group"
 JOB = "RELIGHT_JOB_ID"
@@ -43,7 +43,7 @@ _DEVICES = {
     "vpc.amazonaws.com/efa": "/dev/infiniband/uverbs",
     "aws.amazon.com/neurondevice": "/dev/neuron",
 }
-"""The device files of a named resource's devices, without their numbers, as in TorchX."""
+"""The device files for a named resource's devices, without their numbers, as in TorchX."""
 _PERMISSIONS = {"r": "READ", "w": "WRITE", "m": "MKNOD"}
 _FOLDER = "/tmp/relight-launcher"  # noqa: S108  # in the container, of which nobody else has a part
 _OWN_ADDRESS = """\
@@ -55,8 +55,8 @@ try:
 except OSError:
     print(socket.gethostbyname(socket.gethostname()))
 """
-"""Prints the address of this host without sending anything: the source address that the system
-would use, or else the address of the host name.
+"""Prints this host's address without sending anything. It is the source address that the system
+would use or, if there is none, the address that the host name resolves to.
 """
 _FETCH = (
     "import os, socket, urllib.request; socket.setdefaulttimeout(60); "
@@ -69,12 +69,12 @@ def definition(app: AppDef, cfg: Mapping[str, Any], name: str, token: str) -> di
 
     Args:
         app: the app with its macros.
-        cfg: the options of the scheduler.
-        name: the name of the job and of the definition.
-        token: the token of the agents.
+        cfg: the scheduler's options.
+        name: the name of the job and its definition.
+        token: the agents' token.
 
     Raises:
-        UsageError: if a part of the app or an option can't be expressed for AWS Batch.
+        UsageError: if part of the app or an option can't be expressed in AWS Batch.
     """
     if not app.roles:
         raise UsageError(f"app {app.name} has no roles")
@@ -120,14 +120,14 @@ def job(app: AppDef, cfg: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def containers(made: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the containers of a job definition."""
+    """Return a job definition's containers."""
     if "containerProperties" in made:
         return [made["containerProperties"]]
     return [each["container"] for each in made["nodeProperties"]["nodeRangeProperties"]]
 
 
 def with_variable(made: Mapping[str, Any], name: str, value: str) -> dict[str, Any]:
-    """Return a job definition whose containers have one more variable."""
+    """Return a job definition with one more variable in its containers."""
     found: dict[str, Any] = copy.deepcopy(dict(made))
     for container in containers(found):
         container["environment"].append({"name": name, "value": value})
@@ -149,7 +149,7 @@ def check_size(made: Mapping[str, Any]) -> None:
 
 
 def tags(app: AppDef, cfg: Mapping[str, Any]) -> dict[str, str]:
-    """Return the tags of an app's definition and job."""
+    """Return the tags for an app's definition and job."""
     own = {APP: app.name, USER: cfg.get("user") or user_name(), VERSION: __version__}
     return {_tag(name)[:128]: _tag(value) for name, value in {**app.metadata, **own}.items()}
 
@@ -169,8 +169,8 @@ def _tag(text: str) -> str:
 
 
 def _retries(app: AppDef) -> dict[str, Any]:
-    """Return the retry strategy: after the loss, or announced loss, of a host, and after other
-    failures as often as a role allows. Batch makes at most 10 attempts.
+    """Return the retry strategy. Jobs are retried after a host is lost or its loss is announced,
+    and after other failures as often as the role allows. Batch makes at most 10 attempts.
     """
     wanted = max(role.max_retries for role in app.roles)
     if wanted >= _MOST_ATTEMPTS:
@@ -188,7 +188,7 @@ def _retries(app: AppDef) -> dict[str, Any]:
 
 
 def _check_numbers(cfg: Mapping[str, Any]) -> None:
-    """Reject numbers that Batch would refuse."""
+    """Reject numbers that Batch would reject."""
     if cfg.get("timeout") is not None and cfg["timeout"] < 1:
         raise UsageError(f"-cfg timeout={cfg['timeout']}: must be at least one minute")
     if not 0 <= (cfg.get("priority") or 0) <= _MOST_PRIORITY:
@@ -196,8 +196,8 @@ def _check_numbers(cfg: Mapping[str, Any]) -> None:
 
 
 def _instance_type(app: AppDef) -> str:
-    """Return the instance type of the nodes; empty if no role wants one. All node groups of a job
-    must have the same (API reference, ContainerProperties).
+    """Return the nodes' instance type, or an empty string if no role requests one. It must be the
+    same for all of a job's node groups (API reference, ContainerProperties).
     """
     kinds = ((role.resource.capabilities.get(_CAPABILITY), role.name) for role in app.roles)
     wanted = {str(kind): name for kind, name in kinds if kind}
@@ -221,14 +221,14 @@ def _first_nodes(app: AppDef) -> Iterator[tuple[Role, int]]:
 def _container(
     app: AppDef, role: Role, cfg: Mapping[str, Any], name: str, first: int
 ) -> dict[str, Any]:
-    """Return the container of a role whose nodes begin at a number."""
+    """Return the container for a role whose nodes start at a given number."""
     if not role.image or role.image.startswith("<"):
         raise UsageError(f"role {role.name} has no image", hint="--image=NAME")
     if role.resource.memMB <= 0:
         raise UsageError(f"role {role.name}: AWS Batch requires a memory size", hint="--memMB")
     known = {"img_root": "", "app_id": name, "replica_id": _REPLICA, "rank0_env": _RANK0_ENV}
     own = macros.substitute(role, known)
-    if JOB in own.env:  # TorchX writes its own without the queue, and so it stays
+    if JOB in own.env:  # TorchX's own variable has no queue and is left as it is
         whole = role.env[JOB].replace("${app_id}", f"{cfg['queue']}:{name}")
         own = replace(own, env={**own.env, JOB: whole})
     if launcher_file.needed(role) and cfg.get("launcher_uri"):
@@ -264,8 +264,8 @@ def _container(
 
 
 def _script(app: AppDef, own: Role, cfg: Mapping[str, Any], first: int) -> str:
-    """Return the shell script of a container. The node's number and the address of the first node
-    are only known there, and Batch does not set that address on the first node itself.
+    """Return a container's shell script. The node's number and the first node's address are only
+    known inside the container, and Batch does not set that address on the first node itself.
     """
     lines = [f"export {_REPLICA_ENV}=$((${{AWS_BATCH_JOB_NODE_INDEX:-0}} - {first}))"]
     if cfg.get("timeout"):
@@ -309,7 +309,7 @@ def _logging(cfg: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _linux(role: Role) -> dict[str, Any]:
-    """Return the size of /dev/shm, and the devices: the resource's, and those that are mounted."""
+    """Return the size of /dev/shm and the devices, both the resource's and the mounted ones."""
     devices = []
     for name, count in role.resource.devices.items():
         if name not in _DEVICES:
@@ -338,7 +338,9 @@ def _device(role: Role, source: str, target: str, permissions: str) -> dict[str,
 
 
 def _volumes(role: Role) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the volumes and where they are: directories of the host, file systems of EFS."""
+    """Return the volumes and their mount points. Volumes are host directories or EFS file
+    systems.
+    """
     volumes: list[dict[str, Any]] = []
     mounts: list[dict[str, Any]] = []
     for number, mount in enumerate(role.mounts):
@@ -369,7 +371,7 @@ def _check_mount(role: Role, mount: Mount) -> None:
 
 
 def _ulimit(text: str) -> dict[str, Any]:
-    """Read a limit as `docker run --ulimit` does: NAME=SOFT, NAME=SOFT/HARD."""
+    """Parse a limit in the format of `docker run --ulimit`: NAME=SOFT or NAME=SOFT/HARD."""
     name, _, values = text.partition("=")
     soft, slash, hard = values.partition("/")
     limit = r"-?[0-9]{1,18}"

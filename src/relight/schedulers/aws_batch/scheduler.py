@@ -2,13 +2,13 @@
 
     render   the requests (`request`), as JSON; neither credentials nor network are needed
     submit   registers the definition and submits the job; if that fails, removes both
-    status   DescribeJobs, for multi-node jobs also of each node (`states`)
+    status   DescribeJobs, and for multi-node jobs also for each node (`states`)
     logs     CloudWatch
     cancel   terminates the job
     delete   terminates a running job and deregisters its definition; Batch forgets the job itself
              after a week
 
-The id of a job is QUEUE:NAME, as in TorchX.
+A job's id is QUEUE:NAME, as in TorchX.
 """
 
 import hashlib
@@ -46,12 +46,12 @@ _POLL_S = 2.0
 _PAGE = 100
 """Maximum number of jobs in one DescribeJobs request."""
 _URL_S = 7 * 24 * 3600
-"""For how long the launcher can be fetched: the longest that S3 allows."""
+"""How long the launcher can be downloaded: the maximum that S3 allows."""
 _ALL = ("SUBMITTED", "PENDING", "RUNNABLE", "STARTING", "RUNNING", "SUCCEEDED", "FAILED")
 
 
 class AwsBatch(Scheduler):
-    """Sends jobs to a queue of AWS Batch."""
+    """Submits jobs to an AWS Batch queue."""
 
     name = "aws_batch"
     options: Sequence[Option] = (
@@ -78,15 +78,17 @@ class AwsBatch(Scheduler):
         self._aws = Aws()
 
     def affinity(self) -> int:
-        """Return how well AWS Batch suits this machine. It needs a queue named by the user."""
+        """Return how suitable AWS Batch is on this machine. It needs a queue that the user has
+        configured.
+        """
         return 1 if find_spec("boto3") is not None and env.read().get("AWS_PROFILE") else 0
 
     def render(self, app: AppDef, cfg: Mapping[str, Any], app_id: str) -> Request:
-        """Return the requests of an app. See `Scheduler.render`."""
+        """Return the requests for an app. See `Scheduler.render`."""
         if not cfg.get("queue"):
             raise UsageError("AWS Batch requires a job queue", hint="-cfg queue=NAME")
         _check_launcher(app, cfg)
-        cfg = {**cfg, "queue": cfg["queue"].rpartition("/")[2]}  # of an ARN
+        cfg = {**cfg, "queue": cfg["queue"].rpartition("/")[2]}  # the name in an ARN
         name = request.job_name(app_id)
         definition = request.definition(app, cfg, name, secrets.token_hex(16))
         request.check_size(definition)
@@ -97,7 +99,7 @@ class AwsBatch(Scheduler):
         return Request(self.name, app, cfg, body, _text(shown), tuple(_notes(app, cfg)), whole)
 
     def submit(self, request_: Request) -> str:
-        """Register the definition and submit the job; return the id of the app."""
+        """Register the definition and submit the job; return the app's id."""
         body, cfg = request_.body, request_.cfg
         definition = body["definition"]
         with self._aws.client("batch") as batch:
@@ -109,7 +111,7 @@ class AwsBatch(Scheduler):
             request.check_size(definition)
         arn = ""
         try:
-            # A retry after a lost answer would create a duplicate.
+            # A retry after a lost response would create a duplicate.
             with self._aws.client("batch", once=True) as batch:
                 arn = finished(batch.register_job_definition, **definition)["jobDefinitionArn"]
                 finished(batch.submit_job, **body["job"], jobDefinition=arn)
@@ -117,7 +119,7 @@ class AwsBatch(Scheduler):
             try:
                 if arn:
                     self._undo(body["job"], arn)
-                elif not isinstance(error, UsageError):  # it may exist, without a known number
+                elif not isinstance(error, UsageError):  # it may exist, but its id is unknown
                     self._deregister_unknown(request_.app_id)
             except RelightError as second:
                 first = error.message if isinstance(error, RelightError) else "interrupted"
@@ -129,7 +131,7 @@ class AwsBatch(Scheduler):
         return str(body["app_id"])
 
     def status(self, app_ids: Sequence[str]) -> dict[str, AppStatus]:
-        """Return the statuses of those jobs that exist."""
+        """Return the statuses of the jobs that exist."""
         found = {}
         with self._aws.client("batch") as batch:
             for app_id in app_ids:
@@ -139,7 +141,7 @@ class AwsBatch(Scheduler):
         return found
 
     def logs(self, app_id: str, query: LogQuery) -> Iterator[str]:
-        """Return the output lines of a replica in all attempts; both streams are one."""
+        """Return a replica's output lines from all attempts, with both streams combined."""
         with self._aws.client("batch") as batch:
             job = _find(batch, app_id)
         if job is None:
@@ -159,8 +161,8 @@ class AwsBatch(Scheduler):
                 batch.terminate_job(jobId=job["jobId"], reason=states.CANCELLED)
 
     def delete(self, app_id: str) -> None:
-        """Terminate a job if it runs, and deregister its definition, also if Batch has forgotten
-        the job.
+        """Terminate a job if it is running, and deregister its definition, even if Batch no longer
+        knows the job.
         """
         with self._aws.client("batch") as batch:
             job = _find(batch, app_id)
@@ -205,7 +207,7 @@ class AwsBatch(Scheduler):
         self._aws.close()
 
     def _launcher_url(self, uri: str) -> str:
-        """Store the launcher in S3, unless it is there; return an address to fetch it from."""
+        """Upload the launcher to S3 unless it already exists; return a URL to download it from."""
         content = launcher_file.build()
         bucket, _, prefix = uri.removeprefix("s3://").partition("/")
         name = f"relight-{hashlib.sha256(content).hexdigest()[:16]}"
@@ -218,7 +220,7 @@ class AwsBatch(Scheduler):
             return str(s3.generate_presigned_url("get_object", Params=where, ExpiresIn=_URL_S))
 
     def _undo(self, job: Mapping[str, Any], arn: str) -> None:
-        """Remove a definition, and the job created from it if only the answer was lost."""
+        """Remove a definition, and also the job created from it if only the response was lost."""
         try:
             with self._aws.client("batch") as batch:
                 for each in _named(batch, job["jobQueue"], job["jobName"]):
@@ -229,14 +231,14 @@ class AwsBatch(Scheduler):
                 batch.deregister_job_definition(jobDefinition=arn)
 
     def _deregister_unknown(self, app_id: str) -> None:
-        """Deregister the definition of an app, if the answer to its registration was lost."""
+        """Deregister an app's definition if the response to its registration was lost."""
         with self._aws.client("batch", once=True) as batch:
             for each in _definitions(batch, app_id):
                 batch.deregister_job_definition(jobDefinition=each)
 
     def _lines(self, job_id: str, its_id: str, query: LogQuery) -> Iterator[str]:
-        """Yield the lines of a container, attempt after attempt, until the job is over: its nodes
-        begin and end at different times, and may begin again.
+        """Yield a container's lines, one attempt after another, until the job is over. The job's
+        nodes start and end at different times, and may be restarted.
         """
         read: dict[str, str] = {}
         done: set[str] = set()
@@ -253,7 +255,7 @@ class AwsBatch(Scheduler):
                     came = True
                     yield line
             done.update(names[:-1])
-            # CloudWatch may show the last lines some moments after the end.
+            # CloudWatch may show the last lines only some moments after the end.
             if not query.follow or (was_over and not came):
                 return
             was_over = over
@@ -263,8 +265,8 @@ class AwsBatch(Scheduler):
     def _new_lines(
         self, group: str, stream: str, query: LogQuery, read: dict[str, str]
     ) -> Iterator[str]:
-        """Yield the lines of a stream, page after page, from the position in `read`. The stream
-        ends with a page whose end is its beginning; earlier pages may be empty (API reference,
+        """Yield a stream's lines, page by page, from the position in `read`. The last page is the
+        one whose end token equals its start token; earlier pages may be empty (API reference,
         GetLogEvents).
         """
         arguments = {"logGroupName": group, "logStreamName": stream, "startFromHead": True}
@@ -324,7 +326,7 @@ def _parts(app_id: str) -> tuple[str, str]:
 
 
 def _named(batch: Any, queue: str, name: str) -> list[dict[str, Any]]:
-    """Return the jobs of a name in a queue; none if the queue was deleted."""
+    """Return the jobs with this name in a queue, or none if the queue was deleted."""
     wanted = [{"name": "JOB_NAME", "values": [name]}]
     try:
         pages = _pages(batch, "list_jobs", "jobSummaryList", jobQueue=queue, filters=wanted)
@@ -336,7 +338,7 @@ def _named(batch: Any, queue: str, name: str) -> list[dict[str, Any]]:
 
 
 def _find(batch: Any, app_id: str) -> dict[str, Any] | None:
-    """Return the newest job of a name in a queue."""
+    """Return the newest job with this name in a queue."""
     found = _named(batch, *_parts(app_id))
     if not found:
         return None
@@ -346,7 +348,7 @@ def _find(batch: Any, app_id: str) -> dict[str, Any] | None:
 
 
 def _definitions(batch: Any, app_id: str) -> list[str]:
-    """Return the definitions of a job."""
+    """Return a job's definitions."""
     _, name = _parts(app_id)
     known = _pages(batch, "describe_job_definitions", "jobDefinitions", jobDefinitionName=name,
                    status="ACTIVE")  # fmt: skip
@@ -354,7 +356,7 @@ def _definitions(batch: Any, app_id: str) -> list[str]:
 
 
 def _deregister(batch: Any, app_id: str) -> None:
-    """Deregister the definitions of a job that Batch has forgotten."""
+    """Deregister the definitions of a job that Batch no longer knows."""
     found = _definitions(batch, app_id)
     if not found:
         raise _unknown(app_id)
@@ -363,7 +365,9 @@ def _deregister(batch: Any, app_id: str) -> None:
 
 
 def _is_of_relight(job: Mapping[str, Any]) -> bool:
-    """Return whether a job may be relight's, whose definitions have the name of the job."""
+    """Return whether a job may have been created by relight, whose definitions have the same name
+    as the job.
+    """
     arn = str(job.get("jobDefinition") or "")
     return not arn or arn.rpartition("/")[2].rpartition(":")[0] == job["jobName"]
 
@@ -387,7 +391,7 @@ def _described(batch: Any, ids: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _nodes(batch: Any, job: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the nodes of a job, as far as they were started."""
+    """Return those of a job's nodes that have been started."""
     size = (job.get("nodeProperties") or {}).get("numNodes")
     if size is None:
         return [dict(job)]
@@ -395,13 +399,13 @@ def _nodes(batch: Any, job: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _times(query: LogQuery) -> dict[str, int]:
-    """Return the limits of a query, in milliseconds, as CloudWatch wants them."""
+    """Return a query's time limits in milliseconds, as required by CloudWatch."""
     said: dict[str, datetime | None] = {"startTime": query.since, "endTime": query.until}
     return {name: int(at.timestamp() * 1000) for name, at in said.items() if at is not None}
 
 
 def _without_secrets(app: AppDef) -> AppDef:
-    """Return the app with hidden values, as it is shown."""
+    """Return the app with its secrets hidden, for display."""
     env = {request.TOKEN: redaction.HIDDEN}
     roles = [
         replace(

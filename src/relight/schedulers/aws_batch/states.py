@@ -1,4 +1,4 @@
-"""The status of a job, from the output of DescribeJobs for the job and its nodes."""
+"""Derives a job's status from the output of DescribeJobs for the job and its nodes."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,12 +17,12 @@ _STATES = {
     "FAILED": AppState.FAILED,
 }
 CANCELLED = "cancelled by relight"
-"""The reason with which relight terminates a job."""
+"""The reason that relight gives when it terminates a job."""
 _OOM = "OutOfMemoryError"
 
 
 def roles(job: Mapping[str, Any]) -> list[tuple[str, int]]:
-    """Return the roles of a job and their sizes, in order."""
+    """Return a job's roles and their sizes, in order."""
     nodes = job.get("nodeProperties")
     if nodes is None:
         return [(_role_name(job.get("container") or {}), 1)]
@@ -34,7 +34,7 @@ def roles(job: Mapping[str, Any]) -> list[tuple[str, int]]:
 
 
 def node_of(job: Mapping[str, Any], role: str, replica: int) -> int | None:
-    """Return the number of a replica's node in the job, or None."""
+    """Return the node number of a replica in the job, or None."""
     first = 0
     for name, size in roles(job):
         if name == role:
@@ -44,8 +44,8 @@ def node_of(job: Mapping[str, Any], role: str, replica: int) -> int | None:
 
 
 def state(job: Mapping[str, Any]) -> AppState:
-    """Return the state of a job or of one of its nodes. Terminated with any tool, it is CANCELLED;
-    terminated by Batch's own timeout, it is FAILED.
+    """Return the state of a job or of one of its nodes. It is CANCELLED if it was terminated with
+    any tool, and FAILED if it was terminated by Batch's own timeout.
     """
     if job.get("status") == "FAILED":
         reason = str(job.get("statusReason") or "")
@@ -56,12 +56,12 @@ def state(job: Mapping[str, Any]) -> AppState:
 
 
 def status(job: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> AppStatus:
-    """Return the status of a job. It is that of the main node, as Batch decides ("Job lifecycle for
+    """Return a job's status. As in Batch itself, it is the main node's status ("Job lifecycle for
     MNP jobs" in its user guide).
 
     Args:
         job: the job.
-        nodes: its nodes, as far as they exist; the job itself if it has one container.
+        nodes: the nodes that exist; the job itself if it has one container.
     """
     by_number = {_number(each): each for each in nodes}
     whole = state(job)
@@ -83,12 +83,12 @@ def status(job: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> AppSta
 
 
 def submitted(job: Mapping[str, Any]) -> str:
-    """Return a job's submission time, in local time; empty if unknown."""
+    """Return a job's submission time in local time, or an empty string if unknown."""
     return local_time(job.get("createdAt"))
 
 
 def streams(job: Mapping[str, Any]) -> list[str]:
-    """Return the log streams of a container, one per started attempt, in order."""
+    """Return a container's log streams, one per started attempt, in order."""
     containers = [each.get("container") or {} for each in job.get("attempts") or ()]
     containers.append(job.get("container") or {})
     names = (str(each.get("logStreamName") or "") for each in containers)
@@ -96,7 +96,7 @@ def streams(job: Mapping[str, Any]) -> list[str]:
 
 
 def log_group(job: Mapping[str, Any]) -> str:
-    """Return the log group of a container."""
+    """Return a container's log group."""
     logging = (job.get("container") or {}).get("logConfiguration") or {}
     return str((logging.get("options") or {}).get(request.GROUP_OPTION) or request.LOG_GROUP)
 
@@ -107,15 +107,15 @@ def _role_name(container: Mapping[str, Any]) -> str:
 
 
 def _restarts(job: Mapping[str, Any], whole: AppState) -> int:
-    """Return the number of restarts of a job. Its list of attempts may or may not include the
-    running one.
+    """Return how often a job was restarted. Its list of attempts may or may not include the running
+    one.
     """
     ended = sum(1 for each in job.get("attempts") or () if each.get("stoppedAt"))
     return max(0, ended - 1) if whole.is_over else ended
 
 
 def _not_started(whole: AppState) -> AppState:
-    """Return the state of a node that Batch does not describe."""
+    """Return the state of a node that is missing from Batch's description."""
     if whole is AppState.CANCELLED:
         return whole
     return AppState.UNKNOWN if whole.is_over else AppState.SUBMITTED

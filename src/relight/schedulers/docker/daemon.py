@@ -15,18 +15,18 @@ _HINT = "is it running? DOCKER_HOST says where it is"
 
 
 class Daemon:
-    """The daemon that DOCKER_HOST names, or this machine's; contacted only when needed."""
+    """The daemon that DOCKER_HOST names, or the local one; it is contacted only when needed."""
 
     def __init__(self) -> None:
         self._client: Any = None
 
     @contextmanager
     def client(self) -> Iterator[Any]:
-        """Yield the low-level client of the package docker; its errors become RelightErrors.
+        """Yield the docker package's low-level client, and convert its errors to RelightErrors.
 
         Raises:
             UsageError: if the package is missing.
-            MachineError: if no daemon answers, or it refuses the request.
+            MachineError: if no daemon responds, or it rejects the request.
         """
         try:
             import docker
@@ -60,10 +60,10 @@ class Daemon:
         except (
             docker.errors.DockerException,
             requests.RequestException,
-            urllib3.exceptions.HTTPError,  # while an answer is read
+            urllib3.exceptions.HTTPError,  # while reading a response
             ConnectionError,
         ) as error:
-            if isinstance(error.__cause__, NameError):  # so a dependency of the client is missing
+            if isinstance(error.__cause__, NameError):  # a dependency of the client is missing
                 raise UsageError(
                     f"DOCKER_HOST={where} requires the paramiko package",
                     hint="pip install paramiko",
@@ -85,8 +85,8 @@ def address() -> str:
 
 
 def refusal(where: str) -> int:
-    """Return the errno with which a local socket refuses a connection; 0 if it accepts or is on
-    another machine.
+    """Return the errno with which a local socket refuses a connection, or 0 if it accepts it or the
+    daemon is on another machine.
     """
     if not where.startswith(("unix://", "/")):
         return 0
@@ -107,7 +107,7 @@ def explanation(error: Any) -> str:
 
 
 def _innermost(error: BaseException) -> str:
-    """Return the first cause in a chain of errors, in one line."""
+    """Return the root cause in a chain of errors, in one line."""
     while error.__context__ is not None:
         error = error.__context__
     return getattr(error, "strerror", None) or " ".join(str(error).split())

@@ -1,4 +1,6 @@
-"""The images of a job: pulled if the daemon does not have them, with the workspace as a layer."""
+"""A job's images, which are pulled if the daemon does not have them, with the workspace added as a
+layer.
+"""
 
 import sys
 import tempfile
@@ -16,11 +18,11 @@ _GENERATED = "FROM {base}\nCOPY workspace/ ./\n"
 
 
 class Images:
-    """The images that a daemon has.
+    """The images on a daemon.
 
     Args:
         client: the daemon's client.
-        quiet: whether to show no progress on stderr.
+        quiet: whether to suppress progress output on stderr.
     """
 
     def __init__(self, client: Any, quiet: bool) -> None:
@@ -28,10 +30,10 @@ class Images:
         self._progress = Progress(quiet)
 
     def get(self, body: Mapping[str, Any]) -> None:
-        """Pull or build all images of a request.
+        """Pull or build all images in a request.
 
         Raises:
-            MachineError: if it can't get one.
+            MachineError: if an image can't be pulled or built.
         """
         built = {build["image"]: build["base"] for build in body["builds"]}
         wanted = [container["config"]["Image"] for container in body["containers"]]
@@ -48,7 +50,7 @@ class Images:
             try:
                 self._client.remove_image(image["Id"], force=True)
             except docker.errors.APIError as error:
-                if error.status_code not in (404, 409):  # gone, or the base of another image
+                if error.status_code not in (404, 409):  # removed, or the base of another image
                     raise
 
     def _pull(self, image: str, policy: str) -> None:
@@ -77,7 +79,7 @@ class Images:
         workspace, base = build["workspace"], build["base"]
         own = next((name for name in _DOCKERFILES if workspaces.find(workspace, name)), "")
         with tempfile.TemporaryFile() as context:
-            if own:  # even if it is ignored
+            if own:  # even if it matches an ignore pattern
                 with open(workspaces.find(workspace, own) or own, "rb") as file:
                     text = file.read()
                 workspaces.archive(workspace, context, more={own: text})
@@ -100,17 +102,19 @@ class Images:
 
 
 class Progress:
-    """Shows the daemon's progress on stderr: in one changing line, or in two without a terminal."""
+    """Shows the daemon's progress on stderr, on one line that is updated or, without a terminal, on
+    two lines.
+    """
 
     def __init__(self, quiet: bool) -> None:
         self._quiet = quiet
         self._changes = sys.stderr.isatty()
 
     def show(self, what: str, answers: Iterator[Mapping[str, Any]]) -> None:
-        """Read the answers to a request to their end.
+        """Read all responses to a request.
 
         Raises:
-            MachineError: if an answer is an error.
+            MachineError: if a response is an error.
         """
         self._say(what)
         layers: dict[str, tuple[int, int]] = {}

@@ -10,12 +10,16 @@ from relight.schedulers.docker.daemon import Daemon
 
 _POLL_S = 0.2
 Piece = tuple[str, bytes]
-"""Docker's timestamp, and the bytes written; pieces of one line have the same timestamp."""
+"""Docker's timestamp and the bytes that were written; pieces of one line have the same
+timestamp.
+"""
 
 
 def lines(container_id: str, query: LogQuery) -> Iterator[str]:
-    """Yield the lines of a container; with `follow`, until it will not be restarted."""
-    daemon = Daemon()  # several threads may read logs, and can't share a connection
+    """Yield a container's lines; with `follow`, continue until it has ended and will not be
+    restarted.
+    """
+    daemon = Daemon()  # threads reading logs can't share a connection
     try:
         with daemon.client() as client:
             yield from _follow(client, container_id, query)
@@ -31,7 +35,7 @@ def seconds(text: str) -> float:
 
 
 def whole_lines(pieces: Iterable[Piece]) -> Iterator[str]:
-    """Join pieces to lines: pieces of stdout and stderr may alternate."""
+    """Join pieces into lines; pieces of stdout and stderr may alternate."""
     begun: dict[str, bytes] = {}
     for written_at, data in pieces:
         *whole, rest = (begun.pop(written_at, b"") + data).split(b"\n")
@@ -68,7 +72,7 @@ def _follow(client: Any, container_id: str, query: LogQuery) -> Iterator[str]:
 
 
 class _Pieces:
-    """Yields the output of a container after `last`, and advances `last`."""
+    """Yields a container's output after `last`, and advances `last`."""
 
     def __init__(self, frames: Iterator[bytes], last: str) -> None:
         self._frames = frames
@@ -85,7 +89,9 @@ class _Pieces:
 
 
 def _was_restarted(client: Any, container_id: str, began: str) -> bool:
-    """Wait until a container was restarted, or will not be; return whether it was."""
+    """Wait until a container has been restarted or is known not to be; return whether it was
+    restarted.
+    """
     while True:
         state = client.inspect_container(container_id)["State"]
         if state["StartedAt"] != began:

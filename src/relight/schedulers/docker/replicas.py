@@ -1,6 +1,6 @@
-"""Lists the containers of jobs, and derives the status of a job from them.
+"""Lists job containers, and derives a job's status from them.
 
-Labels can't be changed, so a suffix of a container's name records that it was asked to stop.
+Labels can't be changed, so a suffix in a container's name records that it was requested to stop.
 """
 
 import io
@@ -16,7 +16,7 @@ from relight.schedulers.docker.request import ERROR_FILE, Label
 from relight.schedulers.failure_reason import last_words
 
 CANCELLED, STOPPED = ".cancelled", ".stopped"
-"""Suffixes of the names of containers stopped by a command, or by the failure of another."""
+"""Name suffixes of containers that were stopped by a command, or because another one failed."""
 _LINES, _LINE_LIMIT = 200, 300
 _FILE_LIMIT = 1 << 24
 _STATES = {
@@ -30,7 +30,7 @@ _STATES = {
 
 
 class Container(NamedTuple):
-    """One container. `mark` is the suffix of its name if it was asked to stop."""
+    """One container. `mark` is its name suffix if it was requested to stop."""
 
     id: str
     name: str
@@ -44,32 +44,33 @@ class Container(NamedTuple):
 
     @property
     def role(self) -> str:
-        """The role of this replica."""
+        """This replica's role."""
         return self.labels[Label.ROLE]
 
     @property
     def number(self) -> int:
-        """Its number within the role."""
+        """The replica's number within the role."""
         return int(self.labels[Label.REPLICA])
 
     @property
     def app_name(self) -> str:
-        """The name of the app."""
+        """The app's name."""
         return self.labels.get(Label.APP_NAME, "")
 
     @property
     def is_live(self) -> bool:
-        """Whether it is not over."""
+        """Whether the container is not over."""
         return not self.state.is_over
 
 
 def jobs(client: Any, app_ids: Sequence[str] | None, *labels: str) -> dict[str, list[Container]]:
-    """Return the containers of jobs, in the order of their replicas, by the jobs' ids.
+    """Return job containers in replica order, keyed by job id.
 
     Args:
         client: the daemon's client.
-        app_ids: the jobs, returned with the causes of failures; None for all, without causes.
-        labels: only containers that have these.
+        app_ids: the jobs to return, including the causes of failures; None returns all jobs,
+            without causes.
+        labels: only return containers that have these labels.
     """
     found: dict[str, list[Container]] = {}
     for listed in client.containers(all=True, filters={"label": [Label.APP_ID, *labels]}):
@@ -86,7 +87,7 @@ def jobs(client: Any, app_ids: Sequence[str] | None, *labels: str) -> dict[str, 
 
 
 def status(found: Sequence[Container]) -> AppStatus:
-    """Return the status of a job from its containers. It is over when all containers are."""
+    """Derive a job's status from its containers. The job is over when all containers are."""
     statuses = [
         ReplicaStatus(r.role, r.number, r.state, r.name.split(".")[0], r.exitcode, r.error)
         for r in found
@@ -98,8 +99,8 @@ def status(found: Sequence[Container]) -> AppStatus:
 
 
 def verdict(found: Sequence[Container]) -> tuple[AppState, str]:
-    """Return the present or expected state of a job, and the reason. It has failed as soon as a
-    role can't reach its minimum of replicas.
+    """Return a job's current or expected state, and the reason. The job has failed as soon as a
+    role can't reach its minimum number of replicas.
     """
     states = [replica.state for replica in found]
     if any(replica.mark == CANCELLED for replica in found):
@@ -121,14 +122,14 @@ def verdict(found: Sequence[Container]) -> tuple[AppState, str]:
 
 
 def stop(client: Any, found: Sequence[Container], mark: str, *, kill: bool = False) -> None:
-    """Send SIGTERM to containers that did not get it yet. They are marked first, so that the exit
-    code does not count as a failure.
+    """Send SIGTERM to containers that have not received it yet. They are marked first, so that
+    their exit code does not count as a failure.
 
     Args:
         client: the daemon's client.
-        found: containers of one job; ended ones are skipped.
+        found: one job's containers; ended ones are skipped.
         mark: `CANCELLED` or `STOPPED`.
-        kill: send SIGKILL, also to those that have got SIGTERM.
+        kill: send SIGKILL instead, even to containers that have received SIGTERM.
     """
     import docker
 
@@ -148,7 +149,7 @@ def stop(client: Any, found: Sequence[Container], mark: str, *, kill: bool = Fal
 
 
 def _replica(client: Any, listed: Mapping[str, Any]) -> Container | None:
-    """Return a container; None if it has just been removed."""
+    """Return a container, or None if it has just been removed."""
     import docker
 
     name = str(listed["Names"][0]).lstrip("/")
@@ -184,8 +185,8 @@ def _error(inspected: Mapping[str, Any]) -> str:
 
 
 def _cause(client: Any, replica: Container) -> str:
-    """Return the failure in the replica's error file or, as not every program writes one, the
-    last line of stderr; empty if neither exists.
+    """Return the failure from the replica's error file. Not every program writes one, so the
+    fallback is the last line of stderr. The result is empty if neither exists.
     """
     import docker
 
@@ -195,7 +196,7 @@ def _cause(client: Any, replica: Container) -> str:
             # Docker's `tail` counts the lines of both streams, whichever is requested.
             said = client.logs(replica.id, stdout=False, stderr=True, tail=_LINES)
             text = last_words(said.decode(errors="replace").splitlines(), replica.exitcode)
-    except docker.errors.APIError:  # it is being removed, or has another log driver
+    except docker.errors.APIError:  # it is being removed, or uses another log driver
         return ""
     return " ".join(text.split())[:_LINE_LIMIT]
 

@@ -1,10 +1,10 @@
-"""Builds the request to a Docker daemon for an app, without contacting one.
+"""Builds an app's request to a Docker daemon without contacting the daemon.
 
 The request has one container per replica.
 
 A container's `config` is the body of `POST /containers/create` of Docker's own API, so a dry run
-shows the exact request. GPUs, devices and published ports can't be shared by replicas on one host
-and are distributed among them.
+shows the exact request. Replicas on the same host can't share GPUs, devices and published ports, so
+these are distributed among them.
 """
 
 import fnmatch
@@ -27,13 +27,13 @@ from relight.schedulers import resource_checks
 
 NETWORK = "relight"
 NO_NAMES = ("host", "none", "bridge", "default")
-"""Docker's own networks, in which containers can't resolve each other's names."""
+"""Docker's predefined networks, in which containers can't resolve each other's names."""
 STOP_LIMIT_S = 40
-"""From SIGTERM to SIGKILL: more than the agents give their workers."""
+"""Seconds from SIGTERM to SIGKILL, which is longer than the grace period of the agents' workers."""
 ERROR_FILE = "/tmp/relight-error.json"  # noqa: S108  # in the container
-"""The file that failed replicas write, in torch's format."""
+"""The error file that failed replicas write, in torch's format."""
 LAUNCHER = "/opt/relight"
-"""The directory of the launcher that travels with the job, in the container."""
+"""The directory of the bundled launcher inside the container."""
 _RANK0_ENV = "RELIGHT_RANK0_HOST"
 _DEVICES = {
     "vpc.amazonaws.com/efa": "/dev/infiniband/uverbs",
@@ -44,16 +44,16 @@ _GPU_CAPABILITIES = [["compute", "utility"]]
 
 
 class Label:
-    """The labels of containers, images and networks."""
+    """Labels on containers, images and networks."""
 
     APP_ID = "relight/app-id"
     APP_NAME = "relight/app-name"
     ROLE = "relight/role"
     REPLICA = "relight/replica"
     REPLICAS = "relight/replicas"
-    """The app's number of replicas."""
+    """The number of replicas in the app."""
     LEAST = "relight/min-replicas"
-    """The least number of replicas that the container's role needs."""
+    """The minimum number of replicas that the container's role needs."""
     RETRIES = "relight/max-retries"
     GPUS = "relight/gpus"
     USER = "relight/user"
@@ -61,10 +61,10 @@ class Label:
 
 
 def body_of(app: AppDef, cfg: Mapping[str, Any], app_id: str, env: Environment) -> dict[str, Any]:
-    """Return the request: images to build, the network, and the containers in their order.
+    """Return the request: the images to build, the network, and the containers in order.
 
     Raises:
-        UsageError: if a part of the app or an option is not supported.
+        UsageError: if part of the app or an option is not supported.
     """
     for role in app.roles:
         if not role.image or role.image.startswith("<"):
@@ -116,8 +116,9 @@ def body_of(app: AppDef, cfg: Mapping[str, Any], app_id: str, env: Environment) 
 
 
 def container_names(app: AppDef, app_id: str) -> list[list[str]]:
-    """Return the names of the containers of each role. They are hostnames too: at most 63 letters,
-    digits and hyphens; the end of `app_id` is kept, because it is the unique part.
+    """Return the container names for each role. They are also used as hostnames, so they have at
+    most 63 letters, digits and hyphens. If a name is shortened, the end of `app_id` is kept,
+    because it is the unique part.
     """
     parts = [_hostname_part(role.name)[:24].strip("-") or "role" for role in app.roles]
     if len(set(parts)) < len(parts):
@@ -132,7 +133,7 @@ def container_names(app: AppDef, app_id: str) -> list[list[str]]:
 
 
 def notes_on(app: AppDef, cfg: Mapping[str, Any]) -> Iterator[str]:
-    """Yield notes on ignored parts of an app and on resources that may be insufficient."""
+    """Yield notes on parts of an app that are ignored and on resources that may be insufficient."""
     yield from resource_checks.too_little(app)
     if cfg.get("image_repo"):
         yield "image_repo has no effect; the daemon that runs the job already has the image"
@@ -147,7 +148,7 @@ def notes_on(app: AppDef, cfg: Mapping[str, Any]) -> Iterator[str]:
 
 
 def text_of(body: Mapping[str, Any]) -> str:
-    """Return the request as docker commands for a shell; secrets are hidden."""
+    """Return the request as docker commands for a shell, with secrets hidden."""
     lines = []
     for build in body["builds"]:
         lines.append(f"# {build['workspace']}, less what its ignore file names, on {build['base']}")
@@ -160,7 +161,7 @@ def text_of(body: Mapping[str, Any]) -> str:
 
 
 class _Allocation:
-    """Gives each replica its own GPUs, numbered devices and ports of the host."""
+    """Gives each replica its own GPUs, numbered devices and host ports."""
 
     def __init__(self, app: AppDef, cfg: Mapping[str, Any]) -> None:
         asked = sum(max(0, role.resource.gpu) * role.num_replicas for role in app.roles)
@@ -275,7 +276,8 @@ def _labels(app: AppDef, role: Role, number: int, app_id: str) -> dict[str, str]
 
 
 def _host_config(role: Role, network: str, cfg: Mapping[str, Any]) -> dict[str, Any]:
-    # A process with pid 1 and no handlers ignores SIGTERM, and does not reap: hence Init.
+    # Init is needed because a process with pid 1 and no handlers ignores SIGTERM and does not reap
+    # children.
     config: dict[str, Any] = {"NetworkMode": network, "Init": True}
     if cfg.get("privileged"):
         config["Privileged"] = True

@@ -7,9 +7,10 @@
                                                                               (`replicas`)
     logs     from the daemon                                                  (`logs`)
 
-A daemon does not know jobs, so `status`, and commands that use it to wait for a job, end a job as a
-whole: when a replica has failed for good, they stop the remaining ones. No other process watches
-the job, but the agents of a training job end together on their own.
+The daemon has no notion of jobs. Therefore `status`, and the commands that use it to wait for a
+job, make sure that a job ends as a whole: when a replica has failed permanently, they stop the
+remaining ones. No other process watches the job, but the agents of a training job end together on
+their own.
 """
 
 import io
@@ -60,7 +61,7 @@ _NO_NETWORK = re.compile(r"network \S+ (not found|is ambiguous)")
 
 
 class Docker(Scheduler):
-    """Runs jobs on the daemon that DOCKER_HOST names, or on this machine's."""
+    """Runs jobs on the daemon that DOCKER_HOST names, or on the local one."""
 
     name = "docker"
     options: Sequence[Option] = (
@@ -87,17 +88,19 @@ class Docker(Scheduler):
         self._failed_at: dict[str, float] = {}
 
     def affinity(self) -> int:
-        """Return how well Docker suits this machine, which needs a configured or running daemon."""
+        """Return how suitable Docker is on this machine. It needs a configured or running
+        daemon.
+        """
         return 0 if find_spec("docker") is None or refusal(address()) else 10
 
     def render(self, app: AppDef, cfg: Mapping[str, Any], app_id: str) -> Request:
-        """Return the containers of an app. See `Scheduler.render`."""
+        """Return the containers for an app. See `Scheduler.render`."""
         body = body_of(app, cfg, app_id, env.read())
         text, notes = text_of(body), tuple(notes_on(app, cfg))
         return Request(self.name, app, cfg, body, text, notes)
 
     def submit(self, request: Request) -> str:
-        """Start the containers and return the id of the app."""
+        """Start the containers and return the app's id."""
         body = request.body
         app_id = str(body["app_id"])
         with self._daemon.client() as client:
@@ -115,7 +118,7 @@ class Docker(Scheduler):
         return app_id
 
     def status(self, app_ids: Sequence[str]) -> dict[str, AppStatus]:
-        """Return the statuses of jobs; stop the remaining replicas of failed ones."""
+        """Return the statuses of jobs, and stop the remaining replicas of failed jobs."""
         with self._daemon.client() as client:
             jobs = replicas.jobs(client, app_ids)
             for app_id, found in jobs.items():
@@ -126,7 +129,7 @@ class Docker(Scheduler):
         return {app_id: replicas.status(found) for app_id, found in jobs.items()}
 
     def logs(self, app_id: str, query: LogQuery) -> Iterator[str]:
-        """Return the output lines of a replica."""
+        """Return a replica's output lines."""
         with self._daemon.client() as client:
             found = _job(client, app_id)
         key = (query.role, query.replica)
@@ -142,7 +145,7 @@ class Docker(Scheduler):
             _cancel(client, app_id, _job(client, app_id))
 
     def delete(self, app_id: str) -> None:
-        """Stop a job and remove its containers, their logs, and the images made for it."""
+        """Stop a job and remove its containers, their logs, and the images built for it."""
         with self._daemon.client() as client:
             _cancel(client, app_id, replicas.jobs(client, [app_id]).get(app_id, []))
             _remove(client, app_id)
@@ -184,8 +187,8 @@ def _cancel(client: Any, app_id: str, found: Sequence[Container]) -> None:
 
 
 def _with_token(body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the containers with a token for their job, which keeps other processes on the network
-    (shared with other jobs) from joining it.
+    """Yield the containers with a token for their job. The token prevents other processes on the
+    network, which other jobs share, from joining the job.
     """
     token = f"RELIGHT_TOKEN={os.urandom(16).hex()}"
     for container in body["containers"]:
@@ -205,7 +208,7 @@ def _create(client: Any, network: str, container: Mapping[str, Any]) -> str:
 
 
 def _packed(launcher: bytes) -> bytes:
-    """Return a tar archive with the launcher where a container looks for it."""
+    """Return a tar archive with the launcher at the path where a container looks for it."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as tar:
         entry = tarfile.TarInfo(f"{LAUNCHER}/{launcher_file.NAME}".lstrip("/"))
@@ -215,21 +218,21 @@ def _packed(launcher: bytes) -> bytes:
 
 
 def _remove(client: Any, app_id: str) -> None:
-    """Remove everything created for a job, by any process."""
+    """Remove everything created for a job, no matter by which process."""
     import docker
 
     for listed in client.containers(all=True, filters={"label": f"{Label.APP_ID}={app_id}"}):
         try:
             client.remove_container(listed["Id"], v=True, force=True)
         except docker.errors.APIError as error:
-            if error.status_code not in (404, 409):  # gone, or going
+            if error.status_code not in (404, 409):  # removed, or being removed
                 raise
     Images(client, quiet=True).remove(app_id)
 
 
 def _in_network(client: Any, name: str, ask: Callable[[], Any]) -> Any:
-    """Send a request that needs a network. Concurrent commands may remove the network, or create it
-    a second time under the same name, which Docker rejects.
+    """Send a request that needs a network, retrying if necessary. Concurrent commands may remove
+    the network, or create a second one with the same name, which Docker rejects.
     """
     import docker
 
@@ -246,7 +249,7 @@ def _in_network(client: Any, name: str, ask: Callable[[], Any]) -> Any:
 
 
 def _make_network(client: Any, name: str) -> None:
-    """Create a network if it does not exist, and remove others of the same name."""
+    """Create a network if it does not exist, and remove others with the same name."""
     import docker
 
     found = _networks(client, name)
@@ -255,11 +258,11 @@ def _make_network(client: Any, name: str) -> None:
         try:
             client.create_network(name, driver="bridge", check_duplicate=True, labels=labels)
         except docker.errors.APIError as error:
-            if error.status_code != 409:  # another command was faster
+            if error.status_code != 409:  # another command has created it
                 raise
         found = _networks(client, name)
     left = len(found)
-    for network in reversed(found):  # all commands keep the first
+    for network in reversed(found):  # every command keeps the first one
         if left > 1 and Label.USER in (network["Labels"] or {}):
             left -= _remove_network(client, network["Id"])
 
@@ -270,7 +273,7 @@ def _networks(client: Any, name: str) -> list[Mapping[str, Any]]:
 
 
 def _remove_network(client: Any, network_id: str) -> bool:
-    """Remove a network if no container runs in it; return whether it is gone."""
+    """Remove a network if no container uses it; return whether it no longer exists."""
     import docker
 
     try:
@@ -281,14 +284,14 @@ def _remove_network(client: Any, network_id: str) -> bool:
 
 
 def _remove_networks(client: Any) -> None:
-    """Remove the job networks without containers."""
+    """Remove job networks that have no containers."""
     for network in client.networks(filters={"label": [Label.USER]}):
         if not client.containers(all=True, filters={"network": network["Id"]}):
             _remove_network(client, network["Id"])
 
 
 def _check_gpus(client: Any, body: Mapping[str, Any]) -> None:
-    """Reject GPUs that a running job uses."""
+    """Reject GPUs that are in use by a running job."""
     configs = [container["config"] for container in body["containers"]]
     wanted = {g for c in configs for g in c["Labels"].get(Label.GPUS, "").split(",") if g}
     if not wanted:

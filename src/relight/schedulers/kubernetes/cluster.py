@@ -1,4 +1,4 @@
-"""The connection to a cluster: which one, and explanations of its errors."""
+"""The connection to a cluster: how the cluster is chosen, and explanations of its errors."""
 
 import json
 import logging
@@ -22,8 +22,8 @@ _FORBIDDEN = re.compile(r'cannot (\w+) resource "([^"]+)" in API group "([^"]*)"
 
 
 def current_namespace(context: str) -> str:
-    """Return the namespace of a context, of the current one if it is empty, or of the pod that this
-    runs in.
+    """Return the namespace of a context, which is the current one if `context` is empty, or of the
+    pod in which this process is running.
 
     Raises:
         UsageError: if no kubeconfig has such a context.
@@ -52,10 +52,11 @@ def is_configured() -> bool:
 
 
 class Cluster:
-    """The cluster that a kubeconfig names, or that this process runs in; contacted when needed.
+    """The cluster that a kubeconfig names, or that this process runs in. It is contacted only when
+    needed.
 
     Args:
-        context: a context of the kubeconfig; empty for the current one.
+        context: a kubeconfig context; empty for the current one.
     """
 
     def __init__(self, context: str = "") -> None:
@@ -64,12 +65,12 @@ class Cluster:
 
     @contextmanager
     def client(self) -> Iterator[Any]:
-        """Yield an ApiClient of the package kubernetes; its errors become RelightErrors.
+        """Yield an ApiClient from the kubernetes package, and convert its errors to RelightErrors.
 
         Raises:
-            UsageError: if the package is missing, no cluster is configured, or it refuses the
-                request.
-            MachineError: if the cluster does not answer.
+            UsageError: if the package is missing, no cluster is configured, or the cluster rejects
+                the request.
+            MachineError: if the cluster does not respond.
         """
         try:
             import kubernetes
@@ -100,7 +101,7 @@ class Cluster:
 
 
 def explained(error: Any) -> RelightError:
-    """Return an error of the API server in one line."""
+    """Format an API server error in one line."""
     try:
         said = json.loads(error.body or "{}")
     except ValueError:
@@ -131,8 +132,8 @@ def explained(error: Any) -> RelightError:
 
 
 def _configured(kubernetes: Any, context: str) -> Any:
-    """Return the client of the configured cluster. The package raises arbitrary exceptions for a
-    broken file, and only logs the failure of a user's credential program.
+    """Return a client for the configured cluster. The package raises arbitrary exceptions for a
+    broken file, and only logs it if the user's credential program fails.
 
     Raises:
         UsageError: if the configuration is missing or unusable.
@@ -157,7 +158,9 @@ def _configured(kubernetes: Any, context: str) -> Any:
 
 
 def _read_certificates(configuration: Any) -> None:
-    """Read the files that would be read only on a connection, as if the server did not answer."""
+    """Read the certificate files now. Otherwise they would be read on connecting, and an error
+    would look as if the server did not respond.
+    """
     import ssl
 
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -202,7 +205,9 @@ def _client(kubernetes: Any, context: str) -> Any:
     usual = client.select_header_content_type
 
     def content_type(offered: Sequence[str], *rest: Any) -> Any:
-        """Declare patches as JSON patches; the package's default differs between versions."""
+        """Declare patches as JSON patches, because the package's default differs between
+        versions.
+        """
         is_patch = any("patch" in each for each in offered)
         return _JSON_PATCH if is_patch else usual(offered, *rest)
 
@@ -211,9 +216,10 @@ def _client(kubernetes: Any, context: str) -> Any:
 
 
 def _retries() -> Any:
-    """Return the retry policy of requests. Read requests are repeated after a lost connection, all
-    requests when an overloaded server says when (429, Retry-After), and changes after a conflict
-    with another one (409), because they declare the wanted state whatever was before.
+    """Return the retry policy for requests. Read requests are repeated after a lost connection. All
+    requests are repeated if an overloaded server says when to retry (429, Retry-After). Changes are
+    repeated after a conflict with another change (409), because they declare the desired state
+    regardless of the previous one.
     """
     from urllib3.util import Retry
 
@@ -227,13 +233,13 @@ def _retries() -> Any:
 
 
 def _paths() -> list[str]:
-    """Return the paths of the kubeconfig files."""
+    """Return the kubeconfig file paths."""
     said = env.read().get("KUBECONFIG") or "~/.kube/config"
     return [os.path.expanduser(path) for path in str(said).split(os.pathsep) if path]
 
 
 def _kubeconfig() -> dict[str, Any]:
-    """Return the contexts of the kubeconfig, as kubectl merges its files."""
+    """Return the kubeconfig contexts, merging the files as kubectl does."""
     merged: dict[str, Any] = {"contexts": []}
     for path in _paths():
         try:
@@ -241,7 +247,7 @@ def _kubeconfig() -> dict[str, Any]:
                 found = yaml().safe_load(file)
         except OSError:
             continue
-        except Exception as error:  # of the package yaml
+        except Exception as error:  # from the yaml package
             why = " ".join(str(error).split())
             raise UsageError(f"can't read kubeconfig {path}: {why}") from None
         if isinstance(found, dict):
@@ -255,7 +261,7 @@ def _kubeconfig() -> dict[str, Any]:
 
 
 def yaml() -> Any:
-    """Return the package yaml.
+    """Import the yaml package.
 
     Raises:
         UsageError: if it is missing.

@@ -1,12 +1,12 @@
-"""Indexed Jobs, one per role. Nothing has to be installed in the cluster.
+"""Indexed Jobs, one per role. They don't need anything to be installed in the cluster.
 
 A pod is recreated without counting as a failure if it is preempted, if its node is lost, or if its
-agent exits with 75. An error of the user's program fails the Job immediately, or after
-`max_retries` per replica. An elastic role succeeds when its minimum of replicas have succeeded, and
-fails when too many have failed for good to reach it.
+agent exits with 75. An error in the user's program fails the Job immediately, or after
+`max_retries` per replica. An elastic role succeeds when its minimum number of replicas has
+succeeded, and fails when too many have failed permanently to reach it.
 
-Failures are limited per index, because only then do pods know how often their index was tried
-(Kubernetes 1.29, KEP 3850).
+The failure limit is set per index, because only then do pods know how often their index has been
+tried (Kubernetes 1.29, KEP 3850).
 """
 
 from collections.abc import Iterator, Mapping
@@ -32,8 +32,8 @@ from relight.schedulers.kubernetes.pods import MeetingPlace
 from relight.schedulers.kubernetes.store import Object, ObjectKind
 
 _TRANSIENT = [EXIT_GROUP, EXIT_MACHINE, 129, 130, 137, 143]
-"""Exit codes without an error of the user's program: nodes did not meet, a machine refused
-something, or a signal ended the agent. Such pods are recreated a few times.
+"""Exit codes that don't mean an error in the user's program: the rendezvous failed, a machine
+rejected something, or a signal ended the agent. Such pods are recreated a few times.
 """
 _TRIES = 3
 
@@ -55,7 +55,7 @@ class IndexedJob:
     cancelling = staticmethod(suspending)
 
     def stem(self, name: str, role: Role, is_only: bool, /) -> str:
-        """Return the name of the Job of a role."""
+        """Return the name of a role's Job."""
         return name if is_only else f"{name}-{label_name(role.name)}"
 
     def check(self, app: AppDef, cfg: Mapping[str, Any]) -> None:
@@ -70,12 +70,12 @@ class IndexedJob:
             yield Maker(name, labels, made, gang_annotation(cfg, role))
 
     def roles(self, each: Object) -> dict[str, int]:
-        """Return the role of a Job."""
+        """Return a Job's role."""
         role = (each["metadata"].get("labels") or {}).get(pods.ROLE, "")
         return {role: each["spec"].get("completions") or 0}
 
     def verdict(self, each: Object) -> Verdict:
-        """Derive a verdict from the conditions of a Job."""
+        """Derive the verdict from a Job's conditions."""
         return by_conditions(
             each, ("Complete", "SuccessCriteriaMet"), ("Failed", "FailureTarget"), "Suspended"
         )
@@ -94,8 +94,9 @@ def spec(app: AppDef, role: Role, cfg: Mapping[str, Any], place: MeetingPlace) -
         "maxFailedIndexes": size - least(role),
     }
     if seconds := pods.limit_s(cfg):
-        # Of the Job, whose pods may be made again. It begins when the Job may start, as the field
-        # counts from status.startTime, and again when Kueue admits the Job again.
+        # The time limit belongs to the Job, because its pods may be recreated. It begins when the
+        # Job may start, as the field counts from status.startTime, and restarts when Kueue readmits
+        # the Job.
         found["activeDeadlineSeconds"] = seconds
     if least(role) < size:
         rule = {"succeededIndexes": f"0-{size - 1}", "succeededCount": least(role)}
@@ -104,7 +105,7 @@ def spec(app: AppDef, role: Role, cfg: Mapping[str, Any], place: MeetingPlace) -
 
 
 def _rules(role: Role) -> list[dict[str, Any]]:
-    """Return the meaning of a failed pod."""
+    """Return the rules for how to handle a failed pod."""
     lost = {"type": "DisruptionTarget", "status": "True"}
     preempted = {"containerName": "main", "operator": "In", "values": [EXIT_PREEMPTED]}
     rules: list[dict[str, Any]] = [

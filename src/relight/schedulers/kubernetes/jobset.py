@@ -1,6 +1,6 @@
-"""A JobSet: the Jobs of all roles as one object, which Kueue admits as a whole.
+"""A JobSet, which combines the Jobs of all roles into one object that Kueue admits as a whole.
 
-Source: the API jobset.x-k8s.io/v1alpha2 of JobSet 0.12.
+Source: the jobset.x-k8s.io/v1alpha2 API in JobSet 0.12.
 """
 
 from collections.abc import Iterator, Mapping
@@ -36,14 +36,16 @@ class JobSet:
     cancelling = staticmethod(suspending)
 
     def stem(self, name: str, role: Role, _is_only: bool, /) -> str:
-        """Return the name of the only Job of a role, as JobSet forms it."""
+        """Return the name that JobSet gives to a role's only Job."""
         return f"{name}-{label_name(role.name)}-0"
 
     def check(self, app: AppDef, cfg: Mapping[str, Any]) -> None:
         """Accept every app."""
 
     def specs(self, app: AppDef, cfg: Mapping[str, Any], place: MeetingPlace) -> Iterator[Maker]:
-        """Yield one JobSet. Its Jobs retry on their own; it fails as soon as one Job fails."""
+        """Yield one JobSet. Its Jobs retry on their own; the JobSet fails as soon as one Job
+        fails.
+        """
         jobs = [
             {
                 "name": label_name(role.name),
@@ -56,7 +58,7 @@ class JobSet:
             for role in app.roles
         ]
         made = {
-            "network": {"enableDNSHostnames": False},  # relight's own Service does it
+            "network": {"enableDNSHostnames": False},  # relight's own Service does this
             "successPolicy": {"operator": "All"},
             "failurePolicy": {"maxRestarts": 0},
             "replicatedJobs": jobs,
@@ -64,7 +66,7 @@ class JobSet:
         yield Maker(place.name, queue_label(cfg), made | time_to_live(cfg))
 
     def roles(self, each: Object) -> dict[str, int]:
-        """Return the roles of a JobSet."""
+        """Return a JobSet's roles."""
         jobs = [job["template"] for job in each["spec"].get("replicatedJobs") or ()]
         return {
             (job["metadata"].get("labels") or {}).get(pods.ROLE, ""): job["spec"]["completions"]
@@ -72,7 +74,7 @@ class JobSet:
         }
 
     def verdict(self, each: Object) -> Verdict:
-        """Derive a verdict from the conditions of a JobSet."""
+        """Derive the verdict from a JobSet's conditions."""
         return by_conditions(each, ("Completed",), ("Failed",), "Suspended")
 
 

@@ -10,13 +10,15 @@ from relight.schedulers.kubernetes.pods import ROLE, VOLCANO, MeetingPlace
 from relight.schedulers.kubernetes.store import Object, ObjectKind
 
 Verdict = tuple[AppState | None, str]
-"""The state of the pods as a whole, None while they decide it; and the reason."""
+"""The state of the pods as a whole and the reason; the state is None while it depends on the
+individual pods.
+"""
 QUEUE = "kueue.x-k8s.io/queue-name"
 NEVER = -1
 
 
 class Maker(NamedTuple):
-    """An object that creates pods: its name, additional metadata and specification."""
+    """An object that creates pods, with its name, additional metadata and specification."""
 
     name: str
     labels: Mapping[str, str]
@@ -25,14 +27,14 @@ class Maker(NamedTuple):
 
 
 class Kind(Protocol):
-    """A kind of object. An app has one, or one per role.
+    """A kind of object that creates pods. An app has one such object, or one per role.
 
     Attributes:
-        name: its name for `-cfg kind=NAME`.
-        resource: its name in the API.
+        name: the kind's name for `-cfg kind=NAME`.
+        resource: the kind's name in the API.
         index: the pod field with the replica number.
         label: the pod label with the replica number.
-        starts: environment variables, with the pod fields that count the earlier starts of its
+        starts: environment variables, with the pod fields that count the previous starts of the
             replica.
         container: the name of the container that runs the command.
         has_service: whether relight creates the Service through which pods find each other.
@@ -47,10 +49,10 @@ class Kind(Protocol):
     has_service: bool
 
     def stem(self, name: str, role: Role, is_only: bool, /) -> str:
-        """Return the part before the number in the host names of a role's pods."""
+        """Return the part of a role's pod host names that precedes the number."""
 
     def check(self, app: AppDef, cfg: Mapping[str, Any]) -> None:
-        """Raise a UsageError for what objects of this kind can't express."""
+        """Raise a UsageError for anything that this kind of object can't express."""
 
     def specs(self, app: AppDef, cfg: Mapping[str, Any], place: MeetingPlace) -> Iterator[Maker]:
         """Yield each object."""
@@ -59,14 +61,16 @@ class Kind(Protocol):
         """Return the number of replicas of each role of an object."""
 
     def verdict(self, each: Object) -> Verdict:
-        """Derive a verdict from the status of an object."""
+        """Derive the verdict from an object's status."""
 
     def cancelling(self, each: Object) -> tuple[str, list[dict[str, Any]]]:
-        """Return a subresource, or an empty string, and a JSON patch of it that ends the pods."""
+        """Return the subresource to patch, or an empty string for the object itself, and a JSON
+        patch that ends the pods.
+        """
 
 
 def role_label(role: Role) -> dict[str, str]:
-    """Return the label that tells the pods of a role from those of others."""
+    """Return the label that distinguishes a role's pods from those of other roles."""
     return {ROLE: label_value(role.name)}
 
 
@@ -76,7 +80,7 @@ def queue_label(cfg: Mapping[str, Any]) -> dict[str, str]:
 
 
 def time_to_live(cfg: Mapping[str, Any]) -> dict[str, int]:
-    """Return the field with the time to live of an ended object."""
+    """Return the field that holds an ended object's time to live."""
     ttl = cfg.get("ttl")
     if ttl is None or ttl == NEVER:
         return {}
@@ -86,7 +90,7 @@ def time_to_live(cfg: Mapping[str, Any]) -> dict[str, int]:
 
 
 def gang_annotation(cfg: Mapping[str, Any], role: Role) -> dict[str, str]:
-    """Return the annotation of a Job from which Volcano creates the PodGroup of its pods.
+    """Return the Job annotation from which Volcano creates the pods' PodGroup.
 
     Source: getMinMemberFromUpperRes in Volcano's pkg/controllers/podgroup.
     """
@@ -100,7 +104,7 @@ def suspending(*_: Object) -> tuple[str, list[dict[str, Any]]]:
 
 
 def conditions(each: Object, *names: str) -> Iterator[tuple[str, str]]:
-    """Yield those of the named conditions that are true, in this order, with their messages."""
+    """Yield the named conditions that are true, in the given order, with their messages."""
     known = {
         condition["type"]: str(condition.get("message") or "")
         for condition in (each.get("status") or {}).get("conditions") or ()
@@ -114,13 +118,13 @@ def conditions(each: Object, *names: str) -> Iterator[tuple[str, str]]:
 def by_conditions(
     each: Object, succeeded: Iterable[str], failed: Iterable[str], suspended: str
 ) -> Verdict:
-    """Return the verdict of an object that has conditions.
+    """Return the verdict for an object that has conditions.
 
     Args:
         each: the object.
-        succeeded: conditions that mean success, each on its own.
-        failed: conditions that mean failure, each on its own.
-        suspended: the condition of an object that waits for its queue.
+        succeeded: conditions that each mean success.
+        failed: conditions that each mean failure.
+        suspended: the condition of an object that is waiting in its queue.
     """
     for _ in conditions(each, *succeeded):
         return AppState.SUCCEEDED, ""
@@ -133,15 +137,15 @@ def by_conditions(
 
 
 def least(role: Role) -> int:
-    """Return the number of replicas that a role needs."""
+    """Return the minimum number of replicas that a role needs."""
     return role.num_replicas if role.min_replicas is None else role.min_replicas
 
 
 def only_role(kind: Kind, app: AppDef) -> Role:
-    """Return the only role of an app.
+    """Return an app's only role.
 
     Raises:
-        UsageError: if it has several.
+        UsageError: if it has several roles.
     """
     if len(app.roles) == 1:
         return app.roles[0]

@@ -29,12 +29,12 @@ _FORMS = {
     "shm_size": (_QUANTITY, "a size such as 8Gi"),
     "user": (r"\d+", "the number of a user, from 0"),
 }
-"""The option values that a server accepts: a pattern, and its description."""
+"""Patterns for the option values that a server accepts, each with a description."""
 
 
 class JobId(NamedTuple):
-    """The id of a job: [CONTEXT@]NAMESPACE:NAME, with the context quoted as in a URL. The context
-    of an EKS cluster contains a slash, which would begin a role in a handle.
+    """A job's id: [CONTEXT@]NAMESPACE:NAME, with the context quoted as in a URL. EKS context names
+    contain a slash, which would start a role in a handle.
     """
 
     context: str
@@ -48,7 +48,7 @@ class JobId(NamedTuple):
 
 
 def read_id(app_id: str) -> JobId:
-    """Return the parts of the id of a job."""
+    """Split a job id into its parts."""
     context, _, rest = app_id.rpartition("@")  # neither namespace nor name contains one
     namespace, colon, name = rest.partition(":")
     if not colon or not name:
@@ -59,25 +59,25 @@ def read_id(app_id: str) -> JobId:
 
 
 def label_name(text: str) -> str:
-    """Return a text as the name of an object: lower case letters, digits and hyphens."""
+    """Convert text to a valid object name, with lowercase letters, digits and hyphens."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
 def label_value(text: str) -> str:
-    """Return a text as the value of a label: at most 63 characters that begin and end with a letter
-    or a digit.
+    """Convert text to a valid label value, which has at most 63 characters and begins and ends with
+    a letter or a digit.
     """
     return re.sub(r"[^A-Za-z0-9._-]+", ".", text)[:LONGEST].strip("._-")
 
 
 def app_name(app: AppDef, app_id: str, stem: Callable[[str, Role], str]) -> str:
-    """Return the name of the objects of an app: its id, whose random end is kept if it is too long
-    for the host names of its pods.
+    """Return the name for an app's objects. It is the app's id. If that is too long for the pods'
+    host names, it is shortened, but its random suffix is kept.
 
     Args:
         app: the app.
-        app_id: its unique name.
-        stem: returns what precedes the number in the names of a role's pods, for an app's name.
+        app_id: the app's unique name.
+        stem: returns the part of a role's pod names that precedes the number, given an app's name.
     """
     roles = app.roles
     ends = [f"{stem('', role)}-{max(0, role.num_replicas - 1)}" + "x" * _SUFFIX for role in roles]
@@ -96,7 +96,7 @@ def app_name(app: AppDef, app_id: str, stem: Callable[[str, Role], str]) -> str:
 
 
 def check_options(cfg: Mapping[str, Any]) -> None:
-    """Reject option values that every server would refuse, without asking one.
+    """Reject option values that every server would reject, without contacting one.
 
     Raises:
         UsageError: if a value is invalid.

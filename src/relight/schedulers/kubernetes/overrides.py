@@ -8,8 +8,9 @@ overlays in the metadata `kubernetes` (`job/overlays.py`).
           volumeMounts: [{name: scratch, mountPath: /scratch}]
       volumes: [{name: scratch, emptyDir: {}}]
 
-The file is merged as by `kubectl patch`: mappings by their keys, lists of containers, volumes and
-variables by `name`, mounts by `mountPath`. Other lists replace those of relight; `null` removes.
+The file is merged as `kubectl patch` does: mappings by key; lists of containers, volumes and
+variables by `name`; and mounts by `mountPath`. Other lists replace relight's, and `null` removes a
+value.
 """
 
 import json
@@ -22,27 +23,27 @@ from relight.job.app import AppDef, Role
 from relight.schedulers.kubernetes import cluster
 
 _KEYS = {"volumeMounts": "mountPath", "ports": "containerPort", "hostAliases": "ip"}
-"""The keys that identify the entries of a list; all others use the name."""
+"""The keys that identify list entries; all other lists use the name."""
 _PARTS = ("metadata", "spec", "apiVersion", "kind")
 _NAMESPACE, _POD = "kubernetes", "V1Pod"
 
 
 def read(path: str) -> dict[str, Any]:
-    """Read a file of overrides.
+    """Read an overrides file.
 
     Raises:
-        UsageError: if it can't be read or is not part of a pod.
+        UsageError: if it can't be read or is not a valid part of a pod.
     """
     what = f"-cfg pods={path}"
     return _checked(_loaded(path, what), what)
 
 
 def overlay(of: AppDef | Role) -> dict[str, Any]:
-    """Return the pod overlay of an app or a role, from its metadata: a dict, a path or a `file://`
-    URL.
+    """Return the pod overlay from the metadata of an app or a role, which is a dict, a path or a
+    `file://` URL.
 
     Raises:
-        UsageError: if it can't be read or is not part of a pod.
+        UsageError: if it can't be read or is not a valid part of a pod.
     """
     found = of.metadata.get(_NAMESPACE)
     if not found:
@@ -67,7 +68,7 @@ def _loaded(path: str, what: str) -> Any:
 
 
 def _loader() -> Any:
-    """Return YAML's safe loader, with the tuples that TorchX's overlays may have."""
+    """Return YAML's safe loader, extended with the tuples that TorchX overlays may contain."""
 
     class Loader(cluster.yaml().SafeLoader):  # type: ignore[misc]
         pass
@@ -89,16 +90,16 @@ def _checked(found: Any, what: str) -> dict[str, Any]:
     parts = {name: found[name] for name in found if name not in ("apiVersion", "kind")}
     try:
         json.dumps(parts)
-    except TypeError as error:  # such as a date, which only YAML has
+    except TypeError as error:  # such as a date, which JSON lacks
         raise UsageError(f"{what}: {error}", hint="put the value in quotes") from None
     return parts
 
 
 def merged(base: Any, override: Any, name: str = "") -> Any:
-    """Return a part of a pod with overrides.
+    """Return a part of a pod with overrides applied.
 
     Args:
-        base: the part as relight makes it.
+        base: the part as rendered by relight.
         override: the user's version.
         name: the name of the part.
     """

@@ -1,4 +1,4 @@
-"""The pods of a role: a template for the object that creates them."""
+"""The template for a role's pods, used by the object that creates them."""
 
 import re
 from collections.abc import Mapping
@@ -15,55 +15,59 @@ from relight.schedulers.kubernetes import overrides, run_times
 from relight.schedulers.kubernetes.names import label_name, label_value
 
 LAUNCHER = "/opt/relight"
-"""The directory of the launcher that travels with the job, in the container."""
+"""The directory of the bundled launcher inside the container."""
 GPU = "nvidia.com/gpu"
 RESERVED = {"reserved_millicpu": 100, "reserved_memmb": 1024}
-"""TorchX's default reservations on a node for other pods."""
+"""TorchX's default for the resources reserved on a node for other pods."""
 JOB = "RELIGHT_JOB_ID"
 TOKEN = "RELIGHT_TOKEN"  # noqa: S105  # a name
 SECRETS = "-env"
 """The suffix of the Secret with secret variables."""
 APP, ROLE, USER = "relight/app-id", "relight/role", "relight/user"
 VOLCANO = "volcano"
-"""The name of Volcano's kind of object, and of its scheduler."""
+"""The name of Volcano's object kind, and of its scheduler."""
 EFA = "vpc.amazonaws.com/efa"
 _RANK0_ENV = "RELIGHT_RANK0_HOST"
 _REPLICA_ENV = "RELIGHT_REPLICA_ID"
 _BAD_NODES, _NODE_NAME = "RELIGHT_BAD_NODES", "RELIGHT_NODE_NAME"
-"""An agent records its node by the name in the cluster, which is not the pod's host name."""
+"""The variable with the node's name in the cluster, by which an agent records its node; it differs
+from the pod's host name.
+"""
 _TOPOLOGY, _RANK_ORDER = "RELIGHT_TOPOLOGY", "RELIGHT_RANK_ORDER"
 _START = "/etc/relight"
-"""The directory of a file as old as the pod: the kubelet creates it before it pulls the image."""
+"""The directory with a file as old as the pod, which the kubelet creates before it pulls the
+image.
+"""
 _TELL_END = (
     'case "${{RELIGHT_PREEMPTIONS:-0}}${{RELIGHT_REQUEUES:-0}}" in 00) '
     f"export RELIGHT_END_TIME=$(($(stat -c %Y {_START}/pod 2>/dev/null || date +%s) + {{0}}));; "
     'esac; exec "$@"'
 )
-"""A shell command that exports the end of the job's time limit. A recreated pod doesn't know when
-the job started.
+"""A shell command that exports when the job's time limit ends, because a recreated pod doesn't know
+when the job started.
 """
 _REPLICA = "\0replica\0"
-"""Placeholder for the replica number until everything else is escaped."""
+"""Placeholder for the replica number until everything else has been escaped."""
 _FIELD = "[FIELD_PATH]"
 _POD_GROUP = "scheduling.x-k8s.io/pod-group"
 _TOLERATION_S = 300
-"""Default time of a pod on an unready or unreachable node (admission plug-in
+"""How long a pod stays on an unready or unreachable node by default (admission plug-in
 DefaultTolerationSeconds).
 """
 _LOST = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 _PERMITTED = "NET_BIND_SERVICE"
-"""The only capability that the *restricted* standard permits to add."""
+"""The only capability that may be added under the *restricted* standard."""
 _COORDINATORS = 3
-"""Number of replicas in the endpoint, so that the loss of replica 0 does not end the job."""
+"""Number of replicas listed in the endpoint, so that losing replica 0 does not end the job."""
 
 
 class MeetingPlace(NamedTuple):
-    """The meeting place of the pods of an app.
+    """The rendezvous endpoint of an app's pods.
 
-    `name` is the name of its objects and its headless Service, `stem` precedes the number in the
-    host names of the first role's pods, and `number` is the pod field with the number. `job` is
-    the id of the job, with its namespace. `starts` maps variables to the pod fields that count the
-    earlier starts of its replica.
+    `name` is the name of the app's objects and its headless Service, `stem` precedes the number in
+    the host names of the first role's pods, and `number` is the pod field with the number. `job` is
+    the job's id, including its namespace. `starts` maps variables to the pod fields that count the
+    previous starts of the replica.
     """
 
     job: str
@@ -73,17 +77,17 @@ class MeetingPlace(NamedTuple):
     starts: Mapping[str, str]
 
     def host(self, number: int) -> str:
-        """Return the host name of a replica of the first role, within the namespace."""
+        """Return the host name, within the namespace, of one of the first role's replicas."""
         return f"{self.stem}-{number}.{self.name}"
 
 
 def template(
     app: AppDef, role: Role, cfg: Mapping[str, Any], place: MeetingPlace
 ) -> dict[str, Any]:
-    """Return the pod template of a role.
+    """Return a role's pod template.
 
     Raises:
-        UsageError: if a part of the role or an option can't be expressed for Kubernetes.
+        UsageError: if part of the role or an option can't be expressed in Kubernetes.
     """
     if not role.image or role.image.startswith("<"):
         raise UsageError(f"role {role.name} has no image", hint="--image=NAME")
@@ -150,7 +154,7 @@ def template(
 
 
 def labels(app: AppDef, name: str, role: Role | None = None) -> dict[str, str]:
-    """Return the labels of an object of an app or of one of its roles."""
+    """Return the labels for an object that belongs to an app or to one of its roles."""
     found = {
         "app.kubernetes.io/name": label_value(app.name),
         "app.kubernetes.io/managed-by": "relight",
@@ -176,30 +180,30 @@ def labels(app: AppDef, name: str, role: Role | None = None) -> dict[str, str]:
 
 
 def secrets(role: Role, place: MeetingPlace) -> dict[str, str]:
-    """Return a role's secret-looking variables, by key in the job's Secret. Readers of pods can't
-    see them there.
+    """Return a role's variables that look like secrets, by their keys in the job's Secret, where
+    users with read access to pods can't see them.
     """
     own = _substituted(role, place).env
     return {secret_key(role, name): own[name] for name in own if _is_secret(name, own[name])}
 
 
 def secret_key(role: Role, variable: str) -> str:
-    """Return the key of a role's variable in the Secret of the job."""
+    """Return the key of a role's variable in the job's Secret."""
     return f"{label_name(role.name)}.{variable}"
 
 
 def secret_name(place: MeetingPlace) -> str:
-    """Return the name of the Secret with the variables of the job."""
+    """Return the name of the Secret with the job's variables."""
     return place.name + SECRETS
 
 
 def launcher_name() -> str:
-    """Return the name of the ConfigMap with the launcher, which jobs of a namespace share."""
+    """Return the name of the launcher's ConfigMap, which is shared by the jobs in a namespace."""
     return f"relight-launcher-{launcher_file.digest()}"
 
 
 def _is_secret(name: str, value: str) -> bool:
-    """Return whether a variable goes to the Secret. The kubelet expands nothing in values from a
+    """Return whether a variable is stored in the Secret. The kubelet does not expand values from a
     Secret, so a value with a replica number stays in the pod.
     """
     if (
@@ -217,8 +221,8 @@ def _substituted(role: Role, place: MeetingPlace) -> Role:
 
 
 def _escaped(role: Role) -> Role:
-    """Return the role with words that reach the program as they are: the kubelet replaces
-    `$(NAME)`, and `$$` by `$`.
+    """Return the role with its arguments escaped so that they reach the program unchanged, because
+    the kubelet expands `$(NAME)` and replaces `$$` with `$`.
     """
     args = [_escape(word) for word in role.args]
     env = {name: _escape(value) for name, value in role.env.items()}
@@ -242,7 +246,7 @@ def _variables(app: AppDef, own: Role, role: Role, place: MeetingPlace) -> list[
     hosts = place.host(0)
     port = next(iter(app.roles[0].port_map.values()), 0)
     if launcher_file.needed(role) and port:
-        # The component appends the port to the last one.
+        # The component appends the port to the last host.
         others = min(_COORDINATORS, app.roles[0].num_replicas)
         hosts = f":{port},".join(place.host(number) for number in range(others))
     defaults = {
@@ -253,7 +257,7 @@ def _variables(app: AppDef, own: Role, role: Role, place: MeetingPlace) -> list[
         "TORCHX_IMAGE": role.image,
     }
     values = {**defaults, **own.env}
-    if JOB in values:  # TorchX writes its own without the namespace, and so it stays
+    if JOB in values:  # TorchX's own variable has no namespace and is left as it is
         values[JOB] = role.env[JOB].replace("${app_id}", place.job)
     hidden = secrets(role, place)
     for name, value in values.items():
@@ -276,10 +280,11 @@ def _variables(app: AppDef, own: Role, role: Role, place: MeetingPlace) -> list[
 
 
 def _topology(own: Role, cfg: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the variables by which ranks follow the labels of pods; one that a pod lacks is empty.
+    """Return the variables for ordering ranks by pod labels; a variable is empty if the pod lacks
+    the label.
 
-    On its own, a cluster copies to pods only the region and the zone of their nodes (admission
-    plug-in PodTopologyLabels, by default from Kubernetes 1.35).
+    By default, a cluster copies only the nodes' region and zone labels to pods (admission plug-in
+    PodTopologyLabels, enabled by default since Kubernetes 1.35).
     """
     found: list[dict[str, Any]] = []
     for number, label in enumerate(cfg.get("rank_order") or ()):
@@ -292,8 +297,8 @@ def _topology(own: Role, cfg: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _resources(role: Role, cfg: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the limits and requests of the container. As in TorchX, requests leave some of the
-    node to the cluster's own pods.
+    """Return the container's limits and requests. As in TorchX, requests leave some of the node's
+    resources for the cluster's own pods.
     """
     has = role.resource
     limits, requests = dict[str, str](), dict[str, str]()
@@ -314,7 +319,7 @@ def _resources(role: Role, cfg: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def limit_s(cfg: Mapping[str, Any]) -> int:
-    """Return the time limit of a job, 0 for none."""
+    """Return a job's time limit, or 0 if it has none."""
     said = cfg.get("timeout")
     if said is not None and said < 1:
         raise UsageError(f"-cfg timeout={said}: must be at least one minute")
@@ -383,8 +388,8 @@ def _check_restricted(role: Role, cfg: Mapping[str, Any]) -> None:
 
 
 def _container_security(role: Role, cfg: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the container's security context. By default it is empty, as in TorchX: without
-    CAP_DAC_OVERRIDE, root can't write to another user's volume.
+    """Return the container's security context. By default it is empty, as in TorchX, because
+    without CAP_DAC_OVERRIDE root can't write to another user's volume.
     """
     if _is_privileged(role, cfg):
         return {"privileged": True}
@@ -396,7 +401,7 @@ def _container_security(role: Role, cfg: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _capabilities(cfg: Mapping[str, Any]) -> list[str]:
-    """Return the names of capabilities as Kubernetes writes them, without CAP_."""
+    """Return capability names in Kubernetes format, without the CAP_ prefix."""
     names = [name.upper().removeprefix("CAP_") for name in cfg.get("capabilities") or ()]
     for name in names:
         if not re.fullmatch(r"[A-Z]+(_[A-Z]+)*", name):
@@ -430,7 +435,7 @@ def has_pod_group(cfg: Mapping[str, Any]) -> bool:
 
 
 def _placement(role: Role, cfg: Mapping[str, Any], place: MeetingPlace) -> dict[str, Any]:
-    """Return on which nodes the pods may run."""
+    """Return the constraints on which nodes the pods may run."""
     found: dict[str, Any] = {}
     selector = dict(cfg.get("node_selector") or {})
     kind = role.resource.capabilities.get("node.kubernetes.io/instance-type")
@@ -448,7 +453,7 @@ def _placement(role: Role, cfg: Mapping[str, Any], place: MeetingPlace) -> dict[
         }
         affinity["podAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
     if cfg.get("exclude"):
-        # One value each: the server refuses more (ValidateNodeFieldSelectorRequirement).
+        # One value each, because the server rejects more (ValidateNodeFieldSelectorRequirement).
         fields = [
             {"key": "metadata.name", "operator": "NotIn", "values": [node]}
             for node in cfg["exclude"]
@@ -461,8 +466,8 @@ def _placement(role: Role, cfg: Mapping[str, Any], place: MeetingPlace) -> dict[
 
 
 def _tolerations(role: Role, cfg: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the user's tolerations, and shorter ones for a lost node where the cluster's default
-    would exceed the agents' wait for a replacement.
+    """Return the user's tolerations. Shorter tolerations for a lost node are added if the cluster's
+    default would exceed the time that agents wait for a replacement.
     """
     found = [_toleration(text) for text in cfg.get("tolerations") or ()]
     stays_s = int(run_times.join_timeout_s(role) / 2)
@@ -477,7 +482,7 @@ def _tolerations(role: Role, cfg: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _toleration(text: str) -> dict[str, Any]:
-    """Read a toleration as `kubectl taint` writes a taint: KEY, KEY=VALUE, with :EFFECT."""
+    """Parse a toleration in the taint format of `kubectl taint`: KEY or KEY=VALUE, with :EFFECT."""
     taint, _, effect = text.partition(":")
     key, equals, value = taint.partition("=")
     effects = ("NoSchedule", "PreferNoSchedule", "NoExecute", "")

@@ -1,11 +1,11 @@
-"""Why a job waits, where neither its pods nor their owners say so.
+"""Finds out why a job is waiting if neither its pods nor their owners have a reason.
 
-    events      warnings: a pod that is refused (no such service account or priority class, a quota,
-                a Pod Security Standard), or whose volumes can't be mounted
+    events      warnings: a pod is rejected (no such service account or priority class, a quota,
+                a Pod Security Standard), or its volumes can't be mounted
     workloads   Kueue's reasons for a queued job: a missing queue, no quota
 
-A server accepts such a job, which then waits. Both sources are optional; without permission to list
-them, the reasons are less specific.
+The server accepts such a job, which then waits. Both sources are optional; without permission to
+list them, the reasons are less specific.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,15 +21,15 @@ _WORKLOADS = [
     for version in ("v1beta2", "v1beta1")
 ]
 _OWNER = "kueue.x-k8s.io/job-uid"
-"""The label of a Workload with the uid of the object that waits in a queue."""
+"""The Workload label with the uid of the object that is waiting in a queue."""
 _NOT_TOLD = (403, 404)
 
 
 def told(client: Any, job: JobId, objects: Iterable[Object]) -> dict[str, str]:
-    """Return why objects of a job make no progress, by their names.
+    """Return why a job's objects make no progress, by object name.
 
     Args:
-        client: the client of the cluster.
+        client: the cluster's client.
         job: the job.
         objects: the objects that create its pods.
     """
@@ -41,7 +41,7 @@ def told(client: Any, job: JobId, objects: Iterable[Object]) -> dict[str, str]:
 
 
 def _warnings(client: Any, job: JobId) -> dict[str, str]:
-    """Return the last warning about each object of a job."""
+    """Return the last warning about each of a job's objects."""
     events = _or_nothing(client, store.EVENTS, job, fields="type=Warning")
     found = {}
     for event in sorted(events, key=_time):
@@ -58,7 +58,7 @@ def _time(event: Object) -> str:
 
 
 def _of_queue(client: Any, job: JobId, each: Object) -> dict[str, str]:
-    """Return Kueue's reasons, by the names of the objects."""
+    """Return Kueue's reasons, by object name."""
     selector = f"{_OWNER}={each['metadata']['uid']}"
     for resource in _WORKLOADS:
         for workload in _or_nothing(client, resource, job, selector=selector):
@@ -69,7 +69,9 @@ def _of_queue(client: Any, job: JobId, each: Object) -> dict[str, str]:
 
 
 def _or_nothing(client: Any, resource: ObjectKind, job: JobId, **wanted: str) -> Sequence[Object]:
-    """Return a list; empty if this user may not see it or the cluster lacks the kind."""
+    """List objects. The list is empty if this user lacks permission or the cluster lacks the
+    kind.
+    """
     import kubernetes
 
     try:

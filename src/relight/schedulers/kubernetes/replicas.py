@@ -1,4 +1,4 @@
-"""The status of a job, from the objects that create its pods and from the pods."""
+"""Derives a job's status from its pods and from the objects that create them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from relight.schedulers.kubernetes.kind import Kind
 from relight.schedulers.kubernetes.store import Object
 
 CANCELLED = "relight/cancelled"
-"""The annotation of a Job that was cancelled."""
+"""The annotation on a Job that was cancelled."""
 INDEX = "batch.kubernetes.io/job-completion-index"
 _PHASES = {
     "Pending": AppState.PENDING,
@@ -22,17 +22,17 @@ _BAD_WAITING = (
     "ErrImagePull", "ImagePullBackOff", "InvalidImageName", "CreateContainerConfigError",
     "CreateContainerError", "RunContainerError", "ErrImageNeverPull",
 )  # fmt: skip
-"""Waiting reasons of a container that may never be resolved."""
+"""Reasons for a waiting container that may never be resolved."""
 
 
 def of_replica(
     found: Iterable[Mapping[str, Any]],
 ) -> dict[tuple[str, int], list[Mapping[str, Any]]]:
-    """Return the pods of each replica, by role and index, the oldest first."""
+    """Return each replica's pods, by role and index, oldest first."""
     replicas: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
     for pod in found:
         labels = pod["metadata"].get("labels") or {}
-        # The label is there since Kubernetes 1.28.
+        # The label exists since Kubernetes 1.28.
         index = labels.get(INDEX) or (pod["metadata"].get("annotations") or {}).get(INDEX)
         index = index or labels.get(volcano.INDEX) or "0"
         replicas.setdefault((labels.get(pods.ROLE, ""), int(index)), []).append(pod)
@@ -42,7 +42,7 @@ def of_replica(
 
 
 def of_app(found: Iterable[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
-    """Return the pods of each job, by its name."""
+    """Return each job's pods, by job name."""
     apps: dict[str, list[Mapping[str, Any]]] = {}
     for pod in found:
         apps.setdefault((pod["metadata"].get("labels") or {}).get(pods.APP, ""), []).append(pod)
@@ -55,13 +55,13 @@ def status(
     found: Iterable[Mapping[str, Any]],
     told: Mapping[str, str] = NOTHING,
 ) -> AppStatus:
-    """Return the status of a job.
+    """Return a job's status.
 
     Args:
-        kind: the kind of its objects.
+        kind: the kind of the job's objects.
         objects: the objects that create its pods.
         found: its pods.
-        told: why objects make no progress, by their names (`reasons`).
+        told: why objects make no progress, by object name (`reasons`).
     """
     replicas = of_replica(found)
     of_pods = {pod["metadata"]["name"] for its in replicas.values() for pod in its}
@@ -83,7 +83,7 @@ def status(
 
 
 def is_unexplained(status: AppStatus) -> bool:
-    """Return whether a replica waits without a reason in its pod."""
+    """Return whether a replica is waiting and its pod has no reason."""
     waits = (AppState.SUBMITTED, AppState.PENDING)
     return not status.state.is_over and any(
         each.state in waits and not each.error for each in status.replicas
@@ -91,7 +91,7 @@ def is_unexplained(status: AppStatus) -> bool:
 
 
 def _why_no_pods(told: Mapping[str, str], maker: str) -> str:
-    """Return why an object that creates pods, or a Job that it creates, makes no progress."""
+    """Return why an object that creates pods, or a Job that it created, makes no progress."""
     its = [name for name in told if name == maker or name.startswith(f"{maker}-")]
     return told[min(its, key=len)] if its else ""
 
@@ -142,9 +142,9 @@ def _replica(
 
 
 def _end(known: Mapping[str, Any]) -> tuple[int | None, str]:
-    """Return the exit code of the container and the reason of its failure."""
+    """Return the container's exit code and the reason for its failure."""
     reason, said = (" ".join(str(known.get(name) or "").split()) for name in ("reason", "message"))
-    of_pod = ": ".join(filter(None, (reason, said)))  # it was evicted, or its time is over
+    of_pod = ": ".join(filter(None, (reason, said)))  # it was evicted, or its time limit expired
     for container in known.get("containerStatuses") or ():
         ended = (container.get("state") or {}).get("terminated")
         if ended:
@@ -164,7 +164,7 @@ def _end(known: Mapping[str, Any]) -> tuple[int | None, str]:
 
 
 def _waits(known: Mapping[str, Any]) -> str:
-    """Return why a pod waits, if known."""
+    """Return why a pod is waiting, if known."""
     for container in known.get("containerStatuses") or ():
         waiting = (container.get("state") or {}).get("waiting") or {}
         if waiting.get("reason") in _BAD_WAITING:

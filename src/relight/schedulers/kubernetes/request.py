@@ -1,12 +1,12 @@
-"""The objects of an app on Kubernetes.
+"""The Kubernetes objects for an app.
 
 ConfigMap      the launcher (`job/launcher_file.py`), if needed; named after its content, so all
-               jobs of a namespace share it, and no job owns it
-Service        headless; gives each pod the host name NAME-INDEX.NAME, also before it is ready
+               jobs in a namespace share it, and no job owns it
+Service        headless; gives each pod the host name NAME-INDEX.NAME, even before it is ready
 Secret         the token with which agents prove that they belong to the job
 Secret         variables that look like secrets
 NetworkPolicy  lets only pods of the job connect to them, with `-cfg network_policy`
-PodGroup       has the plug-in Coscheduling start pods together, with `-cfg gang`
+PodGroup       makes the Coscheduling plug-in start pods together, with `-cfg gang`
 Job ...        creates the pods, by `-cfg kind=` (`kinds`)
 """
 
@@ -25,23 +25,23 @@ from relight.schedulers.kubernetes.names import JobId
 from relight.schedulers.kubernetes.pods import MeetingPlace
 
 LAUNCHER = "relight/launcher"
-"""The label of a ConfigMap with a launcher."""
+"""The label on a ConfigMap that contains a launcher."""
 
 
 def objects(
     app: AppDef, cfg: Mapping[str, Any], app_id: str, namespace: str, token: str
 ) -> tuple[JobId, list[dict[str, Any]]]:
-    """Return the id of an app and its objects, in creation order.
+    """Return an app's id and its objects, in creation order.
 
     Args:
         app: the app with its macros.
-        cfg: the options of the scheduler.
+        cfg: the scheduler's options.
         app_id: a unique name.
-        namespace: the namespace of the objects.
-        token: the token of the agents.
+        namespace: the objects' namespace.
+        token: the agents' token.
 
     Raises:
-        UsageError: if a part of the app or an option can't be expressed for Kubernetes.
+        UsageError: if part of the app or an option can't be expressed in Kubernetes.
     """
     if not app.roles:
         raise UsageError(f"app {app.name} has no roles")
@@ -96,7 +96,7 @@ def _typed(resource: store.ObjectKind) -> tuple[str, str]:
 
 
 def _launcher(namespace: str) -> dict[str, Any]:
-    """Return the ConfigMap with the launcher: one for each version of it in a namespace."""
+    """Return the launcher's ConfigMap. A namespace has one for each version of the launcher."""
     labels = {
         "app.kubernetes.io/name": "relight-launcher",
         "app.kubernetes.io/managed-by": "relight",
@@ -146,8 +146,8 @@ def _comments(
 
 
 def shown(part: Any) -> Any:
-    """Return a part of an object for people, with the user's secrets hidden. The token of the
-    agents is kept: it belongs to this request alone, and `kubectl apply` needs it.
+    """Return a part of an object for display, with the user's secrets hidden. The agents' token is
+    kept, because it belongs to this request alone and `kubectl apply` needs it.
     """
     if isinstance(part, Mapping):
         if isinstance(part.get("name"), str) and isinstance(part.get("value"), str):

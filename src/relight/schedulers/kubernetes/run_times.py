@@ -1,4 +1,4 @@
-"""Timeouts in a role's `relight run` command, found in its text and its variables.
+"""Finds timeouts in a role's `relight run` command, from its text and its variables.
 
 Schedulers don't import the launcher, so its defaults are repeated here (flags/spec.py,
 rendezvous/conf.py).
@@ -11,7 +11,7 @@ from relight.job.app import Role
 
 _SHUTDOWN_S, _CHECKPOINT_S, _JOIN_S = 30.0, 120.0, 600.0
 _MARGIN_S = 10
-"""Time for the agent after its workers end."""
+"""Time that the agent gets after its workers have ended."""
 _NUMBER = r"(\d+(?:\.\d+)?)"
 _SHUTDOWN = re.compile(rf"--shutdown[-_]timeout[= ]['\"]?{_NUMBER}")
 _CHECKPOINT = re.compile(rf"\bcheckpoint_timeout={_NUMBER}")
@@ -28,7 +28,7 @@ def grace_s(role: Role) -> int:
 
 
 def join_timeout_s(role: Role) -> float:
-    """Return the time that agents wait for a missing node."""
+    """Return how long agents wait for a missing node."""
     return _found(_JOIN, _text(role), _JOIN_S)
 
 

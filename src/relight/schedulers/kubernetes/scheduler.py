@@ -2,11 +2,11 @@
 
     render   the objects (`request`), as YAML for `kubectl apply --server-side -f -`
     submit   creates them one by one; if one is rejected, removes the others
-    status   reads the pods and the objects that create them, by their labels (`replicas`)
+    status   reads the pods and the objects that create them, selected by label (`replicas`)
     cancel   suspends the objects that create the pods, which ends them
     delete   removes all objects
 
-The id of a job is NAMESPACE:NAME, as in TorchX, or CONTEXT@NAMESPACE:NAME with `-cfg context=`.
+A job's id is NAMESPACE:NAME, as in TorchX, or CONTEXT@NAMESPACE:NAME with `-cfg context=`.
 """
 
 import contextlib
@@ -45,24 +45,24 @@ from relight.schedulers.uninterruptible import finished
 
 _POLL_S, _LONGEST_POLL_S = 0.5, 5.0
 _TRIES = 5
-"""Maximum reconnections for logs without a new line."""
+"""Maximum number of reconnections for logs without receiving a new line."""
 _GONE = (404, 410)
 _FORBIDDEN, _EXISTS, _BROKEN = 403, 409, 500
 _TTL_S = 7 * 24 * 3600
 _PARTS = (store.SERVICES, store.CONFIG_MAPS, store.SECRETS)
 _ADDITIONS = (store.NETWORK_POLICIES, store.POD_GROUPS)
-"""Optional objects: the cluster may lack the kind, and the user's Role the permission."""
+"""Optional objects: the cluster may lack the kind, and the user's Role may lack the permission."""
 _STARTS = 400
-"""The API server's answer for logs of a container before its start."""
+"""The API server's response to requests for a container's logs before it starts."""
 
 
 def make() -> "Kubernetes":
-    """Return the scheduler."""
+    """Create the scheduler."""
     return Kubernetes()
 
 
 class Kubernetes:
-    """Sends jobs to the cluster of the current kubeconfig context."""
+    """Submits jobs to the cluster in the current kubeconfig context."""
 
     name = "kubernetes"
     options: Sequence[Option] = (
@@ -111,11 +111,11 @@ class Kubernetes:
         self._clusters: dict[str, Cluster] = {}
 
     def affinity(self) -> int:
-        """Return how well Kubernetes suits this machine, which needs a configured cluster."""
+        """Return how suitable Kubernetes is on this machine. It needs a configured cluster."""
         return 5 if find_spec("kubernetes") is not None and cluster.is_configured() else 0
 
     def render(self, app: AppDef, cfg: Mapping[str, Any], app_id: str) -> Request:
-        """Return the objects of an app. See `Scheduler.render`."""
+        """Return the objects for an app. See `Scheduler.render`."""
         names.check_options(cfg)
         context = str(cfg.get("context") or "")
         namespace = str(cfg.get("namespace") or cluster.current_namespace(context))
@@ -125,7 +125,7 @@ class Kubernetes:
         return Request(self.name, app, cfg, body, request.as_text(made), notes, str(job))
 
     def submit(self, request: Request) -> str:
-        """Create the objects; return the id of the app."""
+        """Create the objects and return the app's id."""
         job = names.read_id(request.app_id)
         objects = request.body["objects"]
         with self._client(job) as client:
@@ -146,7 +146,7 @@ class Kubernetes:
         return request.app_id
 
     def status(self, app_ids: Sequence[str]) -> dict[str, AppStatus]:
-        """Return the statuses of those jobs that exist."""
+        """Return the statuses of the jobs that exist."""
         found = {}
         for app_id in app_ids:
             job = names.read_id(app_id)
@@ -162,7 +162,7 @@ class Kubernetes:
         return found
 
     def native(self, app_id: str) -> list[dict[str, Any]]:
-        """Return the objects that create the pods of a job.
+        """Return the objects that create a job's pods.
 
         Raises:
             UsageError: if the job does not exist.
@@ -175,8 +175,8 @@ class Kubernetes:
         return [dict(each) for each in found]
 
     def logs(self, app_id: str, query: LogQuery) -> Iterator[str]:
-        """Return the output lines of a replica's pods, including replacements; both streams are
-        one.
+        """Return the output lines from a replica's pods, including replacement pods, with both
+        streams combined.
         """
         job = names.read_id(app_id)
         query = query._replace(role=names.label_value(query.role))
@@ -191,7 +191,7 @@ class Kubernetes:
         return self._lines(job, query)
 
     def cancel(self, app_id: str) -> None:
-        """End the pods of a job; it stays, as cancelled."""
+        """End a job's pods; the job itself remains, marked as cancelled."""
         job = names.read_id(app_id)
         with self._client(job) as client:
             kind, objects = _makers(client, job)
@@ -208,14 +208,16 @@ class Kubernetes:
                     store.patch(client, kind.resource, each, change, part)
 
     def delete(self, app_id: str) -> None:
-        """Remove all objects of a job; its pods are ended, and their logs are lost."""
+        """Remove all of a job's objects. Its pods are ended, and their logs are lost."""
         job = names.read_id(app_id)
         with self._client(job) as client:
             if not _remove(client, job):
                 raise _unknown(app_id)
 
     def list(self, cfg: Mapping[str, Any] = NOTHING, /) -> Sequence[JobSummary]:
-        """Return this user's jobs in the namespace of the settings or the context, newest first."""
+        """Return this user's jobs in the namespace from the settings or the context, newest
+        first.
+        """
         context = str(cfg.get("context") or "")
         namespace = str(cfg.get("namespace") or cluster.current_namespace(context))
         selector = f"{pods.USER}={names.label_value(user_name())}"
@@ -243,18 +245,18 @@ class Kubernetes:
             each.close()
 
     def _client(self, job: JobId) -> AbstractContextManager[Any]:
-        """Return a client of the cluster of a job."""
+        """Return a client for a job's cluster."""
         return self._clusters.setdefault(job.context, Cluster(job.context)).client()
 
     def _lines(self, job: JobId, query: LogQuery) -> Iterator[str]:
-        """Yield the lines of one pod after the other, until the replica or the job is over."""
+        """Yield the lines of one pod after another, until the replica or the job is over."""
         pause, seen = _POLL_S, set[str]()
         while True:
             with self._client(job) as client:
                 # In this order, because a pod may start and end between the two requests.
                 kind, objects = _makers(client, job)
                 over = not objects or replicas.status(kind, objects, ()).state.is_over
-                # Of this replica alone: hundreds may be followed.
+                # Query only this replica, because hundreds may be followed.
                 selector = f"{_selector(job)},{pods.ROLE}={query.role},{kind.label}={query.replica}"
                 found = store.listed(client, store.PODS, job.namespace, selector)
                 fresh = [
@@ -273,7 +275,7 @@ class Kubernetes:
 
 
 def _selector(job: JobId) -> str:
-    """Return the label of the objects of a job."""
+    """Return the label selector for a job's objects."""
     return f"{pods.APP}={job.name}"
 
 
@@ -301,21 +303,21 @@ def _notes(app: AppDef, cfg: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _resource(each: Object) -> store.ObjectKind:
-    """Return the resource of an object created by relight."""
+    """Return the API resource of an object created by relight."""
     made = (*_PARTS, *_ADDITIONS, *(kind.resource for kind in KINDS.values()))
     return next(x for x in made if (x.version, x.kind) == (each["apiVersion"], each["kind"]))
 
 
 def _is_shared(each: Object) -> bool:
-    """Return whether an object is the launcher, which belongs to no job."""
+    """Return whether an object is the launcher, which does not belong to any job."""
     return request.LAUNCHER in (each["metadata"].get("labels") or {})
 
 
 def _create(client: Any, each: Object, *, dry_run: bool = False) -> Object:
-    """Create an object, or have the server only check it. An existing launcher is reused.
+    """Create an object, or only have the server validate it. An existing launcher is reused.
 
     Raises:
-        UsageError: if a foreign ConfigMap has the launcher's name.
+        UsageError: if a ConfigMap that isn't relight's has the launcher's name.
     """
     import kubernetes
 
@@ -338,7 +340,9 @@ def _create(client: Any, each: Object, *, dry_run: bool = False) -> Object:
 
 
 def _makers(client: Any, job: JobId) -> tuple[Kind, Sequence[Object]]:
-    """Return the kind of a job and the objects that create its pods; none if the job is unknown."""
+    """Return a job's kind and the objects that create its pods; there are none if the job is
+    unknown.
+    """
     for kind in KINDS.values():
         if found := _of_kind(client, kind, job.namespace, _selector(job)):
             return kind, found
@@ -346,8 +350,8 @@ def _makers(client: Any, job: JobId) -> tuple[Kind, Sequence[Object]]:
 
 
 def _of_kind(client: Any, kind: Kind, namespace: str, selector: str) -> Sequence[Object]:
-    """Return the objects of a kind, by name; none if the cluster does not know the kind, or this
-    user may not look at what only an addition to the cluster has.
+    """Return the objects of a kind, by name. There are none if the cluster does not know the kind,
+    or if it is an extension that this user may not access.
     """
     import kubernetes
 
@@ -361,9 +365,9 @@ def _of_kind(client: Any, kind: Kind, namespace: str, selector: str) -> Sequence
 
 
 def _adopt(client: Any, made: Sequence[Object]) -> None:
-    """Let the Jobs own the other objects, so that deletion by any tool leaves nothing behind.
-    Several Jobs own them together: the cluster may remove the first, ended, while others run, and
-    deletes a dependent only with its last owner (attemptToDeleteItem in
+    """Make the Jobs own the other objects, so that nothing is left behind if any tool deletes the
+    Jobs. All Jobs are owners, because the cluster may remove one that has ended while others are
+    running, and deletes a dependent only with its last owner (attemptToDeleteItem in
     pkg/controller/garbagecollector).
     """
     resources = [kind.resource for kind in KINDS.values()]
@@ -384,7 +388,7 @@ def _adopt(client: Any, made: Sequence[Object]) -> None:
 
 
 def _is_answer(error: Exception) -> bool:
-    """Return whether the server refused a request, and so created nothing."""
+    """Return whether the server rejected a request and therefore created nothing."""
     import kubernetes
 
     return isinstance(error, kubernetes.client.ApiException) and error.status < _BROKEN
@@ -396,11 +400,11 @@ def _remove_after(client: Any, job: JobId, objects: Sequence[Object], first: Bas
     Args:
         client: the client of the cluster.
         job: the job.
-        objects: all objects of the complete job.
-        first: the error of the submission.
+        objects: all objects in the complete job.
+        first: the error that made the submission fail.
 
     Raises:
-        MachineError: if the removal also fails; the message names the possible leftovers.
+        MachineError: if the removal fails as well; the message names what may be left over.
     """
     import kubernetes
     import urllib3
@@ -449,9 +453,7 @@ def _has_started(pod: Mapping[str, Any]) -> bool:
 
 
 def _all_lines_of(client: Any, pod: Object, container: str, query: LogQuery) -> Iterator[str]:
-    """Yield the lines of a pod; if the connection is lost while following, resume with the next
-    line.
-    """
+    """Yield a pod's lines; if the connection is lost while following, resume with the next line."""
     import urllib3
 
     seen, tries = 0, _TRIES
@@ -470,7 +472,7 @@ def _all_lines_of(client: Any, pod: Object, container: str, query: LogQuery) -> 
 
 
 def _lines_of(client: Any, pod: Object, container: str, query: LogQuery) -> Iterator[str]:
-    """Yield the lines of a pod, within the times of the query."""
+    """Yield a pod's lines within the query's time range."""
     import kubernetes
 
     timed = query.since is not None or query.until is not None
@@ -486,7 +488,7 @@ def _lines_of(client: Any, pod: Object, container: str, query: LogQuery) -> Iter
             **options,
         )
     except kubernetes.client.ApiException as error:
-        if error.status in (*_GONE, _STARTS):  # the pod was removed, or starts
+        if error.status in (*_GONE, _STARTS):  # the pod was removed, or is starting
             return
         raise
     with contextlib.closing(stream):

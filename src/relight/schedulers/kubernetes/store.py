@@ -30,11 +30,11 @@ _CORE = {
     SERVICES: "service", CONFIG_MAPS: "config_map", SECRETS: "secret", PODS: "pod",
     EVENTS: "event",
 }  # fmt: skip
-"""How the package kubernetes names them."""
+"""Their names in the kubernetes package."""
 
 
 def create(client: Any, resource: ObjectKind, each: Object, *, dry_run: bool = False) -> Object:
-    """Create an object, or only have the server check it."""
+    """Create an object, or only have the server validate it."""
     options: dict[str, Any] = {"field_validation": "Strict"}
     if dry_run:
         options["dry_run"] = "All"
@@ -45,24 +45,24 @@ def create(client: Any, resource: ObjectKind, each: Object, *, dry_run: bool = F
 def listed(
     client: Any, resource: ObjectKind, namespace: str, selector: str = "", fields: str = ""
 ) -> list[Object]:
-    """Return the objects that have some labels, and some values of fields."""
+    """Return the objects that match label and field selectors."""
     call, place = _call(client, "list", resource, namespace)
     said = {"label_selector": selector, "field_selector": fields}
     wanted = {name: value for name, value in said.items() if value}
-    # A list of built-in kinds does not repeat the kind in each item.
+    # In lists of built-in kinds, the items do not repeat the kind.
     return [{**each, **_typed(resource)} for each in _json(call, *place, **wanted)["items"]]
 
 
 def patch(
     client: Any, resource: ObjectKind, each: Object, change: Sequence[Object], part: str = ""
 ) -> None:
-    """Change an object, or a subresource of it such as `status`."""
+    """Change an object, or one of its subresources such as `status`."""
     call, place = _call(client, "patch", resource, each["metadata"]["namespace"], part)
     _json(call, *place, each["metadata"]["name"], list(change))
 
 
 def delete(client: Any, resource: ObjectKind, each: Object) -> None:
-    """Delete an object, and in the background those that it owns."""
+    """Delete an object and, in the background, the objects that it owns."""
     call, place = _call(client, "delete", resource, each["metadata"]["namespace"])
     _json(call, *place, each["metadata"]["name"], propagation_policy="Background")
 
@@ -74,7 +74,9 @@ def _typed(resource: ObjectKind) -> dict[str, str]:
 def _call(
     client: Any, verb: str, resource: ObjectKind, namespace: str, part: str = ""
 ) -> tuple[Callable[..., Any], list[str]]:
-    """Return a method of the package kubernetes, and the arguments before the object's name."""
+    """Return a method from the kubernetes package, and the arguments that precede the object's
+    name.
+    """
     import kubernetes
 
     if resource not in _CORE:
@@ -94,6 +96,6 @@ def _call(
 
 
 def _json(call: Callable[..., Any], *arguments: Any, **options: Any) -> dict[str, Any]:
-    """Return the server's answer as it is: the client's classes differ between its versions."""
+    """Return the server's raw response, because the client's classes differ between versions."""
     answer: dict[str, Any] = json.loads(call(*arguments, **options, _preload_content=False).data)
     return answer

@@ -1,6 +1,6 @@
-"""A TrainJob of Kubeflow Trainer, with a runtime installed by an administrator.
+"""A Kubeflow Trainer TrainJob, with a runtime installed by an administrator.
 
-The runtime decides what happens to failed pods. Source: the API trainer.kubeflow.org/v1alpha1 of
+The runtime determines what happens to failed pods. Source: the trainer.kubeflow.org/v1alpha1 API in
 Kubeflow Trainer 2.3.
 """
 
@@ -28,7 +28,7 @@ from relight.schedulers.kubernetes.store import Object, ObjectKind
 RUNTIME = "torch-distributed"
 """The runtime for PyTorch that comes with Kubeflow Trainer."""
 _STEP = "node"
-"""The name of the replicated job of the runtime, and of its container."""
+"""The name of the runtime's replicated job, and of its container."""
 _OF_RUNTIME = ("priority_class", "image_pull_policy", "pods", "timeout", "scheduler", "gang")
 """Options that a TrainJob can't express."""
 _FORWARDED = (
@@ -48,7 +48,7 @@ class TrainJob:
         {"RELIGHT_REQUEUES": "metadata.annotations['jobset.sigs.k8s.io/restart-attempt']"}
     )
     container = _STEP
-    has_service = False  # that of the JobSet is used
+    has_service = False  # the JobSet's Service is used
     cancelling = staticmethod(suspending)
 
     def stem(self, name: str, _role: Role, _is_only: bool, /) -> str:
@@ -56,7 +56,7 @@ class TrainJob:
         return f"{name}-{_STEP}-0"
 
     def check(self, app: AppDef, cfg: Mapping[str, Any]) -> None:
-        """Reject settings that the runtime decides."""
+        """Reject settings that are determined by the runtime."""
         role = only_role(self, app)
         if least(role) < role.num_replicas:
             raise UsageError(
@@ -123,10 +123,10 @@ class TrainJob:
         )
 
     def roles(self, each: Object) -> dict[str, int]:
-        """Return the role of a TrainJob."""
+        """Return a TrainJob's role."""
         role = (each["metadata"].get("labels") or {}).get(pods.ROLE, "")
         return {role: each["spec"]["trainer"].get("numNodes") or 1}
 
     def verdict(self, each: Object) -> Verdict:
-        """Derive a verdict from the conditions of a TrainJob."""
+        """Derive the verdict from a TrainJob's conditions."""
         return by_conditions(each, ("Complete",), ("Failed",), "Suspended")

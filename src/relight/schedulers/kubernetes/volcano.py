@@ -1,8 +1,8 @@
-"""A Volcano Job, as in TorchX: its pods are scheduled together, in a Volcano queue.
+"""A Volcano Job, whose pods are scheduled together in a Volcano queue, as in TorchX.
 
 Unlike TorchX's, it has one task per role instead of one per replica, which keeps the object small.
-Source: the API batch.volcano.sh/v1alpha1 of Volcano 1.16, and its controller,
-pkg/controllers/job, for its behaviour.
+Source: the batch.volcano.sh/v1alpha1 API in Volcano 1.16 and, for its behaviour, the controller in
+pkg/controllers/job.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,18 +19,18 @@ from relight.schedulers.kubernetes.pods import MeetingPlace
 from relight.schedulers.kubernetes.store import Object, ObjectKind
 
 _ENDED_FROM_OUTSIDE = (EXIT_PREEMPTED, 143)
-"""Exit codes of an agent in an evicted pod: SIGTERM, with and without a saved checkpoint."""
+"""Agent exit codes in an evicted pod: SIGTERM, with and without a saved checkpoint."""
 _RESTARTS = 1000
 """Limit of evictions for a job without retries: Volcano can't express "unlimited"."""
 _PLUGINS = {
     "env": [],
-    # Host names and the Service by which pods find each other: unlike the Job controller of
-    # Kubernetes, Volcano gives a pod no host name without it (OnPodCreate in plugins/svc). A
-    # NetworkPolicy is an option for all kinds (`-cfg network_policy`).
+    # The plug-in svc provides host names and the Service through which pods find each other. Unlike
+    # the Kubernetes Job controller, Volcano does not give pods a host name without it (OnPodCreate
+    # in plugins/svc). A NetworkPolicy is an option for all kinds (`-cfg network_policy`).
     "svc": ["--publish-not-ready-addresses", "--disable-network-policy"],
 }
 INDEX = "volcano.sh/task-index"
-"""The label of a pod with its number in the task."""
+"""The pod label with the pod's number in the task."""
 _PHASES = {
     "Completed": AppState.SUCCEEDED,
     "Aborted": AppState.CANCELLED,
@@ -50,20 +50,20 @@ class Volcano:
         {"RELIGHT_REQUEUES": "metadata.annotations['volcano.sh/job-retry-count']"}
     )
     container = "main"
-    has_service = False  # that of the plug-in svc
+    has_service = False  # the plug-in svc creates it
 
     def stem(self, name: str, role: Role, _is_only: bool, /) -> str:
-        """Return what Volcano puts before the number of a pod."""
+        """Return the part of a pod's name that precedes the number."""
         return f"{name}-{label_name(role.name)}"
 
     def check(self, app: AppDef, cfg: Mapping[str, Any]) -> None:
         """Accept every app."""
 
     def specs(self, app: AppDef, cfg: Mapping[str, Any], place: MeetingPlace) -> Iterator[Maker]:
-        """Yield one Job of Volcano.
+        """Yield one Volcano Job.
 
-        Volcano fails a Job on its restart number maxRetry (restartingUpdateStatus): with TorchX's
-        maxRetry = max_retries, the last retry never runs.
+        Volcano fails a Job at restart number maxRetry (restartingUpdateStatus), so with TorchX's
+        maxRetry = max_retries the last retry never runs.
         """
         retries = min((role.max_retries for role in app.roles), default=0)
         needed = sum(map(least, app.roles))
@@ -84,14 +84,14 @@ class Volcano:
         yield Maker(place.name, {}, spec)
 
     def roles(self, each: Object) -> dict[str, int]:
-        """Return the roles of a Job."""
+        """Return a Job's roles."""
         return {
             task["template"]["metadata"]["labels"].get(pods.ROLE, ""): task.get("replicas") or 0
             for task in each["spec"].get("tasks") or ()
         }
 
     def verdict(self, each: Object) -> Verdict:
-        """Derive a verdict from the phase of a Job."""
+        """Derive the verdict from a Job's phase."""
         state = (each.get("status") or {}).get("state") or {}
         return _PHASES.get(state.get("phase") or ""), str(state.get("message") or "")
 
@@ -106,7 +106,7 @@ class Volcano:
 def _policies(app: AppDef, retries: int) -> list[dict[str, Any]]:
     """Return the lifecycle policies; the first match wins (applyPolicies).
 
-    An error of the user's program ends the Job, or restarts it as a whole. An evicted pod is
+    An error in the user's program ends the Job, or restarts it as a whole. An evicted pod is
     recreated alone, and the other agents wait for it. Since Kubernetes 1.27 the kubelet reports it
     as failed before it is deleted, so the exit code selects RestartPod; a pod that is deleted
     without a report gets the default action, SyncJob, which doesn't count as a retry. Other

@@ -42,11 +42,11 @@ class Local(ProcessScheduler):
         super().__init__()
 
     def affinity(self) -> int:
-        """Return that this machine can always be used."""
+        """Return a constant, because this machine can always be used."""
         return 10
 
     def render(self, app: AppDef, cfg: Mapping[str, Any], app_id: str) -> Request:
-        """Return the processes of an app. See `Scheduler.render`."""
+        """Return the processes for an app. See `Scheduler.render`."""
         body = layout(app, cfg, app_id)
         environment = env.read()
         notes = list(_notes(app, cfg))
@@ -94,7 +94,7 @@ def _replica(
     role = macros.substitute(role, values)
     variables = dict(role.env)
     first, last = ([cwd], []) if cfg.get("prepend_cwd") else ([], [cwd])
-    # The last is for `relight` itself, whose directory may not be on any PATH.
+    # The last directory is for `relight` itself, which may not be on any PATH.
     parts = [*first, variables.get("PATH"), environment.get("PATH", os.defpath), *last]
     parts.append(os.path.dirname(sys.executable))
     variables["PATH"] = ":".join(part for part in parts if part)
@@ -122,7 +122,7 @@ def _notes(app: AppDef, cfg: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _devices(app: AppDef, environment: env.Environment, notes: list[str]) -> list[str] | None:
-    """Return the GPUs to distribute, or None if there are not enough."""
+    """Return the GPUs to distribute, or None if there are too few."""
     from relight.host import devices
 
     asked = sum(role.num_replicas * max(0, role.resource.gpu) for role in app.roles)

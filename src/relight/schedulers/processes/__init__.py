@@ -1,1 +1,3 @@
-"""Jobs whose replicas are processes of this machine: `local` jobs, and this side of `ssh` jobs."""
+"""Jobs whose replicas are processes on this machine: `local` jobs, and the local side of `ssh`
+jobs.
+"""

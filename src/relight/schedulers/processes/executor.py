@@ -1,12 +1,12 @@
-"""The process that runs one local job: starts the replicas and ends them together.
+"""The process that runs one local job. It starts the replicas and ends them together.
 
     submit --exec--> executor --> spawner --> replicas (agents) --> their workers
 
-It works like an agent without a group, with the same state machine (core/workers/supervision), the
-same spawner, and replicas as workers, so no process of a job outlives its executor. It reads its
-order, one line of JSON, from stdin, and writes `started` or an error to stdout. A detached executor
-runs in the background; any other stops the job at the end of stdin, which means that the submitting
-process ended.
+It works like an agent without a group, using the same state machine (core/workers/supervision) and
+the same spawner, with replicas as workers. Therefore none of a job's processes outlive its
+executor. It reads its order, one line of JSON, from stdin, and writes `started` or an error to
+stdout. A detached executor runs in the background. Any other executor stops the job when stdin is
+closed, which means that the submitting process has exited.
 """
 
 import errno
@@ -35,7 +35,9 @@ from relight.schedulers.processes.record import LocalRecord
 
 _LINE_LIMIT = 65536
 _LOADED = "relight.core.diagnosis.failure_text", "relight.output.error_files"
-"""Preloaded for failed replicas, as an upgrade may remove or replace the files later."""
+"""Modules for handling failed replicas, which are preloaded because an upgrade may remove or
+replace the files later.
+"""
 
 
 class LogCopy:
@@ -45,7 +47,7 @@ class LogCopy:
         self.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self.reader, self.writer = os.pipe()
         self.lost = ""
-        """Why a part of the output is not in the files."""
+        """Why some of the output is missing from the files."""
         self._combined = combined
         self._line = b""
 
@@ -65,12 +67,12 @@ class LogCopy:
         return True
 
     def end_line(self) -> None:
-        """Copy a last line without a newline to the combined file."""
+        """Copy an unterminated last line to the combined file."""
         self._write(self._combined, self._line)
         self._line = b""
 
     def _write(self, fd: int, data: bytes) -> None:
-        """Write all data; if the disk is full, the rest is lost and the job continues."""
+        """Write all data. If the disk is full, the rest is lost but the job continues."""
         try:
             while data:
                 data = data[os.write(fd, data) :]
@@ -79,22 +81,22 @@ class LogCopy:
 
     def is_ready(self) -> bool:
         """Return whether `copy` would not block."""
-        poll = select.poll()  # not select: there may be more than 1024 open files
+        poll = select.poll()  # select can't handle more than 1024 open files
         poll.register(self.reader, select.POLLIN)
         return bool(poll.poll(0))
 
     def close(self) -> None:
-        """Close its descriptors."""
+        """Close the descriptors."""
         for fd in (self.file, self.reader):
             os.close(fd)
 
 
 class Executor:
-    """Runs one job, from its first attempt to its last.
+    """Runs one job, from the first attempt to the last.
 
     Args:
         order: the job.
-        submitter: a descriptor whose end of file stops the job; None for a detached job.
+        submitter: a descriptor on which end-of-file stops the job; None for a detached job.
     """
 
     def __init__(self, order: Order, submitter: int | None) -> None:
@@ -103,11 +105,12 @@ class Executor:
         self._submitter = submitter
         self._record = LocalRecord(order.directory)
         self._loop = Loop()
-        # It keeps other users of this machine out, and lets jobs of one user share an endpoint.
+        # The token keeps other users on this machine out, and lets one user's jobs share an
+        # endpoint.
         token = {"RELIGHT_TOKEN": records.token()}
         self._environment = {"PYTHONUNBUFFERED": "x", **token, **env.read().variables}
         self._supervisor: Supervisor | None = None
-        """Set during an attempt."""
+        """Only set during an attempt."""
         self._stopped = self._log_error = ""
         self._streams: list[tuple[LogCopy, LogCopy]] = []
         self._first_failed: int | None = None
@@ -117,13 +120,13 @@ class Executor:
         self._submitted = datetime.now().astimezone().isoformat(timespec="milliseconds")
 
     def run(self) -> None:
-        """Run the job to its end."""
-        raise_limit()  # of open files; the replicas keep theirs
+        """Run the job until it ends."""
+        raise_limit()  # for open files; the replicas keep theirs
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.on_signal(number, self._on_signal)
         if self._submitter is not None:
             self._loop.on_readable(self._submitter, self._on_submitter_gone)
-        self._record.write(self._state("RUNNING", ""))  # a job without a state does not start
+        self._record.write(self._state("RUNNING", ""))  # without a state, the job does not start
         while True:
             failed = self._run_attempt()
             if not failed or self._stopped or self._restarts >= self._order.max_retries:
@@ -138,7 +141,7 @@ class Executor:
         self._write(state, "; ".join(filter(None, (why, lost))))
 
     def _write_success(self, state: str) -> None:
-        """Write TorchX's marker file for complete logs (nightly 2026.10.26)."""
+        """Write the file by which TorchX marks complete logs (nightly 2026.10.26)."""
         roles: dict[str, list[dict[str, Any]]] = {}
         for replica, now in zip(self._replicas, self._states, strict=True):
             roles.setdefault(replica.role, []).append(
@@ -171,7 +174,7 @@ class Executor:
         for number, replica in enumerate(self._replicas):
             error_file = replica.env.get("TORCHELASTIC_ERROR_FILE", "")
             if self._restarts and os.path.isfile(error_file):
-                os.unlink(error_file)  # of the previous attempt
+                os.unlink(error_file)  # from the previous attempt
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
             combined.append(os.open(replica.combined, flags, 0o600))
             pair = [LogCopy(path, combined[-1]) for path in (replica.stdout, replica.stderr)]
@@ -195,7 +198,7 @@ class Executor:
         self._loop.run_until(lambda: supervisor.has_ended)
         supervisor.workers.close()
         for stream in streams:
-            # All writers are gone, except perhaps a daemon on macOS.
+            # All writers have exited, except perhaps a daemon on macOS.
             while stream.reader in self._loop and stream.is_ready():
                 self._copy(stream)
             self._loop.forget(stream.reader)
@@ -233,10 +236,10 @@ class Executor:
         state, unasked = self._states[number], supervisor.ended_unasked(number)
         name = "SUCCEEDED" if exitcode == 0 else "FAILED" if unasked else "CANCELLED"
         state.update(state=name, exitcode=exitcode)
-        for stream in self._streams[number]:  # readers stop once the replica is over
+        for stream in self._streams[number]:  # readers stop when the replica is over
             if stream.reader in self._loop and stream.is_ready():
                 self._copy(stream)  # one read empties a pipe
-            stream.end_line()  # even if its child may continue the line
+            stream.end_line()  # even if a child process may continue the line
         if name == "FAILED":
             self._first_failed = number if self._first_failed is None else self._first_failed
             replica, known = self._replicas[number], supervisor.workers.evidence.get(number)
@@ -249,7 +252,7 @@ class Executor:
         self._stop("it was cancelled" if number == signal.SIGTERM else signal_name(number))
 
     def _on_submitter_gone(self) -> None:
-        """Handle the only message of the submitting process: the end of its pipe."""
+        """Handle the only message from the submitting process, which is the end of its pipe."""
         assert self._submitter is not None
         if not os.read(self._submitter, 4096):
             self._loop.forget(self._submitter)
@@ -303,18 +306,18 @@ class Executor:
 
 
 def _tell(line: str) -> None:
-    """Send one line to the submitting process, and close the pipe to it."""
+    """Send one line to the submitting process and close the pipe."""
     try:
         os.write(1, line.encode() + b"\n")
     except OSError:
-        pass  # it is gone
+        pass  # it has exited
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 1)
     os.close(null)
 
 
 def main() -> NoReturn:
-    """Run the job ordered on stdin."""
+    """Run the job described by the order on stdin."""
     said = b""
     while not said.endswith(b"\n") and (data := os.read(0, 65536)):
         said += data

@@ -1,10 +1,10 @@
-"""Manages the jobs of one scheduler whose replicas are processes of this machine.
+"""Manages the jobs of a scheduler whose replicas are processes on this machine.
 
 `start` starts a process, the `executor`, which starts the replicas. It writes the job's state and
 logs into the job's directory, where any other process finds them (`record`).
 
-Without `detach` a job ends with the process that started it; with it, the job continues. Unless
-`log_dir` is set, logs are in `ROLE/REPLICA/` below the job's directory: stdout.log, stderr.log,
+With `detach`, a job keeps running after the process that started it exits; otherwise it is stopped.
+Unless `log_dir` is set, logs are in `ROLE/REPLICA/` in the job's directory: stdout.log, stderr.log,
 combined.log, and error.json with the cause if the replica failed.
 """
 
@@ -27,22 +27,22 @@ from relight.schedulers.processes.orders import Order, ReplicaPlan, to_text
 from relight.schedulers.processes.record import LocalRecord
 
 GRACE_S = 40.0
-"""Longer than the agents' grace time for their workers."""
+"""Longer than the grace period that agents give their workers."""
 _STREAMS = ("stdout", "stderr", "combined")
 WORKSPACE = "workspace"
 _CLOSE_S = GRACE_S + 20
 
 
 def layout(app: AppDef, cfg: Mapping[str, Any], app_id: str) -> dict[str, Any]:
-    """Return the body of a request, still without `role_params`, the replicas.
+    """Return the body of a request, except for `role_params`, which describes the replicas.
 
     Args:
         app: the job.
         cfg: `log_dir`, `workspace` and `detach` are used.
-        app_id: its id, the name of its directory.
+        app_id: its id, which is also the name of its directory.
 
     Raises:
-        UsageError: if a role's name can't be the name of its own directory.
+        UsageError: if a role's name can't be used as a directory name.
     """
     names = [role.name for role in app.roles]
     for name in names:
@@ -69,12 +69,12 @@ def layout(app: AppDef, cfg: Mapping[str, Any], app_id: str) -> dict[str, Any]:
 
 
 def streams(folder: str) -> dict[str, str]:
-    """Return the files of a replica's streams in its folder."""
+    """Return the files for a replica's streams in its folder."""
     return {name: os.path.join(folder, f"{name}.log") for name in _STREAMS}
 
 
 class ProcessScheduler(Scheduler):
-    """Starts, lists and stops these jobs; a back end supplies their processes."""
+    """Starts, lists and stops these jobs; a back end provides their processes."""
 
     def __init__(self) -> None:
         self._attached: dict[str, subprocess.Popen[bytes]] = {}
@@ -83,8 +83,8 @@ class ProcessScheduler(Scheduler):
         """Start a job; return its id once its processes exist.
 
         Args:
-            request: its body is that of `layout`.
-            replicas: the processes to run, with streams in the folders that `layout` named.
+            request: the request; its body is the result of `layout`.
+            replicas: the processes to run, with their streams in the folders chosen by `layout`.
 
         Raises:
             UsageError: if the job already exists, or its logs can't be written.
@@ -127,7 +127,7 @@ class ProcessScheduler(Scheduler):
         return app_id
 
     def status(self, app_ids: Sequence[str]) -> dict[str, AppStatus]:
-        """Return the statuses of those jobs that exist."""
+        """Return the statuses of the jobs that exist."""
         found = {}
         for app_id in app_ids:
             state = _read(app_id)
@@ -138,8 +138,8 @@ class ProcessScheduler(Scheduler):
         return found
 
     def _reap(self, app_id: str) -> None:
-        """Wait for the executor of a finished job, which exits at once; a program may start many
-        jobs before it closes its runner.
+        """Reap the executor of a finished job, which exits immediately, because a program may start
+        many jobs before it closes its runner.
         """
         process = self._attached.pop(app_id, None)
         if process is not None and process.stdin is not None:
@@ -148,7 +148,7 @@ class ProcessScheduler(Scheduler):
                 process.wait(_CLOSE_S)
 
     def logs(self, app_id: str, query: LogQuery) -> Iterator[str]:
-        """Return the output lines of a replica."""
+        """Return a replica's output lines."""
         state = _read(app_id)
         if state is None:
             raise self._unknown(app_id)
@@ -174,13 +174,13 @@ class ProcessScheduler(Scheduler):
         """Stop a job and remove its state and logs.
 
         Raises:
-            MachineError: if it does not end, or its logs can't be removed.
+            MachineError: if the job does not end, or its logs can't be removed.
         """
         state = _read(app_id)
         if state is None and records.of_handle(self.name, app_id) is not None:
             if LocalRecord(records.path(app_id)).is_locked():
                 raise MachineError(f"{app_id} still runs, but its state is lost")
-            return  # the owner of the record removes it
+            return  # the record's owner removes it
         self.cancel(app_id)
         assert state is not None
         remove_tree(state["log_dir"])
@@ -189,7 +189,7 @@ class ProcessScheduler(Scheduler):
         records.remove(app_id)
 
     def list(self, _cfg: Mapping[str, Any] = NOTHING, /) -> Sequence[JobSummary]:
-        """Return the jobs of this scheduler, newest first."""
+        """Return this scheduler's jobs, newest first."""
         found = []
         try:
             app_ids = os.listdir(records.root())
@@ -205,7 +205,9 @@ class ProcessScheduler(Scheduler):
         return sorted(found, key=lambda each: each.submitted, reverse=True)
 
     def close(self) -> None:
-        """End the jobs that belong to this process. Ctrl-C in the meantime kills what is left."""
+        """Stop the jobs that belong to this process. Ctrl-C during this kills the remaining
+        processes.
+        """
         processes = self._attached.values()
         try:
             for process in processes:
@@ -214,14 +216,14 @@ class ProcessScheduler(Scheduler):
                 process.wait(_CLOSE_S)
         except KeyboardInterrupt:
             for process in processes:
-                _stop(process)  # perhaps not reached before
-                process.terminate()  # the second request: the executor kills what is left
+                _stop(process)  # it may not have been stopped yet
+                process.terminate()  # a second request makes the executor kill the rest
             for process in processes:
                 process.wait(_CLOSE_S)
         self._attached.clear()
 
     def _start_executor(self, order: Order, record: LocalRecord) -> None:
-        # -P: modules in the working directory must not be imported.
+        # -P prevents importing modules from the working directory.
         command = [sys.executable, "-P", "-m", "relight.schedulers.processes.executor"]
         with open(record.executor_log, "ab") as log:
             process = subprocess.Popen(
@@ -251,7 +253,7 @@ class ProcessScheduler(Scheduler):
             raise MachineError(message or _last_line(record.executor_log), hint=hint)
 
     def native(self, app_id: str) -> dict[str, Any]:
-        """Return the state of a job as written by its executor.
+        """Return a job's state as written by its executor.
 
         Raises:
             UsageError: if the job does not exist.
@@ -266,7 +268,7 @@ class ProcessScheduler(Scheduler):
 
 
 def _stop(executor: "subprocess.Popen[bytes]") -> None:
-    """Let a job end as if its submitter had ended."""
+    """Stop a job in the same way as if its submitter had exited."""
     assert executor.stdin is not None
     executor.stdin.close()
 

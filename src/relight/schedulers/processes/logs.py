@@ -1,4 +1,4 @@
-"""Reads the output lines of a replica of these jobs and follows new ones."""
+"""Reads a replica's output lines and follows new ones."""
 
 import os
 import select
@@ -12,12 +12,12 @@ from relight.schedulers.processes.record import LocalRecord
 
 _POLL_S = 0.25
 _CHECK_S = 3.0
-"""Polling interval used even with inotify, which does not report a killed executor."""
+"""Polling interval, used even with inotify, which does not report that an executor was killed."""
 
 
 def lines(record: LocalRecord, path: str, query: LogQuery) -> Iterator[str]:
-    """Return the lines of a log file; with `follow`, until the replica is over."""
-    # Before anything is read, so that no later change is missed.
+    """Return the lines of a log file; with `follow`, continue until the replica is over."""
+    # This is done before reading anything, so that no later change is missed.
     watch = _watch(path, record.directory) if query.follow else -1
     try:
         if not os.path.exists(path):
@@ -33,7 +33,7 @@ def lines(record: LocalRecord, path: str, query: LogQuery) -> Iterator[str]:
 
 
 def _is_over(record: LocalRecord, query: LogQuery) -> bool:
-    """Return whether the replica has stopped writing. An ended one may be retried."""
+    """Return whether the replica has stopped writing. A replica that has ended may be retried."""
     state = record.latest()
     if state is None or state["state"] != "RUNNING":
         return True
@@ -44,8 +44,8 @@ def _is_over(record: LocalRecord, query: LogQuery) -> bool:
 
 
 def _watch(path: str, directory: str) -> int:
-    """Return a descriptor that becomes readable when a file grows, or one in a directory is
-    replaced; -1 if the system does not support that.
+    """Return a descriptor that becomes readable when a file grows, or when a file in a directory is
+    replaced; -1 if the system does not support this.
     """
     from relight.host import system
 
@@ -58,11 +58,11 @@ def _watch(path: str, directory: str) -> int:
 
 
 def _wait_for_more(watch: int) -> None:
-    """Wait until a file changes or the next regular check is due."""
+    """Wait until a file changes or the next periodic check is due."""
     if watch < 0:
         time.sleep(_POLL_S)
         return
-    poll = select.poll()  # not select: there may be more than 1024 open files
+    poll = select.poll()  # select can't handle more than 1024 open files
     poll.register(watch, select.POLLIN)
     if poll.poll(_CHECK_S * 1000):
         os.read(watch, 65536)

@@ -7,7 +7,7 @@ from relight.base import fields
 
 
 class ReplicaPlan(NamedTuple):
-    """A process of a local job and the files of its streams."""
+    """A process in a local job, and the files for its streams."""
 
     role: str
     replica: int
@@ -20,7 +20,7 @@ class ReplicaPlan(NamedTuple):
 
 
 class Order(NamedTuple):
-    """A local job. `detach`: whether it outlives the process that submitted it."""
+    """A local job. `detach` says whether it outlives the process that submitted it."""
 
     scheduler: str
     app_id: str
@@ -34,5 +34,5 @@ class Order(NamedTuple):
 
 
 def to_text(order: Any) -> bytes:
-    """Return an order as a line of JSON."""
+    """Serialize an order as a line of JSON."""
     return json.dumps(fields.to_json(order)).encode()

@@ -1,10 +1,10 @@
-"""The files of a local job: its state, and a lock held by its executor.
+"""The files of a local job, which are its state and a lock held by its executor.
 
-In the directory of the job, below `local/`:
+They are in the job's directory, below `local/`:
 
     state.json   written by the executor at each change, replaced atomically; blanks at its end
                  reserve room for later states, in case the disk is full by then
-    lock         locked as long as the executor lives (flock), so a pid is never trusted alone
+    lock         locked while the executor is alive (flock), so a pid alone is never trusted
     executor.log the executor's own messages, normally empty
 """
 
@@ -24,7 +24,7 @@ from relight.job.app import AppState
 POLL_S = 0.05
 _RESERVED = 4096
 _MAX_BYTES = 1 << 26
-"""Bytes of a state: one of 5000 replicas takes a third."""
+"""Bytes reserved for a state; the state of 5000 replicas takes a third of it."""
 _ATTEMPTS = 5
 _READING = threading.Lock()
 _latest: dict[tuple[str, bool, int, int], dict[str, Any] | None] = {}
@@ -35,13 +35,15 @@ def _private(path: str, flags: int) -> int:
 
 
 def _set_unique_mtime(fd: int) -> None:
-    """Set a unique modification time: the kernel's clock for files ticks only every few ms."""
+    """Set a unique modification time, because the kernel's clock for files only ticks every few
+    ms.
+    """
     now = time.time_ns()
     os.utime(fd, ns=(now, now))
 
 
 class ReplicaState(NamedTuple):
-    """A replica: its state, why it failed, and the files of its streams."""
+    """A replica: its state, why it failed, and the files for its streams."""
 
     role: str
     replica: int
@@ -71,10 +73,10 @@ class JobState(NamedTuple):
 
 
 class LocalRecord:
-    """A job's state on disk, from any process.
+    """A job's state on disk, which any process can read.
 
     Args:
-        directory: the directory of the job.
+        directory: the job's directory.
     """
 
     def __init__(self, directory: str) -> None:
@@ -85,10 +87,10 @@ class LocalRecord:
         self._reserved = 0
 
     def make(self) -> None:
-        """Create the directory of a new job.
+        """Create a new job's directory.
 
         Raises:
-            UsageError: if the job exists already, or the directory can't be written.
+            UsageError: if the job already exists, or the directory can't be written.
         """
         try:
             os.mkdir(self.directory, 0o700)
@@ -98,15 +100,15 @@ class LocalRecord:
             raise UsageError(f"can't write to {self.directory}: {error.strerror}") from None
 
     def lock(self) -> int:
-        """Lock the job for this process, until it ends; return the descriptor."""
-        import fcntl  # missing on clients of other systems
+        """Lock the job until this process exits; return the descriptor."""
+        import fcntl  # missing on clients with other systems
 
         fd = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return fd
 
     def is_locked(self) -> bool:
-        """Return whether the executor lives."""
+        """Return whether the executor is alive."""
         import fcntl
 
         try:
@@ -114,7 +116,8 @@ class LocalRecord:
         except OSError:
             return False
         try:
-            # Shared: two simultaneous checks must not take each other for the executor.
+            # The lock is shared, so that two simultaneous checks don't mistake each other for the
+            # executor.
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
             return True
@@ -123,7 +126,7 @@ class LocalRecord:
         return False
 
     def write(self, state: dict[str, Any]) -> None:
-        """Replace the state. On a full disk, the room that the first state reserved is used.
+        """Replace the state. If the disk is full, the space that the first state reserved is used.
 
         Raises:
             OSError: if the disk can't be written at all.
@@ -149,7 +152,7 @@ class LocalRecord:
 
     def read(self) -> dict[str, Any] | None:
         """Return the state, or None if the job does not exist."""
-        held = self.is_locked()  # before the state: the last state is written under the lock
+        held = self.is_locked()  # first, as the last state is written under the lock
         state = self._load()
         if state is None:
             return None
@@ -162,7 +165,9 @@ class LocalRecord:
         return state
 
     def latest(self) -> dict[str, Any] | None:
-        """Return the result of `read`, parsed once and shared by all threads. Do not modify it."""
+        """Return the result of `read`, which is parsed once and shared by all threads. Do not
+        modify it.
+        """
         with _READING:
             held = self.is_locked()
             try:
@@ -179,7 +184,7 @@ class LocalRecord:
     def _load(self) -> dict[str, Any] | None:
         for number in range(_ATTEMPTS):
             if number:
-                time.sleep(POLL_S)  # just being written, on a full disk
+                time.sleep(POLL_S)  # it is just being written, on a full disk
             try:
                 with files.opened(self._state) as file:
                     state = fields.decode(file.read(_MAX_BYTES))
@@ -195,14 +200,14 @@ class LocalRecord:
         return None
 
     def stop(self, limit_s: float) -> bool:
-        """Ask the executor to stop the job; return whether it is over within the limit."""
+        """Tell the executor to stop the job; return whether the job ends within the time limit."""
         state = self.read()
         if state is None or state["state"] != "RUNNING":
             return True
         try:
             from relight.host import system
 
-            # Still held: the pid is the executor's.
+            # The lock is still held, so the pid is the executor's.
             system.signal_if(state["pid"], signal.SIGTERM, self.is_locked)
         except ProcessLookupError:
             return True

@@ -1,7 +1,7 @@
-"""The connection to the dashboard of a Ray cluster: its REST API, and explanations of its errors.
+"""The connection to a Ray cluster's dashboard: its REST API, and explanations of its errors.
 
-Used are `/api/version`, `/api/packages`, `/api/jobs` ("Ray Jobs REST API", Ray 2.60) and
-`/api/v0/logs`, which `ray logs` uses (`ray.util.state`, Ray 2.60), for files of the cluster's logs.
+It uses `/api/version`, `/api/packages`, `/api/jobs` ("Ray Jobs REST API", Ray 2.60) and, for the
+cluster's log files, `/api/v0/logs`, which is also used by `ray logs` (`ray.util.state`, Ray 2.60).
 """
 
 import http.client
@@ -20,9 +20,9 @@ from relight.base.errors import MachineError, RelightError, UsageError
 
 DEFAULT = "127.0.0.1:8265"
 LEAST = (2, 52)
-"""The oldest Ray that the tests have run with."""
+"""The oldest Ray version that has been tested."""
 _ANY = ("", "auto", "local")
-"""Values of RAY_ADDRESS that name no cluster."""
+"""Values of RAY_ADDRESS that don't name a cluster."""
 ADDRESSES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
 _LIMIT_S = 30.0
 _UPLOAD_S = 600.0
@@ -41,7 +41,7 @@ _HINT = (
 
 
 def url_of(address: str | None) -> str:
-    """Return the URL of a dashboard, without a slash at the end.
+    """Return a dashboard's URL, without a trailing slash.
 
     Args:
         address: HOST, HOST:PORT or a URL; if None or empty, RAY_API_SERVER_ADDRESS or RAY_ADDRESS
@@ -49,7 +49,7 @@ def url_of(address: str | None) -> str:
             on the dashboard's host.
 
     Raises:
-        UsageError: if the address has another form.
+        UsageError: if the address has a different form.
     """
     variables = env.read()
     said, whose = address or "", "-cfg dashboard_address="
@@ -80,16 +80,16 @@ def is_named() -> bool:
 
 
 def app_id_of(url: str, job: str) -> str:
-    """Return the id of a job: HOST:PORT:JOB, with `https:` before it where that is spoken."""
+    """Return a job's id: HOST:PORT:JOB, with the prefix `https:` if the dashboard uses https."""
     where = url.removeprefix("http://").replace("https://", "https:")
     return f"{quote(where, safe=':[]')}:{job}"
 
 
 def parts_of(app_id: str) -> tuple[str, str]:
-    """Return the URL of the dashboard and the name of a job.
+    """Split a job's id into the dashboard's URL and the job's name.
 
     Raises:
-        UsageError: if the text is not the id of a Ray job.
+        UsageError: if the text is not a Ray job id.
     """
     match = re.fullmatch(r"(https:)?((?:\[[0-9a-fA-F:.]+\]|[^:]+):\d+[^:]*):([^:]+)", app_id)
     if match is None:
@@ -99,9 +99,10 @@ def parts_of(app_id: str) -> tuple[str, str]:
 
 
 def _of_ray(name: str, text: str) -> str:
-    """Return the dashboard that a variable of Ray names. RAY_ADDRESS may be that of Ray Client
-    (`ray://HOST:10001`) or of the cluster's GCS (`HOST:6379`): `ray job submit` asks there for the
-    dashboard (`get_address_for_submission_client`, Ray 2.60), which by default is on the same host.
+    """Return the dashboard that one of Ray's variables names. RAY_ADDRESS may be the address of Ray
+    Client (`ray://HOST:10001`) or of the cluster's GCS (`HOST:6379`). `ray job submit` queries that
+    address for the dashboard (`get_address_for_submission_client`, Ray 2.60), which is on the same
+    host by default.
     """
     bare = text.removeprefix("ray://")
     if name != "RAY_ADDRESS" or "://" in bare:
@@ -111,7 +112,7 @@ def _of_ray(name: str, text: str) -> str:
 
 
 class Dashboard:
-    """One dashboard; it is contacted when it is needed.
+    """One dashboard, which is contacted only when needed.
 
     Args:
         url: from `url_of`.
@@ -121,11 +122,11 @@ class Dashboard:
         self.url = url
 
     def check(self) -> None:
-        """Check that this is Ray, in a version that can run the driver.
+        """Check that this is a Ray dashboard, and that its version can run the driver.
 
         Raises:
-            UsageError: if it is something else, or too old.
-            MachineError: if it does not answer.
+            UsageError: if it is not a Ray dashboard, or is too old.
+            MachineError: if it does not respond.
         """
         version = str(self._json("GET", "/api/version").get("ray_version", ""))
         found = re.match(r"(\d+)\.(\d+)", version)
@@ -138,13 +139,15 @@ class Dashboard:
             )
 
     def upload(self, name: str, data: bytes) -> None:
-        """Store a package for jobs, unless it is there."""
+        """Upload a job package, unless it already exists."""
         path = f"/api/packages/gcs/{quote(name)}"
         if self._or_none("GET", path) is None:
             self._bytes("PUT", path, data, _UPLOAD_S)
 
     def submit(self, request: Mapping[str, Any]) -> None:
-        """Submit a job. A cluster that just started rejects jobs for some seconds."""
+        """Submit a job, retrying because a cluster that has just started rejects jobs for some
+        seconds.
+        """
         end = time.monotonic() + _STARTS_S
         while True:
             try:
@@ -157,7 +160,7 @@ class Dashboard:
                 return
 
     def job(self, name: str) -> dict[str, Any] | None:
-        """Return what Ray knows of a job; None if it knows none of this name."""
+        """Return Ray's description of a job, or None if it knows no job with this name."""
         found = self._or_none("GET", f"/api/jobs/{quote(name)}")
         return None if found is None else self._read(found)
 
@@ -169,21 +172,21 @@ class Dashboard:
         return found
 
     def stop(self, name: str) -> None:
-        """Request the end of a job."""
+        """Request that a job be stopped."""
         self._json("POST", f"/api/jobs/{quote(name)}/stop", {})
 
     def delete(self, name: str) -> None:
-        """Remove a job that is over from Ray's list."""
+        """Remove a finished job from Ray's list."""
         self._json("DELETE", f"/api/jobs/{quote(name)}")
 
     def file(self, node: str, name: str) -> bytes | None:
-        """Return a file of a node's logs; None if it does not exist."""
+        """Return one of a node's log files, or None if it does not exist."""
         answer = self._log("file", node, name, _LIMIT_S)
         return None if answer is None else self._whole(answer)
 
     def follow(self, node: str, name: str) -> Iterator[bytes]:
-        """Yield a file of a node's logs as it grows, until nothing arrives for half a minute,
-        because the connection may be dead or its reader gone.
+        """Yield the content of one of a node's log files as it grows. Stop when nothing arrives for
+        half a minute, because the connection may be dead, or its reader may have exited.
 
         Raises:
             MachineError: if the connection is lost.
@@ -215,18 +218,20 @@ class Dashboard:
                 raise self._refused(error.code, said) from None
         if not self._has_log(node, name):
             return None
-        try:  # it may have begun in the meantime
+        try:  # it may have been created in the meantime
             return self._open("GET", path, None, limit_s)
         except urllib.error.HTTPError as error:
             raise self._refused(error.code, self._whole(error)) from None
 
     def _has_log(self, node: str, name: str) -> bool:
-        """Return whether a file exists. Not all versions of Ray report a missing file on reads."""
+        """Return whether a file exists. Some versions of Ray don't report a missing file on
+        reads.
+        """
         listed = self._json("GET", f"/api/v0/logs?{urlencode({'node_id': node, 'glob': name})}")
         return name in json.dumps(listed)
 
     def _or_none(self, method: str, path: str) -> bytes | None:
-        """Return the answer, or None if the path does not exist."""
+        """Return the response, or None if the path does not exist."""
         try:
             return self._whole(self._open(method, path, None, _LIMIT_S))
         except urllib.error.HTTPError as error:
@@ -304,14 +309,16 @@ class Dashboard:
 
 
 def _reason(said: str) -> str:
-    """Return the message of an answer in one line: of tracebacks, that of the last exception."""
+    """Return a response's message in one line; for a traceback, this is the message of the last
+    exception.
+    """
     found = list(_EXCEPTION.finditer(said))
     text = said[found[-1].end() :] if found else said
     return " ".join(text.split())[:_LONGEST]
 
 
 def _headers() -> dict[str, str]:
-    """Return the headers of each request: those in RAY_JOB_HEADERS, and the token.
+    """Return the headers for each request: those in RAY_JOB_HEADERS, and the token.
 
     Raises:
         UsageError: if RAY_JOB_HEADERS is not a JSON object, or the token file can't be read.
@@ -329,7 +336,7 @@ def _headers() -> dict[str, str]:
 
 
 def _token(variables: env.Environment) -> str:
-    """Return the token of a cluster with token authentication, found as Ray finds it."""
+    """Return the token for a cluster with token authentication, using the same lookup as Ray."""
     if variables.get("RAY_AUTH_MODE") == "disabled":
         return ""
     if variables.get("RAY_AUTH_TOKEN"):

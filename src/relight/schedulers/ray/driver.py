@@ -1,25 +1,26 @@
-"""The driver of a job: the program that Ray runs on the cluster to run the job.
+"""A job's driver, which is the program that Ray runs on the cluster to run the job.
 
-    Ray's job supervisor --> driver --> one actor a replica --> guard.py --> the role's command
+    Ray's job supervisor --> driver --> one actor per replica --> guard.py --> the role's command
                                └------> guard.py --> relight coordinator
 
-It travels with the job as `.relight/driver.py` in the job's working directory, needs only Python
-3.11 and Ray, not relight, and reads the adjacent `order.json` (written by `request.py`):
+It is part of the job package, as `.relight/driver.py` in the job's working directory. It needs only
+Python 3.11 and Ray, not relight, and reads `order.json` from the same directory (written by
+`request.py`):
 
     app_id, grace_s         the job, and the seconds from SIGTERM to SIGKILL
-    timeout_s               seconds until a replica gets SIGTERM; 0 for never
+    timeout_s               seconds until a replica receives SIGTERM; 0 for never
     strategy                STRICT_SPREAD, SPREAD or PACK
-    coordinator             the rendezvous port of the agents; null if they do not meet
+    coordinator             the agents' rendezvous port; null if there is no rendezvous
     token                   authenticates the agents to the coordinator
-    roles                   name, least, most, retries, argv, env, resources (of one replica)
+    roles                   name, least, most, retries, argv, env, resources (per replica)
 
-The first `least` replicas of all roles form one placement group, so a job gets all or none of them.
-Once they are placed, each further replica is a group of its own, which lets the job grow; with
-STRICT_SPREAD, node labels keep it off the nodes of the others. Ray places a lost bundle again, and
-the driver creates a new actor for it.
+The first `least` replicas of each role form one placement group, so a job gets either all or none
+of them. Once they are placed, each further replica gets a placement group of its own, which allows
+the job to grow; with STRICT_SPREAD, node labels keep it off the other replicas' nodes. Ray
+reschedules a lost bundle, and the driver creates a new actor for it.
 
-In the directory of its own log, which Ray serves, it writes `relight-APP-status.json` and the
-output of each replica N, `relight-APP-ROLE-N.log`. All output, with prefixes, goes to its stdout.
+In the directory of its own log, which Ray serves, it writes `relight-APP-status.json` and each
+replica's output, `relight-APP-ROLE-N.log`. All output is also written to its stdout, with prefixes.
 Sources: Ray 2.60, "Placement Groups", "Ray Jobs REST API".
 """
 
@@ -37,26 +38,28 @@ PENDING, RUNNING, SUCCEEDED, FAILED, CANCELLED = (
     "PENDING", "RUNNING", "SUCCEEDED", "FAILED", "CANCELLED",
 )  # fmt: skip
 TRANSIENT = (3, 4, 129, 130, 137, 143)
-"""Exit codes without an error of the user's program: nodes did not meet, a machine refused
-something, or a signal ended the agent. Such replicas are restarted a few times.
+"""Exit codes that don't mean an error in the user's program: the rendezvous failed, a machine
+rejected something, or a signal ended the agent. Such replicas are restarted a few times.
 """
 PREEMPTED = 75
-"""The exit code of an agent on a preempted node; such replicas are always restarted."""
+"""The agent's exit code on a preempted node; such replicas are always restarted."""
 TRIES = 3
 LINGER_S = 30.0
-"""Seconds that replicas may continue after enough others succeeded."""
+"""Seconds that replicas may keep running after enough others have succeeded."""
 _STOPPED, _KILLED = 143, 137
 _AGAIN_S = 5.0
-"""Ray may place a replica on a dying node until it notices; it is given time for that."""
+"""Delay before a replica is placed again. Until Ray notices that a node is dying, it may place
+replicas on it.
+"""
 _LOW_MEMORY = "low on memory"
-"""Text in errors of processes killed by Ray's memory monitor."""
+"""Text in the errors of processes killed by Ray's memory monitor."""
 _STRICT = "STRICT_SPREAD"
 _NODE = "ray.io/node-id"
-"""The label of each node with its id."""
+"""The node label that contains the node's id."""
 _READ_S = 1.0
 _WAIT_S = 0.5
 _LOOK_S = 5.0
-"""Interval of the checks why a replica is not placed."""
+"""Interval between checks of why a replica has not been placed."""
 _KILL_S = 5.0
 _CONNECT_S = 20.0
 _CHUNK = 1 << 20
@@ -65,7 +68,7 @@ _ATTEMPTS = 5
 
 
 class Slot:
-    """One replica of a role, through all its starts."""
+    """One replica of a role, across all its starts."""
 
     def __init__(self, role: dict[str, Any], number: int) -> None:
         self.role = role
@@ -76,13 +79,13 @@ class Slot:
         self.exitcode: int | None = None
         self.error = ""
         self.starts = 0
-        """Number of starts of its command."""
+        """How often its command has been started."""
         self.failures = 0
-        """Number of failures due to the user's program."""
+        """Number of failures caused by the user's program."""
         self.transient = 0
-        """Number of other failures, without losses."""
+        """Number of other failures, not counting lost nodes."""
         self.end_at = 0.0
-        """The end of its time limit, if set (`time.monotonic`)."""
+        """When its time limit expires (`time.monotonic`), if it has one."""
         self.timed_out = False
 
     @property
@@ -92,20 +95,20 @@ class Slot:
 
     @property
     def is_first(self) -> bool:
-        """Whether the job needs this replica to begin."""
+        """Whether the job needs this replica in order to start."""
         return bool(self.number < self.role["least"])
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended for good."""
+        """Whether it has ended permanently."""
         return self.state in (SUCCEEDED, FAILED, CANCELLED)
 
 
 class JobCore:
-    """Decides which replicas run, and when and how the job ends. It touches nothing.
+    """Decides which replicas run, and when and how the job ends. It has no side effects.
 
     Args:
-        roles: the roles of the order.
+        roles: the roles from the order.
     """
 
     def __init__(self, roles: list[dict[str, Any]]) -> None:
@@ -113,29 +116,30 @@ class JobCore:
         self.cause: Slot | None = None
         """The replica whose failure ended the job."""
         self.stopping = False
-        """Whether all replicas have to end."""
+        """Whether all replicas must end."""
         self.message = ""
         self._roles = roles
         self._cancelled = False
 
     def placed(self, slot: Slot, host: str, node: str) -> None:
-        """Record the place of a replica."""
+        """Record where a replica was placed."""
         slot.host, slot.node, slot.error = host, node, ""
 
     def started(self, slot: Slot) -> None:
-        """Record the start of a replica's command."""
+        """Record that a replica's command has started."""
         slot.state, slot.exitcode, slot.timed_out = RUNNING, None, False
         slot.starts += 1
 
     def lost(self, slot: Slot, why: str) -> None:
-        """Record the loss of a replica with its node: not a failure, and the replica is restarted.
+        """Record that a replica was lost with its node. This is not a failure, and the replica is
+        restarted.
 
         Args:
             slot: the replica.
             why: the reason, in one line.
         """
         if slot.state != RUNNING:
-            slot.transient += 1  # it never ran, and perhaps never can
+            slot.transient += 1  # it never ran, and may never be able to
         slot.error, slot.host, slot.node = f"lost: {why}", "", ""
         if self.stopping:
             slot.state = CANCELLED
@@ -145,11 +149,11 @@ class JobCore:
             slot.state = PENDING
 
     def ended(self, slot: Slot, exitcode: int, error: str = "") -> None:
-        """Record the end of a replica's command.
+        """Record that a replica's command has ended.
 
         Args:
             slot: the replica.
-            exitcode: 128 + n for signal n.
+            exitcode: the exit code, which is 128 + n for signal n.
             error: why it did not start, or empty.
         """
         slot.exitcode = exitcode
@@ -174,31 +178,31 @@ class JobCore:
             self._fail(slot)
 
     def cancel(self) -> None:
-        """Start to stop all replicas, because the job was cancelled."""
+        """Begin stopping all replicas, because the job was cancelled."""
         if not self.stopping:
             self._cancelled, self.message = True, "it was cancelled"
             self._stop()
 
     def finish(self) -> None:
-        """Start to stop the remaining replicas after enough others succeeded."""
+        """Begin stopping the remaining replicas after enough others have succeeded."""
         self._stop()
 
     @property
     def has_succeeded(self) -> bool:
-        """Whether enough replicas of each role succeeded."""
+        """Whether enough replicas of each role have succeeded."""
         return all(self._successes(role) >= role["least"] for role in self._roles)
 
     @property
     def is_over(self) -> bool:
-        """Whether no replica runs, or will run."""
+        """Whether no replica is running or will be started."""
         states = [slot.state for slot in self.slots]
         if RUNNING in states:
             return False
         return self.stopping or self.has_succeeded or PENDING not in states
 
     def wanted(self) -> list[Slot]:
-        """Return the replicas to place, without those of roles that have succeeded, where a
-        newcomer would meet nobody.
+        """Return the replicas to place, except in roles that have already succeeded, where a new
+        replica would have no peers.
         """
         if self.stopping:
             return []
@@ -208,13 +212,13 @@ class JobCore:
 
     @property
     def exitcode(self) -> int:
-        """The exit code of the job, once it is over."""
+        """The job's exit code, once it is over."""
         if self.cause is not None:
             return self.cause.exitcode or 1
         return _STOPPED if self._cancelled or not self.has_succeeded else 0
 
     def close(self) -> None:
-        """End the job, and cancel all replicas that are not over."""
+        """End the job and mark all replicas that are not over as cancelled."""
         for slot in self.slots:
             if not slot.is_over:
                 slot.state = CANCELLED
@@ -260,12 +264,12 @@ class JobCore:
 
 
 class Guarded:
-    """A command that a guard runs, and that ends with this object's process at the latest.
+    """A command that is run by a guard, and that never outlives this object's process.
 
     Args:
         folder: the directory of `guard.py`.
         order: `argv`, `env`, `cwd` and `grace_s`.
-        shared: whether the command writes to the stdout of this process, and not to `output`.
+        shared: whether the command writes to this process's stdout instead of `output`.
     """
 
     def __init__(self, folder: str, order: dict[str, Any], *, shared: bool = False) -> None:
@@ -289,17 +293,17 @@ class Guarded:
         self._channel.sendall(line.encode())
 
     def stop(self) -> None:
-        """Ask the command to stop."""
+        """Request that the command stop."""
         try:
             self._channel.shutdown(socket.SHUT_WR)
         except OSError:
             pass  # it has ended
 
     def read(self, wait_s: float) -> "tuple[bytes, tuple[int, str] | None]":
-        """Return new output of the command, and its exit code and error once it has ended.
+        """Return the command's new output, and its exit code and error once it has ended.
 
         Args:
-            wait_s: maximum seconds to wait for either.
+            wait_s: the maximum number of seconds to wait for either.
         """
         poll = select.poll()
         poll.register(self._channel, select.POLLIN)
@@ -335,14 +339,14 @@ class Guarded:
 
 
 class ReplicaActor:
-    """The actor of a replica, which runs the command on the node chosen by Ray."""
+    """A replica's actor, which runs the command on the node chosen by Ray."""
 
     def __init__(self) -> None:
         self._guarded: Guarded | None = None
         self._end: tuple[int, str] | None = None
 
     def where(self) -> "tuple[str, str]":
-        """Return the address of this node, and its id."""
+        """Return this node's address and id."""
         import ray
 
         return ray.util.get_node_ip_address(), ray.get_runtime_context().get_node_id()
@@ -351,8 +355,8 @@ class ReplicaActor:
         """Start the command.
 
         Args:
-            order: `argv`, `env`, `grace_s`, `timeout_s` and `cpus`, which Ray has put into
-                OMP_NUM_THREADS as if there was one process.
+            order: `argv`, `env`, `grace_s`, `timeout_s` and `cpus`. Ray has set OMP_NUM_THREADS to
+                `cpus`, as if there were only one process.
         """
         cwd = os.getcwd()
         folder = os.path.join(cwd, _FOLDER)
@@ -370,7 +374,7 @@ class ReplicaActor:
         )
 
     def read(self, wait_s: float) -> "tuple[bytes, tuple[int, str] | None]":
-        """Return output, and exit code and error once all output was returned."""
+        """Return output, and the exit code and error once all output has been returned."""
         assert self._guarded is not None
         if self._end is None:
             data, self._end = self._guarded.read(wait_s)
@@ -379,18 +383,18 @@ class ReplicaActor:
         return data, None if len(data) >= _CHUNK else self._end
 
     def stop(self) -> None:
-        """Ask the command to stop."""
+        """Request that the command stop."""
         if self._guarded is not None:
             self._guarded.stop()
 
 
 class Driver:
-    """Carries out what `Job` decides, with Ray's actors.
+    """Executes the decisions of `JobCore` with Ray actors.
 
     Args:
         order: the job.
-        ray: the package, connected.
-        directory: the directory of the log files.
+        ray: the ray package, connected to the cluster.
+        directory: the log directory.
     """
 
     def __init__(self, order: dict[str, Any], ray: Any, directory: str) -> None:
@@ -400,16 +404,16 @@ class Driver:
         self._folder = os.path.dirname(os.path.abspath(__file__))
         self._outputs = Outputs(directory, order["app_id"])
         self._places: dict[Slot, tuple[Any, int]] = {}
-        """The placement group of a replica, and the number of its bundle."""
+        """Each replica's placement group and bundle number."""
         self._may_grow = False
         self._actors: dict[Slot, Any] = {}
         self._calls: dict[Any, tuple[Slot, str, Any]] = {}
-        """Calls of actors by their references: the replica, the method, the actor."""
+        """Pending actor calls by their object references: the replica, the method and the actor."""
         self._told: set[Slot] = set()
-        """Replicas that were asked to stop."""
+        """Replicas that have been requested to stop."""
         self._coordinator: CoordinatorActor | None = None
         self._again_at: dict[Slot, float] = {}
-        """Earliest time of the next placement, for replicas that ended too early to run."""
+        """When replicas that ended before they could run may be placed again, at the earliest."""
         self._written: dict[str, Any] = {}
         self._next_look = 0.0
         self._linger_until = 0.0
@@ -454,10 +458,10 @@ class Driver:
             if call in self._calls:
                 self._answered(call)
 
-    # Places and actors.
+    # Placement and actors.
 
     def _place_first(self) -> None:
-        """Request the places of the replicas that the job needs to run."""
+        """Request placement for the replicas that the job needs in order to run."""
         first = [slot for slot in self.job.slots if slot.is_first]
         group = self._ray.util.placement_group(
             [dict(slot.role["resources"]) for slot in first],
@@ -468,8 +472,8 @@ class Driver:
             self._places[slot] = group, index
 
     def _place_further(self) -> None:
-        """Request places for further replicas, once the first ones have theirs; an earlier request
-        might take these places.
+        """Request placement for further replicas once the first ones have been placed. An earlier
+        request might take the resources that the first replicas need.
         """
         self._may_grow = self._may_grow or all(x.host for x in self.job.slots if x.is_first)
         for slot in self.job.wanted() if self._may_grow else ():
@@ -491,8 +495,8 @@ class Driver:
         return [{_NODE: f"!in({','.join(used)})"}]
 
     def _is_taken(self, slot: Slot, node: str) -> bool:
-        """Return whether a further replica was placed on the node of another one, which had no
-        place yet when its own was asked for.
+        """Return whether a further replica shares a node with another replica that had not been
+        placed yet when this one was requested.
         """
         others = {other.node for other in self.job.slots if other is not slot}
         return self._order["strategy"] == _STRICT and not slot.is_first and node in others
@@ -524,7 +528,7 @@ class Driver:
         self._calls[reference] = slot, method, self._actors[slot]
 
     def _start_placed(self) -> None:
-        """Start the commands of placed replicas, as soon as the first replica's host is known."""
+        """Start the placed replicas' commands as soon as the first replica's host is known."""
         for slot, actor in self._actors.items():
             waits = slot.state == PENDING and slot.host and not self._is_called(slot)
             if waits and (self._coordinator is not None or self.job.slots[0].host):
@@ -555,7 +559,7 @@ class Driver:
             "cpus": int(role["resources"].get("CPU", 0)),
         }
 
-    # Answers of actors.
+    # Results from actors.
 
     def _answered(self, call: Any) -> None:
         slot, method, actor = self._calls.pop(call)
@@ -620,7 +624,7 @@ class Driver:
         self._outputs.say(f"{slot.name} has ended: {slot.error or 'exit code 0'}")
 
     def _drop(self, slot: Slot) -> None:
-        """Forget the actor of a replica, and end it."""
+        """End a replica's actor and forget it."""
         actor = self._actors.pop(slot)
         self._told.discard(slot)
         self._calls = {ref: call for ref, call in self._calls.items() if call[2] is not actor}
@@ -648,7 +652,9 @@ class Driver:
                 actor.stop.remote()
 
     def _end_what_took_too_long(self) -> None:
-        """Stop replicas whose time limit is over. They may save a checkpoint, and are restarted."""
+        """Stop replicas whose time limit has expired. They may save a checkpoint, and are
+        restarted.
+        """
         for slot, actor in self._actors.items() if self._order["timeout_s"] else ():
             is_over = slot.state == RUNNING and time.monotonic() >= slot.end_at
             if is_over and slot not in self._told:
@@ -662,7 +668,7 @@ class Driver:
     # Status and logs.
 
     def _look(self) -> None:
-        """Report periodically why replicas are not placed yet."""
+        """Report periodically why replicas have not been placed yet."""
         if time.monotonic() < self._next_look:
             return
         self._next_look = time.monotonic() + _LOOK_S
@@ -684,18 +690,18 @@ class Driver:
 
 
 class CoordinatorActor:
-    """`relight coordinator` beside the driver: agents meet there, so that no replica's loss
-    is that of their meeting point, and so that two jobs may share a node.
+    """Runs `relight coordinator` next to the driver. It is the agents' rendezvous endpoint, so that
+    losing a replica never means losing the endpoint, and so that two jobs can share a node.
 
     Args:
-        folder: the directory of the launcher.
+        folder: the launcher's directory.
         order: the job.
         host: the address of this node.
     """
 
     def __init__(self, folder: str, order: dict[str, Any], host: str) -> None:
         self.endpoint = f"[{host}]" if ":" in host else host
-        """The host as agents write it before the port."""
+        """The host in the form in which it precedes the port in an endpoint."""
         self._host = host
         self._folder, self._order = folder, order
         self._again_at = 0.0
@@ -707,14 +713,14 @@ class CoordinatorActor:
         raise SystemExit(f"relight: error: no coordinator can listen on {host}")
 
     def keep_up(self) -> None:
-        """Restart the coordinator if it has ended; it learns the state from the agents."""
+        """Restart the coordinator if it has exited; it recovers its state from the agents."""
         _, end = self._process.read(0)
         if end is not None and time.monotonic() >= self._again_at:
             self._again_at = time.monotonic() + 1.0
             self._process = self._start()
 
     def stop(self) -> None:
-        """Ask it to stop."""
+        """Request that the coordinator stop."""
         self._process.stop()
 
     def _start(self) -> Guarded:
@@ -739,10 +745,10 @@ class CoordinatorActor:
 
 
 class Outputs:
-    """The files that the driver writes beside its own log.
+    """The files that the driver writes next to its own log.
 
     Args:
-        directory: their directory.
+        directory: the directory for the files.
         app_id: the job.
     """
 
@@ -751,11 +757,11 @@ class Outputs:
         self._rests: dict[str, bytes] = {}
 
     def say(self, text: str) -> None:
-        """Write a line into the driver's own log."""
+        """Write a line to the driver's own log."""
         print(f"relight: {time.strftime('%H:%M:%S')} {text}", flush=True)  # noqa: T201
 
     def add(self, slot: Slot, data: bytes) -> None:
-        """Write a replica's output: unchanged to its file, whole lines to stdout."""
+        """Write a replica's output, unchanged to its file and as whole lines to stdout."""
         if not data:
             return
         self._append(slot, data)
@@ -764,22 +770,22 @@ class Outputs:
         self._show(slot, lines)
 
     def end(self, slot: Slot) -> None:
-        """Write the last line of a replica, if its end is missing."""
+        """Write a replica's last line if it has no newline."""
         rest = self._rests.pop(slot.name, b"")
         if rest:
             self._show(slot, [rest])
             self._append(slot, b"\n")
 
     def write_status(self, status: dict[str, Any]) -> None:
-        """Replace the status."""
+        """Replace the status file."""
         new = f"{self._start}-status.new"
         with open(new, "w") as file:
             json.dump(status, file)
         os.replace(new, f"{self._start}-status.json")
 
     def _append(self, slot: Slot, data: bytes) -> None:
-        """Add to a replica's file, which exists only with content: not all versions of Ray serve
-        empty ones.
+        """Append to a replica's file, which is created only when there is content, because some
+        versions of Ray don't serve empty files.
         """
         path = f"{self._start}-{slot.role['file']}-{slot.number}.log"
         begins = not os.path.exists(path)
@@ -796,13 +802,13 @@ class Outputs:
 
 
 def unplaced(needs: dict[str, float], nodes: list[dict[str, Any]], free: dict[str, float]) -> str:
-    """Return why a replica waits, in one line: the resources that all nodes lack or that are in
+    """Return in one line why a replica is waiting: the resources that no node has, or that are in
     use.
 
     Args:
-        needs: its resources, by Ray's names; memory in bytes.
+        needs: the replica's resources, by Ray's names; memory is in bytes.
         nodes: the nodes that it may use, as described by `ray.nodes()`.
-        free: the free resources of the whole cluster.
+        free: the free resources in the whole cluster.
     """
     alive = [node["Resources"] for node in nodes if node["Alive"]]
     if not alive:
@@ -828,7 +834,7 @@ def _amount(name: str, number: float) -> str:
 
 
 def _free_port(host: str, port: int) -> int:
-    """Return the port if it can be bound, any free one for 0; 0 if it can't."""
+    """Return the port if it can be bound, or 0 if it can't. For port 0, return any free port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -852,7 +858,9 @@ def _line(error: BaseException) -> str:
 
 
 def _set_modes(folder: str) -> None:
-    """Set the modes lost in Ray's unpacking: the launcher is executable, the order has secrets."""
+    """Restore the file modes that are lost when Ray unpacks the package: the launcher must be
+    executable, and the order contains secrets.
+    """
     for name, mode in (("relight", 0o700), ("order.json", 0o600)):
         path = os.path.join(folder, name)
         if os.path.exists(path):
@@ -860,7 +868,7 @@ def _set_modes(folder: str) -> None:
 
 
 def _log_directory() -> str:
-    """Return the directory of this process's stdout, the job's log."""
+    """Return the directory that contains this process's stdout, which is the job's log."""
     path = os.path.realpath("/proc/self/fd/1")
     if not os.path.isfile(path):
         raise SystemExit("relight: error: the driver's output is not a log file of a Ray job")
@@ -868,7 +876,7 @@ def _log_directory() -> str:
 
 
 def main() -> int:
-    """Run the job of `order.json`; return its exit code."""
+    """Run the job described by `order.json` and return its exit code."""
     found = sys.version.split()[0]
     if sys.version_info < (3, 11):  # noqa: UP036  # the cluster's, not relight's
         print(f"relight: error: the cluster's Python is {found}; needed is 3.11 or newer")  # noqa: T201

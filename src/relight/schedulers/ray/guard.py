@@ -2,12 +2,12 @@
 
     Ray's worker process (the actor), or the driver --socket--> this --> the command --> …
 
-It travels with the job, needs only the standard library, and is started as
-`python guard.py DESCRIPTOR`. The descriptor is a socket:
+It is part of the job package, and needs only the standard library. It is started as `python
+guard.py DESCRIPTOR`, where the descriptor is a socket:
 
     to it      one line of JSON: `argv`, `env`, `cwd`, `grace_s`, `output` (the descriptor of the
-               reading end of the command's output). Then nothing; the end of the socket, for
-               whatever reason, means stop
+               reading end of the command's output). After that, nothing is sent. If the socket
+               is closed, for whatever reason, the command is stopped
     from it    one line of JSON at the end: `exitcode`, and `error` if the command did not start
 
 To stop, it sends SIGTERM to the command's process group, and after `grace_s` SIGKILL to all
@@ -29,19 +29,19 @@ from typing import Any
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _NOT_FOUND, _NOT_STARTED, _SIGNALLED = 127, 126, 128
-"""Exit codes as in every shell."""
+"""Exit codes with the same meaning as in shells."""
 _POLL_S = 0.01
 _OURS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _libc = ctypes.CDLL(None)
 
 
 def main(descriptor: int) -> None:
-    """Run the command that the socket names, and report its end."""
+    """Run the command received from the socket, and report how it ended."""
     if os.fork():
         os._exit(0)  # the parent does not wait for this process
     os.setsid()
     for number in _OURS:
-        signal.signal(number, signal.SIG_IGN)  # only the socket signals the end
+        signal.signal(number, signal.SIG_IGN)  # only the socket requests a stop
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # Ray blocks SIGINT in its workers
     channel = socket.socket(fileno=descriptor)
     order = _order(channel)
@@ -64,7 +64,7 @@ def main(descriptor: int) -> None:
         _report(channel, code, f"{what}: {error.strerror}")
         return
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in (1, 2):  # or the command's output would not end with the command
+    for stream in (1, 2):  # otherwise the output would outlive the command
         os.dup2(nowhere, stream)
     code = _watch(child, woken, channel, order["output"], order["grace_s"])
     _kill_descendants()
@@ -72,7 +72,7 @@ def main(descriptor: int) -> None:
 
 
 def _order(channel: socket.socket) -> "dict[str, Any] | None":
-    """Return the command to run, or None if the parent is gone."""
+    """Return the command to run, or None if the parent has exited."""
     data = b""
     while not data.endswith(b"\n"):
         more = channel.recv(1 << 16)
@@ -84,7 +84,7 @@ def _order(channel: socket.socket) -> "dict[str, Any] | None":
 
 
 def _wake_on_exits() -> int:
-    """Return a descriptor that becomes readable when a child ends."""
+    """Return a descriptor that becomes readable when a child exits."""
     woken, wakes = os.pipe()
     for end in (woken, wakes):
         os.set_blocking(end, False)
@@ -106,7 +106,7 @@ def _watch(
     output: int,
     grace_s: float,
 ) -> int:
-    """Wait for the command, and stop it on request; return its status."""
+    """Wait for the command, stopping it on request; return its status."""
     poll = select.poll()
     poll.register(woken, select.POLLIN)
     poll.register(channel, select.POLLIN)
@@ -116,13 +116,13 @@ def _watch(
         for descriptor, event in poll.poll(left):
             if descriptor == woken:
                 os.read(woken, 4096)
-                if child.poll() is not None:  # else it was an orphan of the command
+                if child.poll() is not None:  # otherwise it was an orphan of the command
                     return child.wait()
             elif descriptor == channel.fileno():
                 poll.unregister(channel)
                 _signal_group(child.pid, signal.SIGTERM)
                 kill_at = time.monotonic() + grace_s
-                if event & select.POLLHUP and output >= 0:  # nobody else reads it any more
+                if event & select.POLLHUP and output >= 0:  # the reader has exited
                     poll.register(output, select.POLLIN)
             elif not os.read(output, 1 << 16):
                 poll.unregister(output)
@@ -139,13 +139,15 @@ def _signal_group(leader: int, number: int) -> None:
 
 
 def _kill_descendants() -> None:
-    """Kill and wait for all that is left; children of killed processes become children of this."""
+    """Kill and reap all remaining descendants. The children of a killed process become children of
+    this process.
+    """
     while True:
         for pid in _children():
             try:
                 os.kill(pid, signal.SIGKILL)
             except PermissionError:
-                pass  # another user's, by a setuid program
+                pass  # a setuid program of another user
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
@@ -168,14 +170,14 @@ def _parent(pid: str) -> int:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return int(file.read().rpartition(b")")[2].split()[1])
     except OSError:
-        return 0  # it has ended
+        return 0  # it has exited
 
 
 def _report(channel: socket.socket, exitcode: int, error: str) -> None:
     try:
         channel.sendall(json.dumps({"exitcode": exitcode, "error": error}).encode() + b"\n")
     except OSError:
-        pass  # nobody is there to hear it
+        pass  # the parent has exited
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""The request of an app on Ray: a job and its package.
+"""The Ray request for an app: a job and its package.
 
 The package is a zip archive that Ray unpacks on each node as the working directory: the files of
 the workspace and, in `.relight`, the driver (`driver.py`), its `order.json`, `guard.py` and the
-launcher (`job/launcher_file.py`). Ray does not show it, so the order may hold the token and the
-variables of the job.
+launcher (`job/launcher_file.py`). Ray does not display the package, so the order may contain the
+job's token and variables.
 """
 
 import hashlib
@@ -24,33 +24,33 @@ from relight.job.app import AppDef, Role
 from relight.job.user import user_name
 
 GRACE_S = 40
-"""From SIGTERM to SIGKILL: more than the agents give their workers."""
+"""Seconds from SIGTERM to SIGKILL, which is longer than the grace period of the agents' workers."""
 TOKEN = "RELIGHT_TOKEN"  # noqa: S105  # a name
 USER, NAME, ROLES = "relight/user", "relight/name", "relight/roles"
 """Keys of the job's metadata: the owner, the name, and the number of replicas per role."""
 FOLDER = ".relight"
 ENTRYPOINT = f'exec "$(command -v python || command -v python3)" {FOLDER}/driver.py'
 _MOST = 500 << 20
-"""Ray's default limit for packages."""
+"""Ray's default size limit for packages."""
 _RANK0_ENV, _RANK0_PORT = "RELIGHT_RANK0_HOST", "${RELIGHT_RANK0_PORT}"
 _ENDPOINT = re.compile(re.escape(f"{{{macros.rank0_env}:=localhost}}:") + r"(\d+)")
-"""How components write the place where agents meet."""
+"""The form in which components write the rendezvous endpoint."""
 _BACKEND = re.compile(r"--rdzv[_-]backend[= ]c10d\b")
 _SPREADS = ("STRICT_SPREAD", "SPREAD", "PACK")
-_EPOCH = (1980, 1, 1, 0, 0, 0)  # the first moment that a zip archive can name
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time that a zip archive can store
 
 
 def order(app: AppDef, cfg: Mapping[str, Any], app_id: str, token: str) -> dict[str, Any]:
-    """Return the order of the driver, as it describes it.
+    """Return the driver's order, in the format that `driver.py` describes.
 
     Args:
         app: the app with its macros.
-        cfg: the options of the scheduler.
+        cfg: the scheduler's options.
         app_id: a unique name.
-        token: the token of the agents.
+        token: the agents' token.
 
     Raises:
-        UsageError: if a part of the app or an option can't be expressed for Ray.
+        UsageError: if part of the app or an option can't be expressed in Ray.
     """
     if not app.roles:
         raise UsageError(f"app {app.name} has no roles")
@@ -67,7 +67,7 @@ def order(app: AppDef, cfg: Mapping[str, Any], app_id: str, token: str) -> dict[
 
 
 def job(app: AppDef, cfg: Mapping[str, Any], app_id: str) -> dict[str, Any]:
-    """Return the body of the request, but for the package.
+    """Return the body of the request, except for the package.
 
     Raises:
         UsageError: if the file of `requirements` can't be read.
@@ -88,7 +88,7 @@ def job(app: AppDef, cfg: Mapping[str, Any], app_id: str) -> dict[str, Any]:
 
 
 def name_of(app_id: str) -> str:
-    """Return a name that Ray's API and file names take."""
+    """Convert a name to one that is valid in Ray's API and in file names."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", app_id).strip("-.") or "job"
 
 
@@ -103,14 +103,14 @@ def status_name(app_id: str) -> str:
 
 
 def package(order: Mapping[str, Any], workspace: str | None) -> tuple[str, bytes]:
-    """Return the name of a package, which its content determines, and the package.
+    """Return a package and its name, which is derived from its content.
 
     Args:
         order: from `order`.
-        workspace: a directory that is copied, or several, as `--workspace` names them.
+        workspace: one or more directories to copy, in the syntax of `--workspace`.
 
     Raises:
-        UsageError: if the workspace is too large, or no directory.
+        UsageError: if the workspace is too large, or is not a directory.
         MachineError: if a file can't be read.
     """
     packed = io.BytesIO()
@@ -129,7 +129,7 @@ def package(order: Mapping[str, Any], workspace: str | None) -> tuple[str, bytes
 
 
 def _members(order: Mapping[str, Any], workspace: str | None) -> Iterator[tuple[str, int, bytes]]:
-    """Yield path, mode and content of each file in the package."""
+    """Yield the path, mode and content of each file in the package."""
     here = os.path.dirname(__file__)
     for name in ("driver.py", "guard.py"):
         with open(os.path.join(here, name), "rb") as file:
@@ -142,7 +142,9 @@ def _members(order: Mapping[str, Any], workspace: str | None) -> Iterator[tuple[
 
 
 def _copied(workspace: str) -> Iterator[tuple[str, int, bytes]]:
-    """Yield the files of a workspace; Ray unpacks no links, so that their targets are copied."""
+    """Yield a workspace's files. Links are replaced by copies of their targets, because Ray does
+    not unpack links.
+    """
     from relight.job import workspaces
 
     for path, status, here in workspaces.entries(workspace):
@@ -164,7 +166,7 @@ def _file_of(path: str, here: str) -> Iterator[tuple[str, int, bytes]]:
         with open(here, "rb") as file:
             yield path, stat.S_IMODE(os.fstat(file.fileno()).st_mode), file.read()
     except FileNotFoundError:
-        return  # an editor's temporary file, or a link to nowhere
+        return  # an editor's temporary file, or a dangling link
     except OSError as error:
         raise MachineError(f"can't copy the workspace: {here}: {error.strerror}") from None
 
@@ -173,7 +175,7 @@ def _role(
     role: Role, cfg: Mapping[str, Any], app_id: str, token: str, port: int | None
 ) -> dict[str, Any]:
     own = replace(role, args=[_at_the_coordinator(x) for x in role.args]) if port else role
-    # The driver replaces the other two, as it knows the replica's number and directory.
+    # The driver replaces the other two macros, because it knows the replica's number and directory.
     own = macros.substitute(own, {"app_id": app_id, "rank0_env": _RANK0_ENV})
     brings = launcher_file.needed(role)
     if brings:
@@ -201,12 +203,12 @@ def _meeting_port(role: Role) -> int | None:
 
 
 def _at_the_coordinator(word: str) -> str:
-    """Return a word of a command with the port that the driver chooses."""
+    """Return a command argument with the port that the driver chooses."""
     return _ENDPOINT.sub(f"{{{macros.rank0_env}:=localhost}}:{_RANK0_PORT}", word)
 
 
 def _resources(role: Role, cfg: Mapping[str, Any]) -> dict[str, float]:
-    """Return the resources of a replica, by Ray's names; by default one CPU, as in Ray."""
+    """Return a replica's resources, by Ray's names. The default is one CPU, as in Ray."""
     has = role.resource
     found: dict[str, float] = {"CPU": has.cpu if has.cpu >= 0 else 1}
     found |= {"GPU": has.gpu, "memory": has.memMB << 20 if has.memMB > 0 else 0}
@@ -234,7 +236,7 @@ def _requirements(path: str) -> list[str]:
 
 
 def _seconds(cfg: Mapping[str, Any]) -> int:
-    """Return the time limit of a replica; 0 for none."""
+    """Return a replica's time limit, or 0 if it has none."""
     said = cfg.get("timeout")
     if said is not None and said < 1:
         raise UsageError(f"-cfg timeout={said}: must be at least one minute")
@@ -242,19 +244,19 @@ def _seconds(cfg: Mapping[str, Any]) -> int:
 
 
 def _file(role: str) -> str:
-    """Return a role's name for files."""
+    """Return a role's name for use in file names."""
     plain = re.sub(r"[^A-Za-z0-9_.-]", "-", role)
     same = plain == role
     return plain if same else f"{plain}-{hashlib.sha256(role.encode()).hexdigest()[:6]}"
 
 
 def text(url: str, body: Mapping[str, Any], notes: Sequence[str] = ()) -> str:
-    """Return a request for people: the recipient, the content and the package.
+    """Format a request for display: the recipient, the content and the package.
 
     Args:
-        url: the URL of the dashboard.
+        url: the dashboard's URL.
         body: `job`, `order` and `workspace`.
-        notes: lines of the package that are shown as comments.
+        notes: lines about the package that are shown as comments.
     """
     order = body["order"]
     lines = [f"# PUT {url}/api/packages/gcs/…: the package of the job, its working directory"]

@@ -1,13 +1,13 @@
-"""Jobs on a Ray cluster that is there, through the REST API of its dashboard.
+"""Jobs on an existing Ray cluster, through its dashboard's REST API.
 
-    render   the order of the driver and the request (`request`), for people as JSON
-    submit   uploads the package of the job, and submits the job
-    status   what Ray knows of the job, and the file that its driver writes (`states`)
-    logs     the file of a replica, from the cluster's logs
+    render   the driver's order and the request (`request`), displayed as JSON
+    submit   uploads the job's package, and submits the job
+    status   Ray's state of the job, and the status file written by its driver (`states`)
+    logs     the replica's file in the cluster's logs
     cancel   stops the job: its driver ends the replicas
     delete   also removes it from Ray's list
 
-The id of a job is HOST:PORT:JOB, where HOST:PORT is the dashboard's.
+A job's id is HOST:PORT:JOB, where HOST:PORT is the dashboard's address.
 """
 
 import contextlib
@@ -44,18 +44,18 @@ from relight.schedulers.uninterruptible import finished
 _JOB = "RELIGHT_JOB_ID"
 _POLL_S = 1.0
 _TRIES = 5
-"""Maximum reconnections for logs without new output."""
+"""Maximum number of reconnections for logs without receiving new output."""
 _STOP_S = request.GRACE_S + 30.0
 _NO_CLUSTER = "relight starts no clusters: -cfg dashboard_address=HOST:8265 names one that is there"
 _REFUSED = {
     "cluster_config_file": f"{_NO_CLUSTER}; `ray dashboard FILE` forwards its port to this machine",
     "cluster_name": _NO_CLUSTER,
 }
-"""TorchX's options without a meaning here, and what to do instead."""
+"""TorchX options that have no meaning here, and what to do instead."""
 
 
 class Ray(Scheduler):
-    """Sends jobs to a Ray cluster."""
+    """Submits jobs to a Ray cluster."""
 
     name = "ray"
     options: Sequence[Option] = (
@@ -74,11 +74,11 @@ class Ray(Scheduler):
     capabilities = Capabilities(retries=True, resources=True, elastic=True)
 
     def affinity(self) -> int:
-        """Return how well Ray suits this machine, which needs a variable that names a cluster."""
+        """Return how suitable Ray is on this machine. It needs a variable that names a cluster."""
         return 5 if dashboard.is_named() else 0
 
     def render(self, app: AppDef, cfg: Mapping[str, Any], app_id: str) -> Request:
-        """Return the request of an app. See `Scheduler.render`."""
+        """Return the request for an app. See `Scheduler.render`."""
         for name, hint in _REFUSED.items():
             if cfg.get(name):
                 raise UsageError(f"invalid value for -cfg {name}: {cfg[name]}", hint=hint)
@@ -97,8 +97,8 @@ class Ray(Scheduler):
         return Request(self.name, app, cfg, body, shown, tuple(_notes(app)), whole)
 
     def submit(self, request_: Request) -> str:
-        """Upload the package and submit the job; return the id of the app. If Ray refuses the job,
-        it removes the uploaded package itself after ten minutes.
+        """Upload the package and submit the job; return the app's id. If Ray rejects the job, it
+        removes the uploaded package itself after ten minutes.
         """
         body = request_.body
         cluster = Dashboard(str(body["url"]))
@@ -111,13 +111,13 @@ class Ray(Scheduler):
             finished(cluster.submit, job)
         except UsageError:
             raise
-        except BaseException:  # after a lost answer or a signal, the job may run
+        except BaseException:  # after a lost response or a signal, the job may be running
             _stop(cluster, job["submission_id"], body["app_id"])
             raise
         return str(body["app_id"])
 
     def status(self, app_ids: Sequence[str]) -> dict[str, AppStatus]:
-        """Return the statuses of those jobs that exist."""
+        """Return the statuses of the jobs that exist."""
         found = {}
         for app_id in app_ids:
             url, name = dashboard.parts_of(app_id)
@@ -128,7 +128,9 @@ class Ray(Scheduler):
         return found
 
     def logs(self, app_id: str, query: LogQuery) -> Iterator[str]:
-        """Return the output lines of a replica, on whichever node it ran; both streams are one."""
+        """Return a replica's output lines, regardless of the node it ran on, with both streams
+        combined.
+        """
         url, name = dashboard.parts_of(app_id)
         cluster = Dashboard(url)
         sizes = _sizes(_job(cluster, app_id, name))
@@ -144,8 +146,8 @@ class Ray(Scheduler):
             cluster.stop(name)
 
     def delete(self, app_id: str) -> None:
-        """Stop a job, and remove it from Ray's list. The files of its logs stay on the head node
-        as long as the cluster runs, as those of all Ray's jobs; nothing names them any more.
+        """Stop a job and remove it from Ray's list. As with all Ray jobs, its log files stay on the
+        head node as long as the cluster is running, although nothing refers to them any more.
         """
         url, name = dashboard.parts_of(app_id)
         cluster = Dashboard(url)
@@ -162,7 +164,9 @@ class Ray(Scheduler):
             cluster.delete(name)
 
     def list(self, cfg: Mapping[str, Any] = NOTHING, /) -> Sequence[JobSummary]:
-        """Return this user's jobs on the cluster that settings or variables name, newest first."""
+        """Return this user's jobs on the cluster named by the settings or variables, newest
+        first.
+        """
         url, user = dashboard.url_of(cfg.get("dashboard_address")), user_name()
         found = [
             (job, job["metadata"])
@@ -182,10 +186,10 @@ class Ray(Scheduler):
 
 
 def _stop(cluster: Dashboard, name: str, app_id: str) -> None:
-    """Stop a job whose submission was not answered, if it exists.
+    """Stop a job if it exists although its submission received no response.
 
     Raises:
-        MachineError: if it may still run.
+        MachineError: if it may still be running.
     """
     try:
         cluster.stop(name)
@@ -200,7 +204,7 @@ def _stop(cluster: Dashboard, name: str, app_id: str) -> None:
 
 
 class _Log:
-    """The log of a replica, in pieces."""
+    """A replica's log, read in pieces."""
 
     def __init__(self, cluster: Dashboard, job: str, file: str) -> None:
         self._cluster, self._job, self._file = cluster, job, file
@@ -232,7 +236,7 @@ class _Log:
         yield from self.whole()
 
     def _stream(self) -> Iterator[bytes]:
-        """Yield content after the last yielded byte until the job ends or the stream is silent."""
+        """Yield content after the last yielded byte until the job ends or the stream stalls."""
         if not self._is_there():
             time.sleep(_POLL_S)
             return
@@ -256,12 +260,12 @@ class _Log:
             yield fresh
 
     def _is_there(self) -> bool:
-        """Return whether any output exists; an empty stream would not begin."""
+        """Return whether any output exists; a stream of an empty log would not start."""
         node = self._node()
         return bool(node and self._cluster.file(node, self._file))
 
     def _node(self) -> str:
-        """Return the node of the driver; empty until it is placed."""
+        """Return the driver's node, or an empty string until it is placed."""
         return str((self._cluster.job(self._job) or {}).get("driver_node_id") or "")
 
     def _is_over(self) -> bool:
@@ -270,7 +274,7 @@ class _Log:
 
 
 def _read_into(source: Iterator[bytes], pieces: "queue.Queue[bytes | MachineError | None]") -> None:
-    """Put a stream into a queue, and at its end None or the error."""
+    """Copy a stream to a queue, followed by None or the error at its end."""
     try:
         for piece in source:
             pieces.put(piece)
@@ -294,7 +298,7 @@ def _workspace(cfg: Mapping[str, Any]) -> str | None:
 
 
 def _knowing_its_id(app: AppDef, app_id: str) -> AppDef:
-    """Return the app with its whole id in RELIGHT_JOB_ID. TORCHX_JOB_ID stays as TorchX has it."""
+    """Return the app with its full id in RELIGHT_JOB_ID. TORCHX_JOB_ID keeps TorchX's form."""
     roles = [
         replace(role, env={**role.env, _JOB: role.env[_JOB].replace("${app_id}", app_id)})
         if _JOB in role.env
@@ -315,13 +319,13 @@ def _status(cluster: Dashboard, name: str, job: Mapping[str, Any]) -> AppStatus:
     node = job.get("driver_node_id")
     data = None
     if node:
-        with contextlib.suppress(MachineError):  # its node is gone, and Ray's own word is left
+        with contextlib.suppress(MachineError):  # its node is lost; use Ray's own state
             data = cluster.file(str(node), request.status_name(name))
     return states.status(job, json.loads(data) if data else None, _sizes(job))
 
 
 def _sizes(job: Mapping[str, Any]) -> dict[str, int]:
-    """Return the number of replicas of each role; of another program's job, none."""
+    """Return the number of replicas of each role; empty for a job of another program."""
     said: dict[str, int] = json.loads((job.get("metadata") or {}).get(request.ROLES) or "{}")
     return said
 

@@ -1,4 +1,4 @@
-"""The status of a job, from Ray's description and the driver's status file."""
+"""Derives a job's status from Ray's description and the driver's status file."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,19 +19,19 @@ _KILLED, _BROKEN = "the driver of the job was killed", "the driver of the job ha
 
 
 def state(job: Mapping[str, Any]) -> AppState:
-    """Return the state of a job according to Ray."""
+    """Return a job's state according to Ray."""
     return _STATES.get(str(job.get("status")), AppState.UNKNOWN)
 
 
 def status(
     job: Mapping[str, Any], written: Mapping[str, Any] | None, sizes: Mapping[str, int]
 ) -> AppStatus:
-    """Return the status of a job.
+    """Return a job's status.
 
     Args:
-        job: Ray's description of the job.
+        job: the job as described by Ray.
         written: the status written by its driver; None if missing or lost.
-        sizes: the number of replicas of each role, used without a status from the driver.
+        sizes: the number of replicas of each role, used if there is no status from the driver.
     """
     whole = state(job)
     if written is None:
@@ -52,7 +52,7 @@ def status(
 
 
 def submitted(job: Mapping[str, Any]) -> str:
-    """Return a job's submission time, in local time; empty if unknown."""
+    """Return a job's submission time in local time, or an empty string if unknown."""
     return local_time(job.get("start_time"))
 
 
@@ -66,7 +66,7 @@ def _replica(written: list[Any], whole: AppState, end: str) -> ReplicaStatus:
 
 
 def _end(job: Mapping[str, Any]) -> str:
-    """Return the fate of a driver that did not report it."""
+    """Return how a driver ended that did not report it."""
     code = job.get("driver_exit_code")
     last = last_line(str(job.get("message") or ""))
     if code is None or code < 0 or not last:

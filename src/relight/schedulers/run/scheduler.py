@@ -1,6 +1,6 @@
-"""Jobs started by `relight run` on this machine, for the commands on jobs. Each agent is a job, and
-each worker a replica, numbered by its rank. That includes workers of the job's other nodes, which
-the local agent learns from the coordinator.
+"""Makes jobs started by `relight run` on this machine available to the job commands. Each agent is
+a job, and each worker is a replica, numbered by its rank. This includes workers on the job's other
+nodes, which the local agent learns about from the coordinator.
 
 Nothing is submitted here. A job is known once it has run for a second (`processes/running_jobs`).
 """
@@ -50,7 +50,7 @@ from relight.schedulers.api import (
 
 _POLL_S = 0.2
 _STOP_S = 90.0
-"""Seconds for a job to stop; its workers have a grace time of 30 s by default."""
+"""Seconds to wait for a job to stop; its workers have a grace period of 30 s by default."""
 _STOPPED = [
     *(EXIT_SIGNAL_BASE + number for number in (signal.SIGTERM, signal.SIGINT)),
     EXIT_PREEMPTED,  # the same, after a checkpoint
@@ -58,7 +58,7 @@ _STOPPED = [
 
 
 class Run(Scheduler):
-    """The jobs of `relight run` on this machine."""
+    """The `relight run` jobs on this machine."""
 
     name = RUN
 
@@ -72,7 +72,7 @@ class Run(Scheduler):
             ) from None
 
     def render(self, app: AppDef, cfg: Mapping[str, Any], app_id: str) -> Request:
-        """Refuse to submit.
+        """Reject the submission.
 
         Raises:
             UsageError: always.
@@ -83,12 +83,12 @@ class Run(Scheduler):
         )
 
     def submit(self, request: Request) -> str:
-        """Refuse to submit, as `render` does."""
+        """Reject the submission, like `render`."""
         del request
         raise UsageError("-s run is for jobs started with `relight run`")
 
     def status(self, app_ids: Sequence[str]) -> dict[str, AppStatus]:
-        """Return the statuses of those jobs that exist."""
+        """Return the statuses of the jobs that exist."""
         found = {app_id: self._jobs.find_whole(app_id) for app_id in app_ids}
         statuses = {app_id: _status(each) for app_id, each in found.items() if each is not None}
         if len(statuses) < len(found):
@@ -99,14 +99,15 @@ class Run(Scheduler):
         return statuses
 
     def logs(self, app_id: str, query: LogQuery) -> Iterator[str]:
-        """Return the lines of a worker: of its log files, or else the last that its agent has. They
-        are followed through the restarts of the job.
+        """Return a worker's lines, from its log files or, if it has none, the most recent lines
+        that its agent holds. They are followed across restarts of the job.
         """
         job = self._whole(app_id)
         node, worker = _worker(job, query)
         is_here = node is job.nodes[0]
         paths = _paths(worker, query.stream)
-        # Where nodes share a file system, their files are here too: part of the path is random.
+        # If nodes share a file system, their files are visible here as well, because part of the
+        # path is random.
         if paths and (is_here or all(map(os.path.exists, paths))):
             return tail.lines(
                 lambda: paths, lambda: query.follow and self._goes_on(app_id, node, query, paths)
@@ -127,10 +128,10 @@ class Run(Scheduler):
         return iter(output(app_id, asked).splitlines())
 
     def cancel(self, app_id: str) -> None:
-        """Stop the agent, as SIGTERM does, and wait for its end.
+        """Stop the agent as with SIGTERM, and wait for it to exit.
 
         Raises:
-            MachineError: if it does not end.
+            MachineError: if it does not exit.
         """
         job = self._job(app_id)
         if job.state == ENDED:
@@ -147,14 +148,16 @@ class Run(Scheduler):
             )
 
     def delete(self, app_id: str) -> None:
-        """Stop a job and forget it. Its log files stay, as the user chose their place."""
+        """Stop a job and forget it. Its log files are kept, because the user chose their
+        location.
+        """
         self.cancel(app_id)
         self._jobs.forget(app_id)
 
     def list(self, _cfg: Mapping[str, Any] = NOTHING, /) -> Sequence[JobSummary]:
-        """Return the running jobs and the last ended ones, newest first."""
+        """Return the running jobs and the most recently ended ones, newest first."""
         running = self._jobs.running()
-        ids = {job.id for job in running}  # a job that is about to end is in both
+        ids = {job.id for job in running}  # a job that is just ending is in both
         silent = self._jobs.silent(ids)
         every = [*running, *(job for job in self._jobs.ended() if job.id not in ids)]
         return [
@@ -174,8 +177,9 @@ class Run(Scheduler):
     def _goes_on(
         self, app_id: str, node: NodeSnapshot, query: LogQuery, paths: MutableSequence[str]
     ) -> bool:
-        """Return whether a rank may still write: while its job runs, also between two generations;
-        of another node, while its generation does. Add the files of its latest start to `paths`.
+        """Return whether a rank may still write output. A local rank may do so while its job is
+        running, including between two generations; a rank on another node only while its generation
+        is running. Add the files from its latest start to `paths`.
         """
         own = self._jobs.ask(app_id)
         if own is None:
@@ -219,7 +223,7 @@ def _status(job: WholeJob) -> AppStatus:
 
 
 def _unseen(job: WholeJob) -> str:
-    """Return which nodes can't be seen, in words."""
+    """Describe which nodes are not visible."""
     if job.silent:
         return f"; no answer from {names(job.silent)}"
     own = job.nodes[0]
@@ -229,7 +233,7 @@ def _unseen(job: WholeJob) -> str:
 
 
 def _message(job: NodeSnapshot) -> str:
-    """Summarize a job in one line for people."""
+    """Summarize a job in one line for display."""
     words = " ".join(job.command)
     if job.state == ENDED:
         return f"{words}: exit code {job.exit_code}: {job.reason}"
@@ -250,7 +254,7 @@ def _state(job: NodeSnapshot) -> AppState:
         return AppState.PENDING if job.state == WAITING and job.generation < 0 else AppState.RUNNING
     if job.exit_code == EXIT_OK:
         return AppState.SUCCEEDED
-    # A rank that somebody else has killed with such a signal has failed, and the job with it.
+    # If someone else killed a rank with such a signal, the rank has failed, and so has the job.
     was_stopped = job.exit_code in _STOPPED and not job.blamed
     return AppState.CANCELLED if was_stopped else AppState.FAILED
 
@@ -260,7 +264,7 @@ def _state_of(worker: RankSnapshot, job: NodeSnapshot) -> AppState:
         return AppState.RUNNING if job.exit_code is None else AppState.UNKNOWN
     if worker.stop_signal and worker.rank not in job.blamed:
         return AppState.CANCELLED
-    failed = worker.exitcode or worker.rank in job.blamed  # that one has left too early
+    failed = worker.exitcode or worker.rank in job.blamed  # the worker exited too early
     return AppState.FAILED if failed else AppState.SUCCEEDED
 
 
@@ -274,7 +278,7 @@ def _worker(job: WholeJob, query: LogQuery) -> tuple[NodeSnapshot, RankSnapshot]
 
 
 def _paths(worker: RankSnapshot, stream: str) -> list[str]:
-    """Return the log files of a worker, possibly none."""
+    """Return a worker's log files; there may be none."""
     names = ("stdout", "stderr") if stream == "combined" else (stream,)
     return [path for name in names if (path := getattr(worker, name))]
 

@@ -3,9 +3,9 @@
     pyxis      flags of srun: --container-image, --container-mounts, --container-workdir
     apptainer  the task's command: apptainer exec --bind … --pwd … IMAGE
 
-The container sees the job's directory, with the launcher, and the working directory at the same
-paths as outside. Sources: github.com/NVIDIA/pyxis, "Usage"; apptainer exec --help
-(1.3). NeMo-Run renders the same flags of pyxis.
+The container sees the job's directory, which contains the launcher, and the working directory at
+the same paths as the host. Sources: github.com/NVIDIA/pyxis, "Usage"; apptainer exec --help (1.3).
+NeMo-Run renders the same pyxis flags.
 """
 
 import shlex
@@ -19,8 +19,8 @@ FORMS = ("pyxis", "apptainer")
 
 
 class Container(NamedTuple):
-    """The image of a job and its container runtime, one of `FORMS`. `here` is the working
-    directory, and `job_dir` the directory of the job's files, in the syntax of a shell.
+    """A job's image and its container runtime, one of `FORMS`. `here` is the working directory, and
+    `job_dir` the directory with the job's files, in shell syntax.
     """
 
     form: str
@@ -29,7 +29,7 @@ class Container(NamedTuple):
     job_dir: str
 
     def flags(self, role: Role) -> list[str]:
-        """Return the flags of srun, as words of a shell."""
+        """Return the srun flags, as shell words."""
         if self.form != "pyxis":
             return []
         return [
@@ -39,7 +39,7 @@ class Container(NamedTuple):
         ]
 
     def prefix(self, role: Role) -> list[str]:
-        """Return the beginning of a task's command, as words of a shell."""
+        """Return the prefix of a task's command, as shell words."""
         if self.form != "apptainer":
             return []
         gpus = ["--nv"] if role.resource.gpu > 0 else []
@@ -57,15 +57,15 @@ class Container(NamedTuple):
 
 
 def unmounted(roles: Sequence[Role]) -> bool:
-    """Return whether roles have mounts that a container on Slurm can't have."""
+    """Return whether roles have mounts that are not supported for containers on Slurm."""
     return any(not isinstance(mount, BindMount) for role in roles for mount in role.mounts)
 
 
 def mountable(path: str) -> str:
-    """Return a path as a word of a shell.
+    """Return a path as a shell word.
 
     Raises:
-        UsageError: if it has a character that separates mounts.
+        UsageError: if it contains a character that separates mounts.
     """
     if set(path) & {",", ":"}:
         raise UsageError(f"can't mount {path}: it contains a comma or a colon")

@@ -1,12 +1,12 @@
-"""Jobs for Slurm: one batch script, one step per role, one agent per node.
+"""Jobs on Slurm: one batch script, one step per role, one agent per node.
 
-    render   the script (`script`), its path and that of the logs
+    render   the script (`script`), its path and the log path
     submit   sbatch
     status   one squeue for all, sacct for jobs that it no longer knows (`states`); the failed
              replica comes from srun's messages in the directory of the job
     logs     ROLE/REPLICA/stdout.log and stderr.log there; batch.log is the script's own
 
-All nodes must share the directory: below the user's home by default, or `job_dir`.
+All nodes must share this directory, which is below the user's home by default, or set by `job_dir`.
 """
 
 import json
@@ -39,14 +39,14 @@ from relight.schedulers.slurm.states import Part
 _SUBMITTED = "slurm.json"
 _WORKSPACE = "workspace"
 _MAX_AGE_S = 5.0
-"""How old Slurm's answer may be while logs are followed."""
+"""The maximum age of cached Slurm states while logs are followed."""
 _POLL_S = 0.25
 _STOP_LIMIT_S = 60.0
 
 
 class Folder(NamedTuple):
-    """The directory of a job, the maximum number of replicas of each role, and the indices of an
-    array, whose jobs have subdirectories.
+    """A job's directory, the maximum number of replicas per role, and the indices of a job array,
+    whose jobs have subdirectories.
     """
 
     directory: str
@@ -55,12 +55,12 @@ class Folder(NamedTuple):
 
 
 def make() -> "Slurm":
-    """Return the scheduler."""
+    """Create the scheduler."""
     return Slurm()
 
 
 class Slurm:
-    """Sends jobs to the Slurm cluster that this host belongs to."""
+    """Submits jobs to the Slurm cluster that this host belongs to."""
 
     name = "slurm"
     options: Sequence[Option] = (
@@ -118,7 +118,7 @@ class Slurm:
         self._lock = threading.Lock()
 
     def affinity(self) -> int:
-        """Return how well Slurm suits this machine."""
+        """Return how suitable Slurm is on this machine."""
         import shutil
 
         if shutil.which("sbatch") is None:
@@ -131,13 +131,13 @@ class Slurm:
             return 0
 
     def excludable(self, nodes: Sequence[str], cfg: Mapping[str, Any]) -> Sequence[str]:
-        """Return those of these nodes that a job can exclude: sbatch refuses unknown ones, and
-        those that `nodelist` asks for.
+        """Return the nodes among these that a job can exclude. sbatch rejects unknown nodes, and
+        nodes that `nodelist` requests.
         """
         return states.excludable(nodes, str(cfg.get("nodelist") or ""))
 
     def render(self, app: AppDef, cfg: Mapping[str, Any], app_id: str) -> Request:
-        """Return the batch script of an app. See `Scheduler.render`."""
+        """Return the batch script for an app. See `Scheduler.render`."""
         base = cfg.get("job_dir")
         directory = os.path.join(os.path.abspath(base), app_id) if base else records.path(app_id)
         folder = os.path.join(directory, "slurm")
@@ -214,7 +214,7 @@ class Slurm:
         return app_id
 
     def status(self, app_ids: Sequence[str]) -> dict[str, AppStatus]:
-        """Return the statuses of jobs that Slurm knows or whose script wrote its result."""
+        """Return the statuses of jobs that Slurm knows or whose script has written its result."""
         jobs = states.query(app_ids)
         found = {}
         folders = _folders([app_id for app_id in app_ids if app_id not in jobs])
@@ -232,7 +232,7 @@ class Slurm:
         return found
 
     def logs(self, app_id: str, query: LogQuery) -> Iterator[str]:
-        """Return the output lines of a replica; stdout before stderr if both have some."""
+        """Return a replica's output lines; stdout comes before stderr if both have output."""
         jobs = states.query([app_id])
         if app_id in jobs:
             folder = _folder(app_id, jobs[app_id][0].name)
@@ -259,14 +259,14 @@ class Slurm:
         """Cancel a job."""
         if app_id not in states.query([app_id]):
             if app_id in _folders([app_id]):
-                return  # over, and forgotten
+                return  # over, and no longer known
             raise _unknown(app_id)
         process = states.run(["scancel", "--quiet", app_id])
         if process.returncode:
             raise states.unavailable(process) or MachineError(f"Slurm: {states.reason_of(process)}")
 
     def delete(self, app_id: str) -> None:
-        """Cancel a job and remove its directory when it is over."""
+        """Cancel a job, and remove its directory when it is over."""
         folder = _folders([app_id]).get(app_id)
         self.cancel(app_id)
         end = time.monotonic() + _STOP_LIMIT_S
@@ -291,7 +291,7 @@ class Slurm:
         return sorted(found, key=lambda each: (each.submitted, int(each.app_id)), reverse=True)
 
     def close(self) -> None:
-        """Do nothing. Jobs continue."""
+        """Do nothing, as jobs continue."""
 
     def _sbatch(self, command: Sequence[str]) -> str:
         process = states.run(command)
@@ -325,7 +325,7 @@ class Slurm:
                 if over:
                     break
                 if not fresh:
-                    time.sleep(_POLL_S)  # no events, because the writers are on other hosts
+                    time.sleep(_POLL_S)  # no file events, as the writers are on other hosts
             for tail in tails:
                 yield from tail.rest()
         finally:
@@ -333,7 +333,9 @@ class Slurm:
                 tail.close()
 
     def _is_over(self, app_id: str, directory: str) -> bool:
-        """Return whether a job has stopped writing; one rare query of Slurm serves all readers."""
+        """Return whether a job has stopped writing. Slurm is queried rarely, and the result is
+        shared by all readers.
+        """
         if os.path.exists(os.path.join(directory, "ended")):
             return True
         with self._lock:
@@ -352,7 +354,7 @@ def _write_launcher(folder: str) -> None:
 
 
 class _Tail:
-    """A file that grows, and may not exist yet."""
+    """A growing file, which may not exist yet."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -374,7 +376,7 @@ class _Tail:
                 yield line.decode(errors="replace")
 
     def rest(self) -> Iterator[str]:
-        """Return a last line without a newline."""
+        """Return the last line if it has no newline."""
         if self._rest:
             yield self._rest.decode(errors="replace")
 
@@ -389,7 +391,7 @@ def _unknown(app_id: str) -> UsageError:
 
 
 def _folder(app_id: str, name: str) -> Folder | None:
-    """Return the folder of the job with this name in Slurm."""
+    """Return the folder of the job that has this name in Slurm."""
     try:
         return _load(os.path.join(records.path(name), _SUBMITTED), app_id)
     except UsageError:  # not the name of a relight job
@@ -397,7 +399,7 @@ def _folder(app_id: str, name: str) -> Folder | None:
 
 
 def _folders(app_ids: Sequence[str]) -> dict[str, Folder]:
-    """Return the folders of jobs that Slurm no longer knows, by their job ids."""
+    """Return the folders of jobs that Slurm no longer knows, by job id."""
     found: dict[str, Folder] = {}
     if not app_ids:
         return found
@@ -448,13 +450,13 @@ def _status(parts: Sequence[Part], folder: Folder | None) -> AppStatus:
         replicas += _replicas(part, role, len(part.hosts) or most, said, folder, cause)
     failed = [r for r in replicas if r.state is AppState.FAILED]
     if state is AppState.FAILED and not failed:
-        # The script failed, or Slurm ended it, so the job's code applies.
+        # The script failed, or Slurm ended it, so the job's own exit code applies.
         first = replicas[0]
         code = parts[0].exitcode or None
         replicas[0] = first._replace(state=AppState.FAILED, exitcode=first.exitcode or code)
     message = parts[0].explain()
     if state is AppState.FAILED and failed:
-        first = min(failed, key=lambda replica: replica.exitcode is None)  # a lost node lacks one
+        first = min(failed, key=lambda replica: replica.exitcode is None)  # a lost node has none
         what = f"{first.role}/{first.replica} on {first.host} failed"
         if first.exitcode is not None:
             how = (
@@ -469,8 +471,8 @@ def _status(parts: Sequence[Part], folder: Folder | None) -> AppStatus:
 
 
 def _array_status(parts: Sequence[Part], folder: Folder) -> AppStatus:
-    """Return the status of an array: each of its jobs is a replica. Slurm forgets those that ended
-    long ago, or were cancelled before they started.
+    """Return the status of a job array, in which each job is a replica. Slurm forgets jobs that
+    ended long ago or were cancelled before they started.
     """
     known = {part.array_index: part for part in parts}
     role = next(iter(folder.roles))
@@ -496,14 +498,15 @@ def _array_status(parts: Sequence[Part], folder: Folder) -> AppStatus:
 def _replicas(
     part: Part, role: str, number: int, said: str, folder: Folder | None, failed: str
 ) -> list[ReplicaStatus]:
-    """Return the replicas of a role: from srun's message about each, else from the job's state.
+    """Return a role's replicas, with their states taken from srun's message about each or, if there
+    is none, from the job's state.
 
-    `failed` is `EXITCODE ROLE` of the role that failed first, or empty.
+    `failed` is `EXITCODE ROLE` for the role that failed first, or empty.
     """
     state = part.app_state
     code = 0 if state is AppState.SUCCEEDED else None
     if state is AppState.FAILED:
-        state = AppState.CANCELLED  # stopped, as they did not fail on their own
+        state = AppState.CANCELLED  # they were stopped and did not fail on their own
     blank = [
         ReplicaStatus(role, k, state, part.hosts[k] if k < len(part.hosts) else "", code)
         for k in range(number)
@@ -538,7 +541,7 @@ def _error(folder: Folder | None, role: str, replica: int, exitcode: int | None)
 
 
 def _status_from_files(folder: Folder) -> AppStatus:
-    """Return the status of a job that Slurm no longer knows, from its script's result file."""
+    """Return the status of a job that Slurm no longer knows, from the script's result file."""
     directory, roles, _ = folder
     text = _read(directory, "ended").strip()
     cause = _read(directory, "failed").partition("\n")[0]

@@ -1,19 +1,21 @@
-"""Renders the batch script of an app for Slurm, readable for people too: a pure function.
+"""Renders an app's batch script for Slurm. Rendering is a pure function, and the script is meant to
+be human-readable.
 
-    #SBATCH lines         the requested resources; several roles are a heterogeneous job
+    #SBATCH lines         the requested resources; several roles form a heterogeneous job
     variables             those that all roles share
-    run_ROLE              runs one replica, on its node; exported to the tasks of the step, or in a
-                          file for those in containers (`containers`)
+    run_ROLE              runs one replica, on its node; exported to the step's tasks, or written
+                          to a file for tasks in containers (`containers`)
     step                  one `srun` per role, one task per node: the first that fails is the cause
     near_the_limit        SIGUSR1 to the workers some time before the time limit
-    the end               requeues the job if it was preempted or retries are left; else exits with
-                          the cause's code
+    the end               requeues the job if it was preempted or retries are left; otherwise
+                          exits with the root cause's exit code
 
-The values of variables are in the script, whose file only the user can read, and in no command
-line. srun's messages (one file per role) show which task failed first and how: without accounting,
+The values of variables are in the script, whose file only the user can read, and never in a command
+line. srun's messages (one file per role) show which task failed first and how. Without accounting,
 they are the only source.
 
-Sources: sbatch(1), srun(1), scancel(1); wording of srun's errors: Slurm 22.05 to 25.05.
+Sources: sbatch(1), srun(1) and scancel(1). The wording of srun's errors is from Slurm 22.05 to
+25.05.
 """
 
 import os
@@ -31,19 +33,19 @@ from relight.schedulers.slurm.containers import FORMS, Container, mountable
 DEFAULT_SIGNAL = "USR1@120"
 GPU_FORMS = ("gpus-per-node", "gpus-per-task", "gres")
 _RESERVED_NAMES = (".", "..", "torchelastic", "workspace")
-_APP_ID, _REPLICA = "\0app\0", "\0replica\0"  # no argument of a program has a NUL
+_APP_ID, _REPLICA = "\0app\0", "\0replica\0"  # no program argument contains a NUL
 _MARK = re.compile("\0app\0|\0replica\0")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 _ARRAY = re.compile(r"(\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*)(?:%[1-9]\d*)?")
 _SIGNAL = re.compile(r"(?:B:)?(?:SIG)?([A-Z][A-Z0-9]*)(?:@(\d+))?")
 LAUNCHER = "launcher"
-"""The directory, in that of the job, of the launcher that it brings."""
+"""The subdirectory of the job's directory that holds the bundled launcher."""
 _RELIGHT_RUN = re.compile(r"(?:\S*/)?relight run\s")
 
 
 class _Names(NamedTuple):
-    """The job's id, and the directory with the launcher, in the syntax of a shell."""
+    """The job's id and the directory with the launcher, in shell syntax."""
 
     job: str
     top: str
@@ -51,7 +53,7 @@ class _Names(NamedTuple):
 
 _PLAIN = _Names("${SLURM_JOB_ID}", "$RELIGHT_JOB_DIR")
 _OF_ARRAY = _Names("${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}", "${RELIGHT_JOB_DIR%/*}")
-"""SLURM_JOB_ID of one job of an array is the id of the whole array."""
+"""Names for job arrays, in which one job's SLURM_JOB_ID equals the id of the whole array."""
 
 
 def render(
@@ -61,14 +63,14 @@ def render(
 
     Args:
         app: the app with its macros.
-        cfg: the options of the scheduler.
-        app_id: the name of the job.
+        cfg: the scheduler's options.
+        app_id: the job's name.
         directory: the directory for logs.
         here: the working directory.
         programs: the directory of `relight`, which PATH may lack.
 
     Raises:
-        UsageError: if the app or an option can't be expressed for Slurm.
+        UsageError: if the app or an option can't be expressed in Slurm.
     """
     roles = app.roles
     _check(app, directory)
@@ -141,10 +143,10 @@ def _naming(commands: str, names: _Names) -> str:
 
 
 def indices(app: AppDef, cfg: Mapping[str, Any]) -> list[int]:
-    """Return the indices of a job array; empty for other jobs.
+    """Return a job array's indices; empty for other jobs.
 
     Raises:
-        UsageError: if the option is wrong, or the app can't be an array.
+        UsageError: if the option is invalid, or the app can't be run as an array.
     """
     text = str(cfg.get("array") or "")
     if not text:
@@ -164,7 +166,7 @@ def indices(app: AppDef, cfg: Mapping[str, Any]) -> list[int]:
 
 
 def is_ours(role: Role) -> bool:
-    """Return whether a role's command is `relight run`, directly or in a shell."""
+    """Return whether a role's command is `relight run`, either directly or in a shell."""
     if os.path.basename(role.entrypoint) == "relight":
         return role.args[:1] == ["run"]
     if role.args[:3] == ["-m", "relight", "run"]:
@@ -178,8 +180,8 @@ def is_elastic(role: Role) -> bool:
 
 
 def minutes(text: str) -> float | None:
-    """Return the minutes of a time limit in sbatch's format (`90`, `1:30:00`, `2-12`), or None for
-    other texts.
+    """Convert a time limit in sbatch's format (`90`, `1:30:00`, `2-12`) to minutes, or return None
+    for other strings.
     """
     match = _TIME.fullmatch(text)
     if match is None:
@@ -327,14 +329,16 @@ def _common(cfg: Mapping[str, Any], seconds: int) -> dict[str, Any]:
         flags["exclusive"] = True
     flags["requeue" if cfg.get("requeue", True) else "no-requeue"] = True
     if seconds:
-        flags["signal"] = f"B:USR1@{seconds}"  # for the script, which signals the workers
+        flags["signal"] = f"B:USR1@{seconds}"  # sent to the script, which signals the workers
     return flags
 
 
 def before_the_limit(app: AppDef, cfg: Mapping[str, Any]) -> tuple[str, int]:
-    """Return the signal that workers get before the time limit, and the seconds; or nothing."""
+    """Return the signal that workers receive before the time limit, and how many seconds before; or
+    nothing if they receive none.
+    """
     text = cfg.get("signal")
-    if text is None:  # it may kill programs other than relight
+    if text is None:  # it could kill other programs
         text = DEFAULT_SIGNAL if all(map(is_ours, app.roles)) else "none"
     if text in ("", "none"):
         return "", 0
@@ -353,7 +357,8 @@ def before_the_limit(app: AppDef, cfg: Mapping[str, Any]) -> tuple[str, int]:
 def _resources(role: Role, cfg: Mapping[str, Any]) -> dict[str, Any]:
     flags: dict[str, Any] = {"nodes": role.num_replicas, "ntasks-per-node": 1}
     if is_elastic(role):
-        # With a number of tasks per node, Slurm takes the least number of nodes, not the most.
+        # If the number of tasks per node is set, Slurm uses the minimum number of nodes, not the
+        # maximum.
         flags = {"nodes": f"{role.min_replicas}-{role.num_replicas}", "no-kill": True}
     resource = role.resource
     if resource.cpu > 0:
@@ -427,8 +432,8 @@ def _replica_function(
 
 
 def _path(role: Role, programs: str, top: str) -> str:
-    """Return the search path of `relight`: the node's PATH, its place on this host, and the
-    directory of the job (`job/launcher_file.py`).
+    """Return the search path for `relight`: the node's PATH, its location on this host, and the
+    job's directory (`job/launcher_file.py`).
     """
     brought = f'"{top}/{LAUNCHER}"'
     if not programs:  # in a container
@@ -442,12 +447,12 @@ def _path(role: Role, programs: str, top: str) -> str:
 
 
 def _start_step(role: Role, function: str, group: int | None, box: Container | None) -> list[str]:
-    """Return the lines that start the step of a role."""
+    """Return the lines that start a role's step."""
     nodes = "$SLURM_JOB_NUM_NODES" + ("" if group is None else f"_HET_GROUP_{group}")
     flags = [] if group is None else [f"--het-group={group}"]
     if role.resource.cpu > 0:  # srun does not inherit it from sbatch
         flags += [f"--cpus-per-task={role.resource.cpu}"]
-    # relight's agents react to a lost agent themselves.
+    # relight's agents handle a lost agent themselves.
     flags += [f"--kill-on-bad-exit={0 if is_ours(role) else 1}"]
     flags += ["--no-kill"] if is_elastic(role) else []
     command = ["bash", "-c", function]
@@ -460,7 +465,7 @@ def _start_step(role: Role, function: str, group: int | None, box: Container | N
 
 
 def word(text: str, job: str = _PLAIN.job) -> str:
-    """Return a text as one shell word, with variables for the values that only Slurm knows."""
+    """Return a string as one shell word, with variables for the values that only Slurm knows."""
     if not _MARK.search(text) and "'" not in text:
         return shlex.quote(text)
     quoted = re.sub(r'([\\"$`])', r"\\\1", text)

@@ -1,8 +1,9 @@
-"""Gets the states of many jobs from Slurm with one command.
+"""Queries Slurm for the states of many jobs with one command.
 
-The JSON of squeue and sacct changes with each version; `squeue -O` with given widths and
-`sacct --parsable2` do not. squeue knows a job until some minutes after its end (MinJobAge), sacct
-for ever if accounting is on. Sources: squeue(1), sacct(1), "JOB STATE CODES".
+The JSON output of squeue and sacct changes with each version; the output of `squeue -O` with fixed
+widths and of `sacct --parsable2` does not. squeue knows a job until some minutes after its end
+(MinJobAge); sacct knows it forever if accounting is enabled. Sources: squeue(1), sacct(1), "JOB
+STATE CODES".
 """
 
 import re
@@ -59,13 +60,13 @@ _UNAVAILABLE = (
         "scontrol ping says on which host it should run",
     ),
 )
-"""Messages of Slurm's commands that can't reach Slurm, each with its meaning and a remedy."""
+"""Messages from Slurm commands that can't reach Slurm, each with its meaning and a remedy."""
 _SACCT = "JobID,State,ExitCode,Submit,NodeList,JobName"
 
 
 class Part(NamedTuple):
-    """A job, one component of a heterogeneous one, or one job of an array, with its index.
-    `exitcode` is negative for a signal; `restarts` is None if unknown.
+    """A job, one component of a heterogeneous job, or one job in an array, with its index.
+    `exitcode` is negative for a signal, and `restarts` is None if unknown.
     """
 
     app_id: str
@@ -81,11 +82,11 @@ class Part(NamedTuple):
 
     @property
     def app_state(self) -> AppState:
-        """The state in the terms of all schedulers."""
+        """The scheduler-independent state."""
         return STATES.get(self.state, AppState.UNKNOWN)
 
     def explain(self) -> str:
-        """Return a message about its state, or nothing."""
+        """Return a message about its state, or an empty string."""
         said = "" if self.reason in ("None", "(null)", "") else self.reason
         if self.app_state is AppState.PENDING:
             return f"pending: {said}" if said else "it waits"
@@ -100,11 +101,11 @@ Jobs = dict[str, list[Part]]
 
 
 def query(app_ids: Sequence[str]) -> Jobs:
-    """Return these jobs from Slurm, arrays and jobs of arrays (`12_3`) as well; the parts of each
-    in order.
+    """Query Slurm for these jobs, which may include job arrays and jobs in arrays (`12_3`). Return
+    the parts of each job in order.
 
     Raises:
-        MachineError: if Slurm does not answer.
+        MachineError: if Slurm does not respond.
     """
     ids = [app_id for app_id in dict.fromkeys(app_ids) if re.fullmatch(r"\d+(_\d+)?", app_id)]
     if not ids:
@@ -118,7 +119,7 @@ def query(app_ids: Sequence[str]) -> Jobs:
 
 
 def array_of(app_id: str) -> tuple[str, int | None]:
-    """Split the id of a job of an array: 12 and 3 for `12_3`. Other ids have no index."""
+    """Split the id of a job in an array, such as `12_3` into 12 and 3. Other ids have no index."""
     job, _, index = app_id.partition("_")
     return job, whole(index)
 
@@ -134,20 +135,20 @@ def _chosen(app_ids: Sequence[str], jobs: Jobs) -> Jobs:
 
 
 def of_user(user: int) -> Jobs:
-    """Return a user's jobs from Slurm, including those of the last week if accounting is on.
+    """Return a user's jobs from Slurm, including jobs from the last week if accounting is enabled.
 
     Raises:
-        MachineError: if Slurm does not answer.
+        MachineError: if Slurm does not respond.
     """
     past = _sacct([f"--user={user}", "--starttime=now-7days"])
     return {**past, **_squeue([f"--user={user}"])}
 
 
 class Partition(NamedTuple):
-    """The resources that jobs can request on the nodes of a partition, or of several.
+    """The resources that jobs can request on the nodes of one or more partitions.
 
-    `memory`: whether it is configured; if not, each node has 1 MB, and a job that requests more is
-    refused. `gpus` is in Slurm's format, `gpu:a100:8`, or empty.
+    `memory` says whether memory is configured; if not, each node has 1 MB, and a job that requests
+    more is rejected. `gpus` is in Slurm's format, `gpu:a100:8`, or empty.
     """
 
     memory: bool
@@ -155,8 +156,8 @@ class Partition(NamedTuple):
 
 
 def partition(name: str) -> Partition:
-    """Return the resources of a partition, of the default one if the name is empty. If Slurm does
-    not answer, memory counts as configured.
+    """Return the resources in a partition, or in the default one if the name is empty. If Slurm
+    does not respond, memory is assumed to be configured.
     """
     command = ["sinfo", "--noheader", "--noconvert", "--format=%P %m %G"]
     try:
@@ -173,8 +174,8 @@ def partition(name: str) -> Partition:
 
 
 def excludable(nodes: Sequence[str], nodelist: str) -> list[str]:
-    """Return those of these nodes that Slurm knows, without those of a node list; none if Slurm
-    does not answer.
+    """Return the nodes among these that Slurm knows and that aren't in a node list; none if Slurm
+    does not respond.
     """
     try:
         process = run(["sinfo", "--noheader", "--Node", "--format=%N"], _SINFO_LIMIT_S)
@@ -185,10 +186,10 @@ def excludable(nodes: Sequence[str], nodelist: str) -> list[str]:
 
 
 def run(command: Sequence[str], limit_s: float = _LIMIT_S) -> "subprocess.CompletedProcess[str]":
-    """Run a command of Slurm's.
+    """Run a Slurm command.
 
     Raises:
-        MachineError: if the command does not exist, or does not end.
+        MachineError: if the command does not exist, or does not exit.
     """
     try:
         return subprocess.run(
@@ -219,7 +220,7 @@ def reason_of(process: "subprocess.CompletedProcess[str]") -> str:
 
 
 def unavailable(process: "subprocess.CompletedProcess[str]") -> MachineError | None:
-    """Return the error if a Slurm command failed because it could not reach Slurm."""
+    """Return the error for a Slurm command that failed because it could not reach Slurm."""
     reason = reason_of(process)
     for said, meaning, hint in _UNAVAILABLE:
         if said in reason:
@@ -250,7 +251,7 @@ def _sacct(choice: Sequence[str]) -> Jobs:
 
 
 def from_squeue(text: str) -> Jobs:
-    """Return the jobs in the output of `squeue --Format`."""
+    """Parse the output of `squeue --Format` into jobs."""
     parts = []
     for line in text.splitlines():
         values, begin = {}, 0
@@ -261,7 +262,7 @@ def from_squeue(text: str) -> Jobs:
             continue
         het = values["HetJobID"] not in ("", "N/A", "0")
         index = whole(values["ArrayTaskID"])
-        status = whole(values["exit_code"]) or 0  # in the format of wait(2)
+        status = whole(values["exit_code"]) or 0  # a wait(2) status
         part = Part(
             app_id=values["HetJobID" if het else "JobID" if index is None else "ArrayJobID"],
             offset=(whole(values["HetJobOffset"]) or 0) if het else 0,
@@ -279,7 +280,7 @@ def from_squeue(text: str) -> Jobs:
 
 
 def from_sacct(text: str) -> Jobs:
-    """Return the jobs in the output of `sacct --parsable2`."""
+    """Parse the output of `sacct --parsable2` into jobs."""
     parts = []
     for line in text.splitlines():
         job, state, exits, submitted, nodes, name = [*line.split("|", 5), *[""] * 5][:6]
@@ -304,7 +305,7 @@ def from_sacct(text: str) -> Jobs:
 
 
 class TaskEnd(NamedTuple):
-    """How a failed task of a step ended, according to srun. `lost`: its node was lost."""
+    """How a failed task in a step ended, according to srun. `lost` says that its node was lost."""
 
     task: int
     host: str
@@ -321,7 +322,7 @@ _SIGNALS = {"Hangup": 1, "Interrupt": 2, "Quit": 3, "Aborted": 6, "Bus error": 7
 
 
 def task_ends(text: str) -> list[TaskEnd]:
-    """Return the ends of tasks, in the order of their failures, from srun's stderr."""
+    """Return how tasks ended, in the order of their failures, from srun's stderr."""
     ends: list[TaskEnd] = []
     lost: set[str] = set()
     for line in text.splitlines():
@@ -360,12 +361,12 @@ def _by_job(parts: Iterable[Part]) -> Jobs:
 
 
 def state_of(parts: Sequence[Part]) -> AppState:
-    """Return the state of a job from those of its components."""
+    """Combine the states of a heterogeneous job's components into the job's state."""
     return combined([part.app_state for part in parts])
 
 
 def combined(states: Sequence[AppState]) -> AppState:
-    """Return the state of a job from those of its parts."""
+    """Combine the states of a job's parts into the job's state."""
     going = [s for s in states if not s.is_over]
     for state in (AppState.RUNNING, AppState.UNKNOWN, AppState.PENDING):
         if state in going:

@@ -1,12 +1,13 @@
 """The protocol between the two sides of an ssh connection, over its stdin and stdout.
 
-A frame is its kind (1 byte), a length (4 bytes, big-endian) and that many bytes:
+A frame consists of its kind (1 byte), a length (4 bytes, big-endian) and that many bytes:
 
-    local to remote   ORDER, JSON, the first; ARCHIVE, a part of a tar archive, any number; GO;
-                      STOP; BEAT, every few seconds, or else the connection counts as lost
-    remote to local   OUT, ERR: output of the replica; END, JSON, the last
+    local to remote   ORDER (JSON), the first frame; any number of ARCHIVE, each a part of a tar
+                      archive; GO; STOP; BEAT, every few seconds, without which the connection
+                      counts as lost
+    remote to local   OUT and ERR, the replica's output; END (JSON), the last frame
 
-The remote side sends GREETING first; any output before it comes from a shell's start-up files.
+The remote side sends GREETING first; any output before it was printed by a shell's start-up files.
 """
 
 import json
@@ -22,7 +23,7 @@ NAME = b"relight ssh "
 GREETING = NAME + b"1\n"
 ORDER, ARCHIVE, GO, BEAT, STOP, OUT, ERR, END = (b"%c" % letter for letter in b"OAGBSoeE")
 HIGH_WATER = 1 << 20
-"""Bytes that may wait to be written; above it, a sender waits."""
+"""Maximum number of bytes queued for writing; above it, senders wait."""
 _MAX_PAYLOAD = 1 << 26
 _NOISE_LIMIT = 1 << 20
 _HEAD = struct.Struct(">cI")
@@ -33,9 +34,9 @@ Frame = tuple[bytes, bytes]
 class ReplicaEnded(NamedTuple):
     """The content of END: the result of an order.
 
-    `exitcode` is the replica's exit code, negative for a signal, or None. `error` is the system's
-    error for the replica, and `error_file` the content of its error file. `message`, `hint` and
-    the exit `code` describe an order that could not be executed.
+    `exitcode` is the replica's exit code, which is negative for a signal, or None. `error` is the
+    system's error for the replica, and `error_file` the content of its error file. `message`,
+    `hint` and the exit `code` describe why an order could not be executed.
     """
 
     exitcode: int | None = None
@@ -47,7 +48,7 @@ class ReplicaEnded(NamedTuple):
 
     @classmethod
     def of(cls, payload: bytes) -> "ReplicaEnded":
-        """Return the content of a frame.
+        """Parse a frame's payload.
 
         Raises:
             Malformed: if the payload is invalid.
@@ -56,12 +57,12 @@ class ReplicaEnded(NamedTuple):
         return ended
 
     def to_payload(self) -> bytes:
-        """Return the payload of a frame, for `of`."""
+        """Return the frame payload that `of` parses."""
         return json.dumps(fields.plain(self)).encode()
 
 
 def frame(kind: bytes, payload: bytes = b"") -> bytes:
-    """Return the bytes of a frame."""
+    """Encode a frame."""
     return _HEAD.pack(kind, len(payload)) + payload
 
 
@@ -69,18 +70,18 @@ class FrameDecoder:
     """Splits bytes into frames.
 
     Args:
-        greeting: the first bytes of the other side, or empty.
+        greeting: the first bytes from the other side, or empty.
     """
 
     def __init__(self, greeting: bytes = b"") -> None:
         self.greeted = not greeting
         self.noise = b""
-        """The bytes that came instead of the greeting."""
+        """The bytes that were received instead of the greeting."""
         self._greeting = greeting
         self._left = b""
 
     def feed(self, data: bytes) -> list[Frame]:
-        """Return the frames completed by this data.
+        """Decode data, and return the frames that it completes.
 
         Raises:
             ValueError: if the data is not a frame.
@@ -109,16 +110,16 @@ class FrameDecoder:
 
 
 class FrameChannel:
-    """Frames in both directions, in a loop, without blocking.
+    """Sends and receives frames in an event loop, without blocking.
 
     Args:
         loop: the event loop.
-        reader: a descriptor.
-        writer: a descriptor.
+        reader: the descriptor to read from.
+        writer: the descriptor to write to.
         on_frame: called with each frame.
         on_end: called once, after the last frame.
-        on_room: called when most of the waiting bytes are written.
-        greeting: the first bytes of the other side, or empty.
+        on_room: called when most of the queued bytes have been written.
+        greeting: the first bytes from the other side, or empty.
     """
 
     def __init__(
@@ -134,9 +135,9 @@ class FrameChannel:
     ) -> None:
         self.decoder = FrameDecoder(greeting)
         self.ended = False
-        """Whether nothing more can arrive."""
+        """Whether no more frames can arrive."""
         self.broken = False
-        """Whether nothing can be sent any more."""
+        """Whether no more frames can be sent."""
         self._loop, self._reader, self._writer = loop, reader, writer
         self._on_frame, self._on_end, self._on_room = on_frame, on_end, on_room
         self._waiting = bytearray()
@@ -146,15 +147,15 @@ class FrameChannel:
 
     @property
     def waiting(self) -> int:
-        """The bytes that are not written yet."""
+        """The number of bytes that have not been written yet."""
         return len(self._waiting)
 
     def send(self, kind: bytes, payload: bytes = b"") -> None:
-        """Send a frame; drop it if the channel is broken."""
+        """Send a frame, or drop it if the channel is broken."""
         self.send_raw(frame(kind, payload))
 
     def send_raw(self, data: bytes) -> None:
-        """Send bytes without a frame."""
+        """Send bytes without framing them."""
         if not self.broken:
             self._waiting += data
             self._write()

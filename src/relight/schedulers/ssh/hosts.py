@@ -1,4 +1,4 @@
-"""Hosts, the ssh command for a host, and explanations of its failures."""
+"""Hosts, the ssh command for a host, and explanations of ssh failures."""
 
 import os
 import shlex
@@ -27,7 +27,7 @@ _SSH_FAILED = 255
 
 
 class SshHost(NamedTuple):
-    """One host. An empty `user` and a `port` of 0 leave the choice to ssh's own settings."""
+    """One host. An empty `user` or a `port` of 0 leaves the choice to ssh's own configuration."""
 
     name: str
     user: str = ""
@@ -43,7 +43,7 @@ def parse(text: str) -> SshHost:
     """Parse `name`, `user@name`, `name:port` or `[address]:port`.
 
     Raises:
-        UsageError: if the text has none of these forms.
+        UsageError: if the string has none of these forms.
     """
     user, at, rest = text.rpartition("@")
     if rest.startswith("["):
@@ -56,7 +56,7 @@ def parse(text: str) -> SshHost:
         name, colon, port = rest.partition(":")
     number = whole(port) or 0
     plain = not set(name + user) & set(" \t'\"\\$`;&|<>()*?")
-    # ssh would read a leading dash as a flag.
+    # ssh would parse a leading dash as a flag.
     starts_valid = not name.startswith("-") and not user.startswith("-")
     port_is_valid = (colon == ":" and 0 < number < 65536) or (not colon and not port)
     if not name or bool(at) != bool(user) or not plain or not starts_valid or not port_is_valid:
@@ -67,7 +67,8 @@ def parse(text: str) -> SshHost:
 
 
 def read(path: str) -> list[SshHost]:
-    """Return the hosts of an mpirun hostfile: a host on each line, then `slots=8` or nothing.
+    """Return the hosts in an mpirun hostfile, which has one host per line, optionally followed by
+    `slots=8`.
 
     Raises:
         UsageError: if the file can't be read, or a line is malformed.
@@ -98,10 +99,10 @@ def read(path: str) -> list[SshHost]:
 
 
 def of(cfg: Mapping[str, Any]) -> list[SshHost]:
-    """Return the hosts that the options name, in their order.
+    """Return the hosts that the options name, in the given order.
 
     Raises:
-        UsageError: if no host is named, or both options are given.
+        UsageError: if no host is named, or if both options are given.
     """
     if cfg.get("hosts") and cfg.get("hostfile"):
         raise UsageError("-cfg hosts and -cfg hostfile are mutually exclusive")
@@ -116,7 +117,7 @@ def of(cfg: Mapping[str, Any]) -> list[SshHost]:
 
 
 class NoRelightError(UsageError):
-    """A host lacks relight or has another version."""
+    """A host does not have relight, or has a different version."""
 
 
 def command(host: SshHost, cfg: Mapping[str, Any], python: str, launcher: str = "") -> list[str]:
@@ -124,12 +125,12 @@ def command(host: SshHost, cfg: Mapping[str, Any], python: str, launcher: str = 
 
     Args:
         host: the host.
-        cfg: the options of the scheduler.
-        python: the interpreter that is tried first if the options name none.
-        launcher: the directory of the launcher on the host, if relight is not installed there.
+        cfg: the scheduler's options.
+        python: the interpreter to try first if the options don't name one.
+        launcher: the launcher's directory on the host, if relight is not installed there.
 
     Raises:
-        UsageError: if `ssh_args` has a quote that is not closed.
+        UsageError: if `ssh_args` has an unclosed quote.
     """
     try:
         own = shlex.split(cfg.get("ssh_args") or "")
@@ -141,7 +142,7 @@ def command(host: SshHost, cfg: Mapping[str, Any], python: str, launcher: str = 
         "ServerAliveInterval": alive_s,
         "ServerAliveCountMax": 3,
         "LogLevel": "INFO",  # ssh reports a lost connection
-        # A shared connection would end with the job that opened it.
+        # A shared connection would be closed when the job that opened it ends.
         "ControlMaster": "no",
         "ControlPath": "none",
     }
@@ -156,7 +157,7 @@ def command(host: SshHost, cfg: Mapping[str, Any], python: str, launcher: str = 
 
 
 def _remote_command(wanted: str | None, python: str, launcher: str) -> str:
-    """Return the command for the remote login shell, whichever shell that is."""
+    """Return the command for the remote login shell, which may be any shell."""
     if not wanted:
         found = f'p={shlex.quote(python)}; command -v "$p" >/dev/null 2>&1 || p=python3'
     elif wanted.startswith("~/"):
@@ -169,18 +170,18 @@ def _remote_command(wanted: str | None, python: str, launcher: str) -> str:
 
 
 def in_shell(script: str) -> str:
-    """Return a command line that has sh run a script, for any login shell."""
+    """Return a command line that runs a script with sh and works in any login shell."""
     return f"exec sh -c {shlex.quote(script)}"
 
 
 def explain(host: SshHost, code: int, said: str, decoder: frames.FrameDecoder) -> RelightError:
-    """Return the error for a process on a host that failed.
+    """Return the error for a failed process on a host.
 
     Args:
         host: the host.
-        code: exit code of ssh.
+        code: ssh's exit code.
         said: ssh's stderr.
-        decoder: the decoder of ssh's stdout.
+        decoder: the decoder for ssh's stdout.
     """
     last = last_line(said)
     if decoder.greeted:
@@ -211,7 +212,7 @@ def explain(host: SshHost, code: int, said: str, decoder: frames.FrameDecoder) -
 
 
 def _connection_errors(host: SshHost, last: str) -> Iterator[tuple[str, str, str]]:
-    """Yield a message of ssh, its meaning, and what to do."""
+    """Yield ssh error messages, each with its meaning and what to do."""
     yield ("HOST IDENTIFICATION HAS CHANGED", f"the host key of {host} has changed",
            "if the host's key was changed on purpose: "
            f"ssh-keygen -R {_known_as(host)}")  # fmt: skip
@@ -231,7 +232,9 @@ def _connection_errors(host: SshHost, last: str) -> Iterator[tuple[str, str, str
 
 
 def _start_errors(host: SshHost, last: str) -> Iterator[tuple[str, str, str]]:
-    """Yield a message of the remote shell or Python, its meaning, and what to do."""
+    """Yield error messages from the remote shell or Python, each with its meaning and what to
+    do.
+    """
     another = "-cfg python=FILE names another one"
     yield ("Unknown option: -P", f"Python on {host} is older than 3.11", another)
     for word in ("not found", "No such file", "cannot execute", "Permission denied"):
@@ -252,7 +255,7 @@ def _in_brackets(line: str) -> str:
 
 
 def problem(host: SshHost, end: ReplicaEnded) -> RelightError | None:
-    """Return the error in a host's answer, or None."""
+    """Return the error in a host's response, or None."""
     if not end.message:
         return None
     kind = {EXIT_MACHINE: MachineError, EXIT_INTERNAL: InternalError}.get(end.code, UsageError)

@@ -2,11 +2,11 @@
 
     executor --> spawner --> this --> ssh ~~> sshd --> replica --> the replica
 
-To the process that runs the job (`processes.executor`) it looks like the replica: it has the same
-output, exit code or signal, and error file. SIGTERM is forwarded as STOP. ssh has its own session,
-so signals for this process never reach it. When this process ends in any way, ssh's stdin closes,
-which ends the replica on its host. The order arrives in an environment variable, readable only by
-the process's owner.
+To the process that runs the job (`processes.executor`), it looks like the replica itself: it has
+the same output, exit code or signal, and error file. SIGTERM is forwarded as STOP. ssh has its own
+session, so signals sent to this process never reach it. When this process ends in any way, ssh's
+stdin is closed, which ends the replica on its host. The order is passed in an environment variable,
+which only the process's owner can read.
 """
 
 import json
@@ -34,7 +34,7 @@ from relight.schedulers.ssh.orders import LinkOrder
 
 VARIABLE = "RELIGHT_SSH_ORDER"
 MARGIN_S = 5.0
-"""Seconds after a stopped replica's grace time until the connection is cut."""
+"""Seconds from the end of a stopped replica's grace period until the connection is closed."""
 _PASSED_ON = ("RELIGHT_TOKEN", "PYTHONUNBUFFERED")
 _BEATS_IN_SILENCE = 4
 _STDERR_LIMIT = 1 << 16
@@ -49,7 +49,7 @@ class ReplicaLink:
 
     Args:
         order: the order.
-        variables: the environment of this process.
+        variables: this process's environment.
     """
 
     def __init__(self, order: LinkOrder, variables: dict[str, str]) -> None:
@@ -86,7 +86,7 @@ class ReplicaLink:
             self._loop.on_signal(number, lambda _: self._stop())
 
     def run(self) -> frames.ReplicaEnded:
-        """Run the replica; return its end, with `exitcode` None if it was stopped.
+        """Run the replica; return how it ended, with `exitcode` None if it was stopped.
 
         Raises:
             RelightError: if it could not be run, or the connection was lost.
@@ -94,7 +94,7 @@ class ReplicaLink:
         channel = self._channel
         self._loop.run_until(lambda: channel.decoder.greeted or channel.ended)
         if channel.decoder.greeted and not self._stopped:
-            self._stderr_tail = b""  # a banner, or a shell's messages
+            self._stderr_tail = b""  # a banner, or messages from a shell
             self._send_beat()
             channel.send(frames.ORDER, to_text(self._order.order))
             try:
@@ -120,7 +120,7 @@ class ReplicaLink:
             workspaces.archive(self._order.workspace, self)  # type: ignore[arg-type]  # it writes only
 
     def write(self, data: bytes) -> int:
-        """Send a part of the archive when the channel has room."""
+        """Send a chunk of the archive when the channel has room."""
         self._channel.send(frames.ARCHIVE, data)
         while self._channel.waiting > frames.HIGH_WATER:
             self._loop.run_once(None)
@@ -161,7 +161,7 @@ class ReplicaLink:
             self._loop.call_after(wait_s, self._ssh.kill)
 
     def _close(self) -> int:
-        """Close ssh's stdin, read its last messages, and return its exit code."""
+        """Close ssh's stdin, read ssh's last messages, and return its exit code."""
         assert self._ssh.stdin and self._ssh.stdout and self._ssh.stderr
         limit = self._loop.call_after(MARGIN_S, self._ssh.kill)
         self._loop.run_until(lambda: self._stderr not in self._loop)
@@ -178,11 +178,11 @@ def _write(fd: int, data: bytes) -> None:
         while data:
             data = data[os.write(fd, data) :]
     except OSError:
-        pass  # the executor is gone, and this process will end too
+        pass  # the executor has exited, and so will this process
 
 
 def _write_error_file(path: str, text: str) -> None:
-    """Write the error file of the replica."""
+    """Write the replica's error file."""
     try:
         files.replace(path, text)
     except OSError:
@@ -190,7 +190,7 @@ def _write_error_file(path: str, text: str) -> None:
 
 
 def _end_as(exitcode: int) -> NoReturn:
-    """End like the replica, with its exit code or by its signal."""
+    """End in the same way as the replica, with its exit code or by its signal."""
     if exitcode < 0:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         try:
@@ -203,7 +203,7 @@ def _end_as(exitcode: int) -> NoReturn:
 
 
 def main() -> NoReturn:
-    """Run the replica that the order in the environment describes."""
+    """Run the replica described by the order in the environment."""
     variables = dict(env.read().variables)
     order: LinkOrder = fields.record(LinkOrder, fields.decode(variables[VARIABLE]))
     passed_on = {name: variables[name] for name in _PASSED_ON if name in variables}

@@ -1,8 +1,8 @@
-"""The orders to the processes of an ssh job: JSON, read by `base/fields`.
+"""The orders for an ssh job's processes, as JSON that `base/fields` reads.
 
-processes.executor -> link    LinkOrder, in a variable
+processes.executor -> link    LinkOrder, in an environment variable
 here -> replica               Run, Check, Remove
-here -> later commands on the job, in its file ssh.json    RemoteReplica
+here -> later commands        RemoteReplica, in the job's file ssh.json
 """
 
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from relight.schedulers.ssh.hosts import SshHost
 
 
 class RunReplica(NamedTuple):
-    """Run a replica. `copy`: whether its working directory is in a copy of the workspace."""
+    """Run a replica. `copy` says whether its working directory is in a copy of the workspace."""
 
     app_id: str
     role: str
@@ -35,7 +35,7 @@ class Check(NamedTuple):
 
 
 class Remove(NamedTuple):
-    """Remove the copy of a workspace."""
+    """Remove a copy of a workspace."""
 
     app_id: str
     role: str
@@ -45,8 +45,8 @@ class Remove(NamedTuple):
 
 
 class LinkOrder(NamedTuple):
-    """Run a replica on a host: the ssh command, a workspace to copy or nothing, the path for its
-    error file, and the order for the host.
+    """Run a replica on a host. It has the ssh command, the workspace to copy, if any, the path for
+    the error file, and the order for the host.
     """
 
     host: SshHost
@@ -57,7 +57,7 @@ class LinkOrder(NamedTuple):
 
 
 class RemoteReplica(NamedTuple):
-    """A replica on another host, as recorded here, and the order that removes its workspace."""
+    """A replica on another host, as recorded locally, and the order that removes its workspace."""
 
     host: SshHost
     command: tuple[str, ...]

@@ -1,8 +1,9 @@
-"""Asks all hosts of a job at the same time: whether they can run it, to remove a workspace, or to
-keep the launcher.
+"""Sends requests to all of a job's hosts in parallel: to check whether they can run it, to remove a
+workspace, or to store the launcher.
 
 The launcher (`job/launcher_file.py`) is sent to hosts without relight, into a directory of the
-user's cache named after the file's content. So it is sent once, and jobs never see another version.
+user's cache named after the file's content. Therefore it is sent only once, and jobs never see a
+different version.
 """
 
 import contextlib
@@ -27,7 +28,9 @@ _LIMIT_S = 60.0
 
 
 def ask(questions: Sequence[tuple[SshHost, Sequence[str], Check | Remove]]) -> list[Failure]:
-    """Send all hosts their orders, each order once; return those that failed, with the reason."""
+    """Send all hosts their orders, each order once; return the hosts that failed, with the
+    reasons.
+    """
     started = (
         (host, _ordered(command, order)) for host, command, order in dict.fromkeys(questions)
     )
@@ -35,7 +38,7 @@ def ask(questions: Sequence[tuple[SshHost, Sequence[str], Check | Remove]]) -> l
 
 
 def refuse(failures: Sequence[Failure]) -> None:
-    """Raise the first failure; its message names the other hosts that failed.
+    """Raise the first failure, whose message also names the other hosts that failed.
 
     Raises:
         RelightError: if a host failed.
@@ -48,13 +51,13 @@ def refuse(failures: Sequence[Failure]) -> None:
 
 
 def send_launcher(targets: Sequence[tuple[SshHost, Sequence[str]]]) -> str:
-    """Store the launcher on hosts, where it is not there; return its directory, for their shell.
+    """Store the launcher on hosts that don't have it; return its directory in shell syntax.
 
     Args:
-        targets: hosts, and the ssh command that starts a replica there.
+        targets: the hosts, and the ssh command that starts a replica on each of them.
 
     Raises:
-        MachineError: if a host can't keep it.
+        MachineError: if a host can't store it.
     """
     content = launcher_file.build()
     name = hashlib.sha256(content).hexdigest()[:16]
@@ -77,7 +80,7 @@ def _failures(
     started: Iterable[tuple[SshHost, "subprocess.Popen[bytes]"]],
     answer: Callable[[SshHost, "subprocess.Popen[bytes]"], RelightError | None],
 ) -> list[Failure]:
-    """Start all processes, then wait for their answers; return the hosts that failed."""
+    """Start all processes, then wait for their responses; return the hosts that failed."""
     running: list[tuple[SshHost, subprocess.Popen[bytes]]] = []
     try:
         running.extend(started)
@@ -116,7 +119,7 @@ def _start(command: Sequence[str], stdin: int | IO[bytes]) -> "subprocess.Popen[
             stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            start_new_session=True,  # no terminal to ask questions at
+            start_new_session=True,  # no terminal, so ssh can't prompt
         )
     except FileNotFoundError:
         raise MachineError(
@@ -125,17 +128,17 @@ def _start(command: Sequence[str], stdin: int | IO[bytes]) -> "subprocess.Popen[
 
 
 def _ordered(command: Sequence[str], order: Check | Remove) -> "subprocess.Popen[bytes]":
-    """Start a command, and send it an order; its stdin stays open while it answers."""
+    """Start a command and send it an order. Its stdin stays open until it has responded."""
     process = _start(command, subprocess.PIPE)
     assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # it says why
+    with contextlib.suppress(BrokenPipeError):  # its output says why
         process.stdin.write(frames.frame(frames.ORDER, to_text(order)))
         process.stdin.flush()
     return process
 
 
 def _answer(host: SshHost, process: "subprocess.Popen[bytes]") -> RelightError | None:
-    """Return why a host can't execute its order, or None."""
+    """Return why a host can't execute its order, or None if it can."""
     try:
         out, err = process.communicate(timeout=_LIMIT_S)
     except subprocess.TimeoutExpired:

@@ -1,20 +1,20 @@
-"""The process that `ssh` starts on a host, and that runs one replica there.
+"""The process that `ssh` starts on a host to run one replica.
 
     sshd --exec--> this --> spawner --> the replica (an agent) --> its workers
 
-It gets its order on stdin (`frames`), never in a command line. It treats a replica as
-an agent treats its workers, with the same state machine and the same spawner, so that no process
-outlives it. It ends the replica (SIGTERM, the grace time, SIGKILL for it and all its descendants)
-as soon as
+It receives its order on stdin (`frames`), never in a command line. It handles the replica like an
+agent handles its workers, with the same state machine and the same spawner, so that no process
+outlives it. It ends the replica (SIGTERM, then after the grace period SIGKILL for the replica and
+all its descendants) in these cases:
 
     STOP arrives                   the job was cancelled, or another replica failed
     stdin ends                     ssh or its parent was killed, or the connection was closed
     `silence_s` without a frame    the other machine or the network is down
-    it gets SIGTERM, SIGINT, SIGHUP
+    it receives SIGTERM, SIGINT or SIGHUP
 
-If this process itself is killed, its spawner kills the rest. Other orders: `check` reports what
-would fail, `remove` removes the copy of a workspace. Invariant: END is sent once, as the last
-frame, when no process is left.
+If this process itself is killed, its spawner kills the rest. Other orders are `check`, which
+reports what would fail, and `remove`, which removes a copy of a workspace. Invariant: END is sent
+once, as the last frame, when no process is left.
 """
 
 import os
@@ -39,7 +39,7 @@ from relight.schedulers.ssh import frames
 from relight.schedulers.ssh.orders import Check, Remove, RunReplica
 
 _SILENCE_S = 30.0
-"""The limit of silence until an order sets it."""
+"""The limit for `silence_s` until an order sets it."""
 _FLUSH_S = 10.0
 _ORDERS = RunReplica | Check | Remove
 _REPORT_LIMIT = 1 << 20
@@ -49,8 +49,8 @@ class Session:
     """One connection, from its order to its end.
 
     Args:
-        reader: a descriptor for orders.
-        writer: a descriptor for output.
+        reader: the descriptor for orders.
+        writer: the descriptor for output.
     """
 
     def __init__(self, reader: int, writer: int) -> None:
@@ -82,9 +82,9 @@ class Session:
         self._loop.run_until(lambda: self._over or self._has_ended())
         if self._supervisor is not None:
             self._supervisor.workers.close()
-            if not self._over:  # otherwise it was refused
+            if not self._over:  # otherwise it was rejected
                 self._record_end(self._supervisor)
-            # All writers are gone, so the remaining output is finite.
+            # All writers have exited, so the remaining output is finite.
             self._loop.run_until(lambda: not self._streams or self._channel.ended)
             self._read_error_file()
         if self._archive is not None:
@@ -95,7 +95,7 @@ class Session:
         self._loop.run_until(lambda: not self._channel.waiting)
         limit.cancel()
 
-    # Frames from the other side.
+    # Handling frames from the other side.
 
     def _on_frame(self, kind: bytes, payload: bytes) -> None:
         self._restart_silence_timer()
@@ -120,12 +120,12 @@ class Session:
             )
 
     def _fail(self, message: str, hint: str, code: int) -> None:
-        """Report why an order can't be executed, and end."""
+        """Report why an order can't be executed, and end the session."""
         self._end = frames.ReplicaEnded(message=message, hint=hint, code=code)
         self._over = True
 
     def _restart_silence_timer(self) -> None:
-        """Restart the timer for silence: the other side is alive."""
+        """Restart the silence timer, because the other side is alive."""
         if self._silence is not None:
             self._silence.cancel()
         silence_s = self._order.silence_s if self._order is not None else _SILENCE_S
@@ -224,7 +224,7 @@ class Session:
         return self._supervisor is not None and self._supervisor.has_ended
 
     def _record_end(self, supervisor: Supervisor) -> None:
-        """Record how the replica ended, if it has."""
+        """Record how the replica ended, if it has ended."""
         evidence = supervisor.workers.evidence.get(0, "")
         for end in supervisor.ends:
             self._end = frames.ReplicaEnded(end.exitcode, evidence)
@@ -252,7 +252,8 @@ def _ignore(event: ProcessEvent) -> None:
 
 
 def _copy_path(order: RunReplica | Remove) -> str:
-    """Return the path of a workspace's copy; each replica has its own, as hosts may share a disk.
+    """Return the path of a workspace's copy. Each replica has its own, because hosts may share a
+    disk.
 
     Raises:
         UsageError: if the id is invalid.
@@ -294,8 +295,8 @@ def _existing_directory(path: str) -> str:
 
 
 def _search_path(wanted: str) -> str:
-    """Return PATH: the role's own, the launcher's if this is one, then the host's, with the Python
-    of relight on this host.
+    """Return PATH. It consists of the role's own PATH, the launcher's directory if this is the
+    bundled launcher, and the host's PATH with the directory of relight's Python on this host.
     """
     path = env.read().get("PATH", os.defpath)
     own = os.path.dirname(sys.executable)
@@ -312,7 +313,7 @@ def _check_command(command: str, path: str) -> None:
 
 
 def main() -> NoReturn:
-    """Execute the order on stdin."""
+    """Execute the order from stdin."""
     reader, writer = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1):

@@ -1,7 +1,8 @@
 """Jobs on a list of hosts, over ssh: one replica per host, started and ended together.
 
-On this machine such a job is a job of processes (`processes`) whose replicas are ssh commands, so
-its state, logs, retries and end are those of local jobs, below the job's directory here.
+On this machine, such a job is a process job (`processes`) whose replicas are ssh commands. Its
+state, logs, retries and termination therefore work as for local jobs, in the job's directory on
+this machine.
 
     here    submit: checks all hosts, and sends the launcher to those that lack relight; an error,
                     before anything starts, if a host can't run its part
@@ -14,11 +15,12 @@ its state, logs, retries and end are those of local jobs, below the job's direct
     SUCCEEDED FAILED CANCELLED      nothing: END came, or the connection is gone and the host ends
                                     the rest on its own
 
-Invariants: no process outlives the caller on either side, however the caller ends. Here, the
-executor ends with the process that submitted the job (unless `detach`), and the links and ssh with
-it. There, `replica` ends all when stdin ends, or when nothing has arrived for `silence` seconds.
-Values of variables are sent on stdin, never in a command line. ssh never asks questions
-(BatchMode). The first replica of the first role is on the first host, where the others meet.
+Invariants: no process outlives the caller on either side, however the caller ends. On the local
+side, the executor exits together with the process that submitted the job (unless `detach` is set),
+and the links and ssh exit with the executor. On the remote side, `replica` ends all processes when
+stdin is closed, or when nothing has arrived for `silence` seconds. Values of variables are sent on
+stdin, never in a command line. ssh never prompts (BatchMode). The first replica of the first role
+is on the first host, which is the rendezvous endpoint.
 """
 
 import json
@@ -48,7 +50,7 @@ _LOOPBACK = ("localhost", "127.", "::1")
 
 
 class Ssh(ProcessScheduler):
-    """Runs jobs on hosts that ssh reaches."""
+    """Runs jobs on hosts that are reachable over ssh."""
 
     name = "ssh"
     options: Sequence[Option] = (
@@ -73,7 +75,7 @@ class Ssh(ProcessScheduler):
     capabilities = Capabilities(retries=True, survives_caller=False)
 
     def render(self, app: AppDef, cfg: Mapping[str, Any], app_id: str) -> Request:
-        """Return the commands of an app and their hosts. See `Scheduler.render`."""
+        """Return the commands for an app and their hosts. See `Scheduler.render`."""
         listed = hosts.of(cfg)
         wanted = sum(role.num_replicas for role in app.roles)
         if wanted > len(listed):
@@ -116,7 +118,7 @@ class Ssh(ProcessScheduler):
         """Start the job and return its id, once all hosts have confirmed that they can run it.
 
         Raises:
-            RelightError: if a host can't run it, or no process can be started here.
+            RelightError: if a host can't run it, or if no process can be started on this machine.
         """
         body, app_id = request.body, str(request.body["app_id"])
         orders = {
@@ -156,7 +158,7 @@ class Ssh(ProcessScheduler):
         return found
 
     def logs(self, app_id: str, query: LogQuery) -> Iterator[str]:
-        """Return the output lines of a replica."""
+        """Return a replica's output lines."""
         self._check_exists(app_id)
         return super().logs(app_id, query)
 
@@ -166,10 +168,11 @@ class Ssh(ProcessScheduler):
         super().cancel(app_id)
 
     def delete(self, app_id: str) -> None:
-        """Stop a job, remove its state and logs here, and its copies of the workspace there.
+        """Stop a job and remove its state and logs on this machine, and its workspace copies on the
+        hosts.
 
         Raises:
-            MachineError: if a host does not answer; its copy has to be removed by hand.
+            MachineError: if a host does not respond; its copy must be removed manually.
         """
         known = _load_replicas(app_id)
         if not known and records.of_handle(self.name, app_id) is None:
@@ -201,7 +204,9 @@ def _copied_variables(cfg: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _substituted(role: Role, number: int, app_id: str) -> Role:
-    """Return the role with its macros replaced, except the directory, which only the host knows."""
+    """Return the role with its macros replaced, except for the directory, which only the host
+    knows.
+    """
     known = {"app_id": app_id, "replica_id": str(number), "rank0_env": "RELIGHT_RANK0_HOST"}
     return macros.substitute(role, known)
 
@@ -233,8 +238,8 @@ def _link_order(
 def _ready(
     orders: Mapping[tuple[str, int], LinkOrder], cfg: Mapping[str, Any]
 ) -> dict[tuple[str, int], LinkOrder]:
-    """Check that each host can run its replica; return the orders. Hosts without relight get the
-    launcher, and orders that use it.
+    """Check that each host can run its replica; return the orders. Hosts without relight receive
+    the launcher, and orders that use it.
 
     Raises:
         RelightError: if a host can't run its replica.
@@ -291,7 +296,9 @@ def _link_processes(
 
 
 def _check_order(order: RunReplica) -> Check:
-    """Return the order that checks whether a replica could run, without its order's secrets."""
+    """Return an order that checks whether a replica could run, without the secrets from its own
+    order.
+    """
     command = order.args[0]
     # A path relative to the working directory may exist only after the copy.
     commands = (command,) if os.path.isabs(command) or "/" not in command else ()
@@ -304,7 +311,7 @@ def _remove_order(order: RunReplica) -> Remove:
 
 
 def _load_replicas(app_id: str) -> list[RemoteReplica]:
-    """Return the records of an ssh job's replicas; empty for other jobs."""
+    """Return the recorded replicas of an ssh job; empty for other jobs."""
     try:
         known = records.load(os.path.join(records.path(app_id), _FILE))
         return [
@@ -334,7 +341,7 @@ def _notes(app: AppDef, used: Sequence[SshHost], listed: int, meeting: str) -> I
 
 
 def _text(body: Mapping[str, Any]) -> str:
-    """Return the commands: the local ones, and those that they run on the hosts."""
+    """Return the local commands, and the commands that they run on the hosts."""
     lines = []
     if body["workspace"]:
         lines += [f"# {body['workspace']} is copied to each host", ""]

@@ -1,11 +1,13 @@
-"""Makes this Python start relight where it would start torchrun.
+"""Makes this Python interpreter start relight where it would start torchrun.
 
-A Python that was started as `torchrun`, `-m torch.distributed.run` or `-m torch.distributed.launch`
-becomes `relight run` or `relight launch` before torch is imported. In any other program, torch's
-module `torch.distributed.launcher.api` gets relight's `elastic_launch` when it is imported.
+An interpreter that was started as `torchrun`, `-m torch.distributed.run` or `-m
+torch.distributed.launch` is replaced by `relight run` or `relight launch` before torch is imported.
+In any other program, relight's `elastic_launch` is installed in torch's module
+`torch.distributed.launcher.api` when that is imported.
 
-The directory of this file is on sys.path of programs for a moment, so it has nothing else in it.
-A Python too old for relight uses torch's launcher, and says so.
+This file's directory is on the programs' sys.path for a moment, so it must not contain any other
+modules. If the Python version is too old for relight, torch's launcher is used, and a message says
+so.
 """
 
 import os
@@ -24,10 +26,10 @@ PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file
 
 
 class Finder:
-    """Finds this relight, wherever it is installed, and torch's launcher."""
+    """Finds this relight installation, wherever it is, and torch's launcher."""
 
     def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
-        """Return the spec of relight or torch's launcher; None for other modules."""
+        """Return the spec of relight or of torch's launcher, or None for other modules."""
         if name == "relight":
             from importlib.machinery import PathFinder
 
@@ -47,13 +49,13 @@ FINDER = Finder()
 
 
 class Loader:
-    """Loads torch's launcher, and puts relight's functions into it."""
+    """Loads torch's launcher and replaces its functions with relight's."""
 
     def __init__(self, loader: "Any") -> None:
         self.loader = loader
 
     def create_module(self, spec: "ModuleSpec") -> "Any":
-        """Do what torch's own loader does."""
+        """Delegate to torch's own loader."""
         return self.loader.create_module(spec)
 
     def exec_module(self, module: "ModuleType") -> None:
@@ -74,7 +76,7 @@ class Loader:
 
 
 def command(words: "list[str]") -> "list[str] | None":
-    """Return the command line of relight for one of Python; None if it starts another program.
+    """Convert a Python command line to relight's, or return None if it starts another program.
 
     Args:
         words: Python's command line, as in sys.orig_argv.
@@ -105,12 +107,12 @@ def command(words: "list[str]") -> "list[str] | None":
 
 
 def _becomes(python: "list[str]", own: "str | None", rest: "list[str]") -> "list[str] | None":
-    # -P: files in the working directory don't hide modules of the standard library.
+    # With -P, files in the working directory can't hide standard library modules.
     return [*python, "-P", "-m", "relight", own, *rest] if own else None
 
 
 def _command_of_script(path: str) -> "str | None":
-    """Return relight's command for a script of torch; None for other scripts."""
+    """Return the relight command for one of torch's scripts, or None for other scripts."""
     folder, name = os.path.split(path)
     if name in ("run.py", "launch.py"):
         is_torchs = os.path.abspath(folder).endswith(os.path.join("torch", "distributed"))
@@ -125,7 +127,7 @@ def _command_of_script(path: str) -> "str | None":
 
 
 def install() -> None:
-    """Become relight, or watch imports."""
+    """Replace this process with relight, or install the import hook."""
     if sys.version_info >= OLDEST and sys.executable:
         words = command(sys.orig_argv)
         if words is not None:

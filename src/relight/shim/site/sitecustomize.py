@@ -1,4 +1,6 @@
-"""Loads the hook below `relight exec`, then the sitecustomize that this one hides."""
+"""Loads the hook in programs started by `relight exec`, and then the sitecustomize that this one
+hides.
+"""
 
 import os
 import sys
