@@ -1,7 +1,7 @@
-"""Measurements, side by side with torch's own launcher where it has the same thing.
+"""Benchmarks, compared with torch's own launcher where it has an equivalent.
 
-relight's bytecode is made first: pip makes it when it installs a wheel, as it has made torch's, but
-not for a checkout.
+relight's bytecode is compiled first. pip compiles it when it installs a wheel, as it did for torch,
+but not for a checkout.
 """
 
 import compileall

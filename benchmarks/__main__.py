@@ -1,8 +1,8 @@
-"""All measurements, side by side with torchrun: `python -m benchmarks [--rounds 5] [--only tee]`.
+"""All benchmarks, compared with torchrun: `python -m benchmarks [--rounds 5] [--only tee]`.
 
-The launchers take turns, and the one that goes first changes each round, so that what else the
-machine does falls on both. The median counts. Writes `results.json`, `results.md` and `results.png`
-into `benchmarks/results/` (`--out` for another directory).
+The launchers alternate, and a different one goes first in each round, so that other load on the
+machine affects both equally. Results are medians. Writes `results.json`, `results.md` and
+`results.png` to `benchmarks/results/` (use `--out` for another directory).
 """
 
 import statistics
@@ -14,7 +14,7 @@ from benchmarks.results import number, spread
 
 
 class Benchmark(NamedTuple):
-    """One thing that is measured; `more` says whether more is better."""
+    """A single benchmark; `more` is set if higher values are better."""
 
     name: str
     title: str
@@ -36,19 +36,19 @@ BENCHMARKS = (
 
 
 class Row(NamedTuple):
-    """One benchmark and its samples by launcher."""
+    """A benchmark with its samples, by launcher."""
 
     benchmark: Benchmark
     samples: dict[str, list[float]]
 
     @property
     def advantage(self) -> str:
-        """How many times better relight is; in words."""
+        """How many times better relight is, as text."""
         return results.times(*self.samples.values(), more=self.benchmark.more)
 
 
 def main() -> None:
-    """Measure, print the table, write the results."""
+    """Run the benchmarks, print the table, and write the results."""
     names = [each.name for each in BENCHMARKS]
     parser = results.arguments("Measure relight and torchrun side by side.")
     parser.add_argument("--rounds", type=int, default=5, help="samples of each; default 5")
@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def measure(benchmark: Benchmark, rounds: int) -> Row:
-    """Return samples of both launchers, taken in turns, after one of each that does not count."""
+    """Return samples for both launchers, which alternate after a warm-up run of each."""
     samples: dict[str, list[float]] = {name: [] for name in jobs.LAUNCHERS}
     if benchmark.sample is not jobs.idle_cpu:
         for name in samples:

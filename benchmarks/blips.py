@@ -1,21 +1,21 @@
-"""What network blips cost healthy jobs: `python -m benchmarks.blips [--rounds 2] [--copies 2]`.
+"""How network blips affect healthy jobs: `python -m benchmarks.blips [--rounds 2] [--copies 2]`.
 
-A job has three nodes, hosts of a `Lab` with a worker each: a worker that only counts, or one that
-reduces a tensor with gloo again and again. The endpoint is one host, three hosts, or an etcd on a
-fourth one. All these jobs, and one of torchrun, run side by side in one network, and every blip
-meets all of them. A second network, where UDP is dropped, gets the same blips at the same time.
+Each job has three nodes, which are `Lab` hosts with one worker each. The worker either just counts,
+or repeatedly reduces a tensor with gloo. The endpoint is one host, three hosts, or an etcd on a
+fourth host. All these jobs and one torchrun job run side by side in one network, and every blip
+affects all of them. A second network, where UDP is dropped, gets the same blips at the same time.
 
-Blips, one every 10 s or so, all of them on one node after the other, thus also on coordinators:
+Blips occur about every 10 s. Each kind hits every node in turn, including coordinators:
 
-    cut     the host's cable is pulled: both ways, or only what it receives (in) or sends (out)
-    killed  the connections of its agents are reset, at both ends (`ss -K`)
-    reject  for 0.6 s, a firewall resets whatever comes to its agents from where they were connected
+    cut     the host's cable is pulled: both ways, or only for receiving (in) or sending (out)
+    killed  the connections of its agents are reset at both ends (`ss -K`)
+    reject  for 0.6 s, a firewall resets everything that its agents' peers send to it
 
-A blip that costs nothing restarts no worker, freezes none and ends no job. The tables have how many
-jobs of how many had to pay, by endpoint and worker, and apart from the others those whose
-coordinator was hit: `restarted`, `frozen`, `gloo` (it failed in a worker), `ended`. What the agents
-of such a job print meanwhile is shown; `--keep` is a directory for everything. A round takes a
-quarter of an hour. Needs root, ip, ss, iptables, etcd and torch.
+A blip is harmless if no worker restarts or freezes and no job ends. The tables show how many jobs
+out of how many were affected, by endpoint and worker, and list jobs whose coordinator was hit
+separately. The columns are `restarted`, `frozen`, `gloo` (gloo failed in a worker) and `ended`. For
+an affected job, the output of its agents during the blip is printed; `--keep` names a directory for
+all output. A round takes a quarter of an hour. Needs root, ip, ss, iptables, etcd and torch.
 """
 
 import argparse
@@ -40,7 +40,7 @@ NODES, REGISTER = ("node1", "node2", "node3"), "node4"
 LENGTHS_S = (0.5, 1.0, 3.0, 5.0, 8.0)
 WAYS = ("both", "in", "out")
 PAUSE_S = 5.0
-"""After a blip: TCP repeats 4.6 s after the end of a cut of 8 s what it has swallowed."""
+"""The wait after a blip: 4.6 s after the end of an 8 s cut, TCP retransmits what was lost in it."""
 REJECT_S = 0.6
 PATIENCE_S, START_S = 60.0, 240.0
 WORKERS = {
@@ -73,7 +73,7 @@ while True:
 
 
 class Kind(NamedTuple):
-    """A kind of job. `where` goes into its table: the launcher, or what its nodes meet at."""
+    """A kind of job. `where` is its row in the table: the launcher, or the rendezvous endpoint."""
 
     where: str
     worker: str
@@ -92,7 +92,7 @@ KINDS = (
 
 
 class Blip(NamedTuple):
-    """What happens to a host."""
+    """A network fault on a host."""
 
     what: str
     way: str = ""
@@ -110,16 +110,16 @@ BLIPS = (
 
 
 class Seen(NamedTuple):
-    """What a job has gone through so far."""
+    """What has happened in a job so far."""
 
     restarted: int
-    """Workers that have begun."""
+    """Workers that have started."""
     frozen: int
     gloo: int
 
 
 class Job:
-    """Agents of one job in a directory of its own; all are killed with the Lab."""
+    """The agents of one job, in their own directory; all are killed with the Lab."""
 
     def __init__(self, lab: Lab, kind: Kind, number: int, directory: Path) -> None:
         self.lab, self.kind, self.number, self.directory = lab, kind, number, directory
@@ -132,7 +132,7 @@ class Job:
         return f"{self.kind.where}, {self.kind.worker} {self.number}"
 
     def start(self) -> None:
-        """Start an agent on each node; the agents of an earlier attempt are killed."""
+        """Start an agent on each node, after killing the agents of an earlier attempt."""
         self.kill()
         for path in self.directory.glob("*.count"):
             path.unlink()
@@ -161,10 +161,10 @@ class Job:
                 self.agents[node] = self.lab[node].start(
                     command, cwd=self.directory, env=environment, stdout=file, stderr=file
                 )
-            time.sleep(0.3)  # so that with a register the first one coordinates
+            time.sleep(0.3)  # so that the first one coordinates if there is a registry
 
     def kill(self) -> None:
-        """Kill the agents, and the workers, which torchrun's outlive."""
+        """Kill the agents and the workers, because torchrun's workers outlive their agents."""
         for process in self.agents.values():
             process.kill()
             process.wait()
@@ -175,15 +175,15 @@ class Job:
                     os.kill(int(pid), signal.SIGKILL)
 
     def output(self, node: str) -> Path:
-        """Where the output of an agent and its worker goes."""
+        """Return the path of the output of an agent and its worker."""
         return self.directory / f"{node}.txt"
 
     def text(self, node: str) -> str:
-        """Return what an agent and its worker have printed."""
+        """Return the output of an agent and its worker."""
         return self.output(node).read_text(errors="replace")
 
     def coordinator(self) -> str:
-        """Return the node that has last said that it coordinates."""
+        """Return the node that was the last to report that it coordinates."""
         said = re.compile("this node (?:coordinates the group now|no longer coordinates)")
         for node in NODES:
             found = said.findall(self.text(node))
@@ -192,11 +192,11 @@ class Job:
         return NODES[0]
 
     def texts(self) -> dict[str, str]:
-        """Return what each agent has printed."""
+        """Return the output of each agent."""
         return {node: self.text(node) for node in NODES}
 
     def seen(self) -> Seen:
-        """Return what it has gone through so far."""
+        """Return what has happened in the job so far."""
         texts = self.texts().values()
         return Seen(
             len(list(self.directory.glob("*.count"))),
@@ -205,31 +205,31 @@ class Job:
         )
 
     def counts(self) -> dict[str, int]:
-        """Return how far the newest worker of each node has come."""
+        """Return the progress of the newest worker on each node."""
         newest: dict[str, Path] = {}
         for path in sorted(self.directory.glob("*.count"), key=os.path.getmtime):
             newest[path.name.partition(".")[0]] = path
         return {node: int(path.read_text() or 0) for node, path in newest.items()}
 
     def gets_on(self, before: dict[str, int]) -> bool:
-        """Whether a worker of each node has counted on, or begun, since then."""
+        """Return whether a worker on each node has made progress or started since then."""
         return len(now := self.counts()) == len(NODES) and all(
             count != before.get(node) for node, count in now.items()
         )
 
     def has_ended(self) -> bool:
-        """Whether an agent has."""
+        """Return whether an agent has exited."""
         return any(process.poll() is not None for process in self.agents.values())
 
     def connections(self, node: str) -> set[tuple[str, str]]:
-        """Return the ports of an agent's connections, its own and the other end's."""
+        """Return the local and remote ports of an agent's connections."""
         lines = run(self.lab, node, "ss", "-tnpH").splitlines()
         ends = [line.split()[3:5] for line in lines if f"pid={self.agents[node].pid}," in line]
         return {(port(mine), port(theirs)) for mine, theirs in ends}
 
 
 def run(lab: Lab, host: str, *command: str) -> str:
-    """Run a program on a host to its end; return what it prints."""
+    """Run a program on a host until it exits, and return its output."""
     process = lab[host].start(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     output: str = process.communicate()[0]
     lab[host].processes.remove(process)
@@ -237,12 +237,12 @@ def run(lab: Lab, host: str, *command: str) -> str:
 
 
 def port(address: str) -> str:
-    """Return the port of an address that `ss` prints."""
+    """Return the port from an address printed by `ss`."""
     return address.rpartition(":")[2]
 
 
 def cut(lab: Lab, victim: str, blip: Blip) -> None:
-    """Cut a host off, and mend it."""
+    """Cut a host off, and reconnect it."""
     if blip.way == "both":
         lab.cut(victim)
     for other in set(lab.hosts) - {victim}:
@@ -262,7 +262,7 @@ def kill_connections(lab: Lab, victim: str, jobs: list[Job]) -> None:
 
 
 def reject_connections(lab: Lab, victim: str, jobs: list[Job]) -> None:
-    """Reset for a moment whatever comes to a host from where its agents are connected to."""
+    """Briefly reset all packets that reach a host from the peers of its agents."""
     listen = {port(line.split()[3]) for h in lab.hosts for line in listening(lab, h)}
     chosen = {theirs for job in jobs for _, theirs in job.connections(victim)} & listen
     rules = "\n".join(
@@ -276,18 +276,18 @@ def reject_connections(lab: Lab, victim: str, jobs: list[Job]) -> None:
 
 
 def listening(lab: Lab, host: str) -> list[str]:
-    """Return what `ss` prints of ports at which a host listens."""
+    """Return the `ss` output for the ports on which a host listens."""
     return run(lab, host, "ss", "-tlnH").splitlines()
 
 
 class Network:
-    """One network and the jobs in it.
+    """One network, and the jobs that run in it.
 
     Args:
-        udp: whether it carries UDP.
-        copies: how many jobs there are of each kind; there is one of torchrun.
-        directory: for their output.
-        note: is called with each job that a blip has met, and what that cost it.
+        udp: whether the network carries UDP.
+        copies: the number of jobs of each kind, except for torchrun, which has one.
+        directory: where output is written.
+        note: called for each job that a blip has hit, with the effects on it.
     """
 
     def __init__(self, udp: bool, copies: int, directory: Path, note: "Note") -> None:
@@ -301,7 +301,7 @@ class Network:
         ]
 
     def start(self) -> None:
-        """Start all jobs, and wait until they run."""
+        """Start all jobs, and wait until they are running."""
         if not self.udp:
             for host in self.lab.hosts:
                 for table in ("iptables", "ip6tables"):
@@ -316,13 +316,13 @@ class Network:
         self.until_all_run(START_S)
 
     def play(self) -> None:
-        """Let all blips happen once to each node."""
+        """Apply each blip to each node once."""
         for victim in NODES:
             for blip in BLIPS:
                 self.hit(victim, blip)
 
     def hit(self, victim: str, blip: Blip) -> None:
-        """Let a blip happen to a host, and note what it costs each job."""
+        """Apply a blip to a host, and record how it affects each job."""
         before = [(job.coordinator() == victim, job.seen(), job.texts()) for job in self.jobs]
         if blip.what == "cut":
             cut(self.lab, victim, blip)
@@ -350,7 +350,7 @@ class Network:
             self.until_all_run(START_S)
 
     def until_all_run(self, patience_s: float = PATIENCE_S) -> list[Job]:
-        """Wait until the workers of all nodes get on; return the jobs that do not."""
+        """Wait until the workers on all nodes make progress; return the jobs where they don't."""
         end = time.monotonic() + patience_s
         before = {job: job.counts() for job in self.jobs}
         waiting = list(self.jobs)
@@ -385,7 +385,7 @@ def table(found: dict[tuple[bool, Kind, bool, Blip], list[list[str]]]) -> Iterat
 
 
 def main() -> None:
-    """Play all blips; print the tables after each round."""
+    """Apply all blips, and print the tables after each round."""
     parser = argparse.ArgumentParser(description="Count what network blips cost healthy jobs.")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument(

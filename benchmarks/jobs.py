@@ -1,7 +1,7 @@
-"""Samples of whole jobs on this machine, for relight and for torchrun alike.
+"""Samples whole jobs on this machine, for relight and for torchrun alike.
 
-Every function takes the name of a launcher and returns one number. A job runs in a directory of its
-own and is over when the function returns.
+Every function takes a launcher's name and returns one number. Each job runs in its own directory,
+and has ended when the function returns.
 """
 
 import contextlib
@@ -21,38 +21,40 @@ LAUNCHERS = {
 }
 WORKER = str(Path(__file__).with_name("worker.py"))
 LINES = 250_000
-"""Of each of 4 workers, in the benchmark of tee."""
+"""The number of lines from each of the 4 workers, in the benchmark of tee."""
 IDLE_S = 20
 _TICK = os.sysconf("SC_CLK_TCK")
 
 
 def launch_s(launcher: str) -> float:
-    """Seconds from the start of a job of 2 workers that do nothing to its end."""
+    """Return the seconds from the start of a job to its end, with 2 workers that do nothing."""
     with _job(launcher, ["--nproc-per-node=2"], "end") as (process, begin):
         process.communicate()
         return time.monotonic() - begin
 
 
 def first_line_s(launcher: str) -> float:
-    """Seconds from the start of such a job to the first line of a worker on the console."""
+    """Return the seconds from the start of such a job to a worker's first line on the console."""
     with _job(launcher, ["--nproc-per-node=2"], "stay") as (process, begin):
         _line(process)
         return time.monotonic() - begin
 
 
 def memory_mib(launcher: str) -> float:
-    """MiB that the launcher's processes take while 2 workers run: the sum of their PSS."""
+    """Return the MiB that the launcher's processes use while 2 workers are running (sum of the
+    PSS).
+    """
     with _job(launcher, ["--nproc-per-node=2"], "stay") as (process, _):
         workers = {int(_line(process).split()[2]) for _ in range(2)}
-        time.sleep(2)  # the launch is over; relight loads more a second after it
+        time.sleep(2)  # launching has finished, and relight loads more modules a second later
         return sum(pss(pid) for pid in family(process.pid) - workers) / 1024
 
 
 def idle_cpu(launcher: str) -> float:
-    """Percent of one processor that the launcher's processes take while 2 workers do nothing."""
+    """Return the CPU usage of the launcher's processes, in percent, while 2 workers are idle."""
     with _job(launcher, ["--nproc-per-node=2"], "stay") as (process, _):
         workers = {int(_line(process).split()[2]) for _ in range(2)}
-        time.sleep(1)  # the launch is over
+        time.sleep(1)  # launching has finished
         pids = family(process.pid) - workers
         before, begin = sum(map(_busy_s, pids)), time.monotonic()
         time.sleep(IDLE_S)
@@ -61,7 +63,9 @@ def idle_cpu(launcher: str) -> float:
 
 
 def tee_lines_per_s(launcher: str) -> float:
-    """Lines a second that reach the console, and files, from 4 workers with `--tee 3`."""
+    """Return the lines per second from 4 workers that reach the console and files with `--tee
+    3`.
+    """
     flags = ["--nproc-per-node=4", "--tee=3", "--log-dir=logs"]
     with _job(launcher, flags, "lines", str(LINES)) as (process, _):
         assert process.stdout is not None
@@ -77,8 +81,8 @@ def tee_lines_per_s(launcher: str) -> float:
 
 
 def restart_s(launcher: str, after_s: float = 0.0) -> float:
-    """Seconds from kill -9 of a worker to the first line of the workers that replace it; it is
-    killed `after_s` seconds after its own first line.
+    """Return the seconds from kill -9 of a worker to the first line from the replacement workers.
+    The worker is killed `after_s` seconds after its own first line.
     """
     with _job(launcher, ["--nproc-per-node=2", "--max-restarts=1"], "stay") as (process, _):
         pids = [int(_line(process).split()[2]) for _ in range(2)]
@@ -94,7 +98,7 @@ def restart_s(launcher: str, after_s: float = 0.0) -> float:
 def _job(
     launcher: str, flags: list[str], *arguments: str
 ) -> Iterator[tuple[subprocess.Popen[bytes], float]]:
-    """Start a job; yield it and the time of its start; end it."""
+    """Start a job, yield it with its start time, and end it."""
     directory = tempfile.mkdtemp(prefix="relight-bench-")
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     begin = time.monotonic()
@@ -128,7 +132,7 @@ def _line(process: subprocess.Popen[bytes]) -> bytes:
 
 
 def family(pid: int) -> set[int]:
-    """Return a process and all its descendants."""
+    """Return the pids of a process and all its descendants."""
     found = {pid}
     for task in Path(f"/proc/{pid}/task").iterdir():
         for child in (task / "children").read_text().split():
@@ -137,7 +141,7 @@ def family(pid: int) -> set[int]:
 
 
 def pss(pid: int) -> int:
-    """Return the KiB of memory of a process, of shared pages its part (proc(5), smaps_rollup)."""
+    """Return a process's memory in KiB, with its share of shared pages (proc(5), smaps_rollup)."""
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
         if line.startswith("Pss:"):
             return int(line.split()[1])

@@ -1,9 +1,10 @@
-"""A load generator: thousands of agents without workers, in one process, that speak the protocol.
+"""A load generator: one process simulates thousands of agents without workers.
 
-Each has its connection, joins, gets ready, beats, and answers `StopWorkers` as a real agent does
-whose worker was stopped. One epoll loop and no threads. What it sends comes from `relight.core`,
-and so does the reading of what it gets; only the echoes of beats are counted unread, because there
-are very many and the generator must not be what is slow.
+Each simulated agent has its own connection, joins, reports ready, sends heartbeats, and responds to
+`StopWorkers` like a real agent whose worker was stopped. There is one epoll loop, and there are no
+threads. Messages are created and parsed by `relight.core`. Only heartbeat echoes are counted
+without being parsed, because there are very many of them, and the generator must not be the
+bottleneck.
 """
 
 import errno
@@ -43,40 +44,42 @@ _DEAD = (errno.ECONNRESET, errno.EPIPE, errno.ECONNREFUSED)
 
 
 class Traffic(NamedTuple):
-    """Messages and bytes in one direction, without beats, and the beats."""
+    """The messages and bytes in one direction, excluding heartbeats, and the number of
+    heartbeats.
+    """
 
     messages: int
     bytes: int
     beats: int
 
     def minus(self, other: "Traffic") -> "Traffic":
-        """Return what came in between."""
+        """Return the traffic since `other` was measured."""
         return Traffic(*(a - b for a, b in zip(self, other, strict=True)))
 
 
 class Node:
-    """One agent of the load generator."""
+    """One simulated agent."""
 
     __slots__ = ("buffer", "name", "number", "sent_at", "sock", "token")
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.name = os.urandom(8).hex()
-        self.token = 0  # of its last beat
+        self.token = 0  # of its latest heartbeat
         self.sent_at = 0.0
         self.buffer = b""
         self.sock: socket.socket | None = None
 
 
 class Load:
-    """Agents that join one job.
+    """Simulated agents that join one job.
 
     Args:
-        address: of the coordinator.
-        job: its name.
-        settings: what it was asked to be.
-        nodes: how many agents.
-        facts: what each brings.
+        address: the coordinator's address.
+        job: the job's id.
+        settings: the settings that the coordinator was started with.
+        nodes: the number of agents.
+        facts: the facts that each agent reports.
     """
 
     def __init__(
@@ -89,11 +92,11 @@ class Load:
     ) -> None:
         self.nodes = [Node(number) for number in range(nodes)]
         self.formed: dict[int, dict[str, int]] = {}
-        """By generation and node: its group rank."""
+        """Group ranks, by generation and node."""
         self.last_ready = 0.0
         self.counts: Counter[str] = Counter()
         self.echoes: list[float] = []
-        """Seconds from a beat to its echo."""
+        """Seconds between a heartbeat and its echo."""
         self._address = address
         self._hello = fields.to_json(Hello(job=job, settings=settings))
         self._settings = settings
@@ -107,24 +110,26 @@ class Load:
 
     @property
     def sent(self) -> Traffic:
-        """What the agents have sent so far."""
+        """Return what the agents have sent so far."""
         return Traffic(*self._sent)
 
     @property
     def got(self) -> Traffic:
-        """What the agents have got so far."""
+        """Return what the agents have received so far."""
         return Traffic(*self._got)
 
     def connect(self) -> None:
-        """Let all of them come at once, as far as one process can: each says hello at once, too."""
+        """Connect all agents as simultaneously as one process can; each of them says hello
+        immediately.
+        """
         now = time.monotonic()
         self._again.extend((now, node) for node in self.nodes)
 
     def until(self, done: Callable[[], bool], limit_s: float) -> float:
-        """Let the agents work until something holds; return the time then.
+        """Run the agents until a condition holds, and return the time when it does.
 
         Raises:
-            RuntimeError: it does not.
+            RuntimeError: if it does not hold in time.
         """
         end = time.monotonic() + limit_s
         while not done():
@@ -135,20 +140,20 @@ class Load:
         return time.monotonic()
 
     def during(self, seconds: float) -> None:
-        """Let the agents work for a while."""
+        """Run the agents for a while."""
         end = time.monotonic() + seconds
         self.until(lambda: time.monotonic() >= end, seconds + 60)
 
     def in_generation(self, number: int) -> bool:
-        """Whether all agents were told to start the workers of a generation."""
+        """Return whether all agents were told to start the workers of this generation."""
         return len(self.formed.get(number, ())) == len(self.nodes)
 
     def late_echo_s(self) -> float:
-        """Return the time that 99 of 100 echoes stay below."""
+        """Return the 99th percentile of the echo times."""
         return statistics.quantiles(self.echoes, n=100)[98]
 
     def close(self) -> None:
-        """End all connections."""
+        """Close all connections."""
         for node in self.nodes:
             if node.sock is not None:
                 node.sock.close()
@@ -262,7 +267,7 @@ class Load:
 
     @staticmethod
     def _ended(node: Node, rank: int) -> Failure:
-        """Return what an agent tells of a worker that it has stopped (`failures.shared`)."""
+        """Return what an agent reports about a worker that it has stopped (`failures.shared`)."""
         return Failure(
             rank=rank,
             local_rank=0,
@@ -301,10 +306,10 @@ class Load:
         except OSError as error:
             if error.errno not in _DEAD:
                 raise
-            # What is to be read tells that the connection is gone.
+            # Reading will reveal that the connection was closed.
 
     def _lost(self, node: Node) -> None:
-        """The coordinator has ended a connection: come again, as an agent does."""
+        """Rejoin after the coordinator has closed a connection, as an agent does."""
         assert node.sock is not None
         self.counts["connections lost"] += 1
         self._epoll.unregister(node.sock)

@@ -1,13 +1,13 @@
-"""Jobs of several nodes, side by side with torchrun: `python -m benchmarks.nodes [--only loss]`.
+"""Multi-node jobs, compared with torchrun: `python -m benchmarks.nodes [--only loss]`.
 
 All nodes are agents on this machine with one worker each, which prints a line and sleeps. The
-launchers take turns. Where torchrun spends most of the time in waits of 30 s or so, there are 3
-samples of it, which begin a few seconds after each other and wait together. The median counts. What
-needs a network that can be cut uses the hosts of `relight sandbox`, and root. Writes `nodes.json`,
-`nodes.md` and `nodes.png` into `benchmarks/results/` (`--out` for another directory).
+launchers alternate. Where torchrun spends most of the time in timeouts of about 30 s, it is sampled
+3 times in parallel, with starts a few seconds apart. Results are medians. Benchmarks that need a
+network that can be cut use the hosts of `relight sandbox`, and require root. Writes `nodes.json`,
+`nodes.md` and `nodes.png` to `benchmarks/results/` (use `--out` for another directory).
 
-torchrun runs with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1: without it torch 2.13 ends the job when a
-node arrives.
+torchrun runs with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, because otherwise torch 2.13 ends the job
+when a node joins.
 """
 
 import contextlib
@@ -41,15 +41,15 @@ LAST_CALL = "last_call_timeout=2"
 SLOW_SAMPLES = 3
 LOSSES = 100
 PAIRS = 10
-"""How many of the jobs of two nodes, in which a node is lost again and again, run at a time."""
+"""How many of the two-node jobs that repeatedly lose a node run at the same time."""
 _STAGGER_S = 4.0
 _ALONE = threading.Lock()
-"""For what must not be measured while other samples do something."""
+"""Held by measurements that must not overlap with other samples."""
 _WORKER_LINE = re.compile(rb"worker (\d+) (\d+) (\d+)$")
 
 
 class Worker(NamedTuple):
-    """A worker that has begun, and when its line came."""
+    """A worker that has started, and when its line arrived."""
 
     at: float
     rank: int
@@ -58,7 +58,7 @@ class Worker(NamedTuple):
 
 
 class Node:
-    """An agent, and what has come from it."""
+    """An agent and its output."""
 
     def __init__(self, process: "subprocess.Popen[bytes]") -> None:
         self.process = process
@@ -67,7 +67,7 @@ class Node:
         self._rest = b""
 
     def take(self, data: bytes, now: float) -> None:
-        """Take in what it has printed."""
+        """Process a chunk of its output."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             self.lines.append((now, line))
@@ -76,7 +76,7 @@ class Node:
                 self.workers.append(Worker(now, *map(int, match.groups())))
 
     def kill(self) -> None:
-        """Kill the agent and its workers: the machine is gone."""
+        """Kill the agent and its workers, to simulate the loss of the machine."""
         self.process.kill()
         for worker in self.workers:
             with contextlib.suppress(ProcessLookupError):
@@ -84,14 +84,14 @@ class Node:
 
 
 class Job:
-    """Agents of one job; killed at the end of the `with` block.
+    """The agents of one job, which are killed at the end of the `with` block.
 
     Args:
         launcher: `relight` or `torchrun`.
-        nodes: for `--nnodes`.
-        conf: for `--rdzv-conf`.
-        lab: where the hosts are, if not on this machine itself.
-        endpoint: host that serves it.
+        nodes: the value of `--nnodes`.
+        conf: the value of `--rdzv-conf`.
+        lab: the Lab that contains the hosts; None if they are all this machine itself.
+        endpoint: the host that serves the rendezvous endpoint.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Job:
     def __exit__(self, *_: object) -> None:
         for node in self.nodes:
             node.kill()
-        self.read(0)  # the last workers
+        self.read(0)  # process the remaining output of the last workers
         for node in self.nodes:
             node.kill()
             node.process.wait()
@@ -128,7 +128,9 @@ class Job:
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def start(self, hosts: bool | None = None, on: str = "") -> Node:
-        """Start an agent; `hosts` says whether it has the endpoint, None to let it find out."""
+        """Start an agent; `hosts` says whether it hosts the endpoint, or None to let it find
+        out.
+        """
         conf = [self._conf] if self._conf else []
         conf += [] if hosts is None else [f"is_host={int(hosts)}"]
         command = [*LAUNCHERS[self.launcher], *self._flags]
@@ -153,10 +155,10 @@ class Job:
         return node
 
     def until(self, done: Callable[[], object], limit_s: float = PATIENCE_S) -> None:
-        """Read what the agents print until something holds.
+        """Read the agents' output until a condition holds.
 
         Raises:
-            TimeoutError: it does not.
+            TimeoutError: if it does not hold in time.
         """
         end = time.monotonic() + limit_s
         while not done():
@@ -169,8 +171,8 @@ class Job:
     def until_run(
         self, nodes: list[Node], world: int, since: float, limit_s: float = PATIENCE_S
     ) -> float:
-        """Wait until each node has a worker of a group of that size that has begun after `since`;
-        return how long after that the last one did.
+        """Wait until each node has a worker, in a group of this size, that has started after
+        `since`. Return the time from `since` to the start of the last one.
         """
         began: list[float] = []
 
@@ -186,14 +188,16 @@ class Job:
         return max(began) - since
 
     def begin(self, count: int, world: int = 0) -> list[Node]:
-        """Start so many agents, of which the first has the endpoint; wait until all run."""
+        """Start this many agents, of which the first hosts the endpoint; wait until all are
+        running.
+        """
         since = time.monotonic()
         nodes = [self.start(hosts=number == 0) for number in range(count)]
         self.until_run(nodes, world or count, since)
         return nodes
 
     def read(self, timeout_s: float) -> None:
-        """Take in what the agents print, or wait for it so long."""
+        """Process the agents' output, waiting for it up to this long."""
         for key, _ in self._selector.select(timeout_s):
             data = os.read(key.fd, 1 << 16)
             if data:
@@ -203,32 +207,32 @@ class Job:
 
 
 def free_port() -> int:
-    """Return a port that nobody has now."""
+    """Return a port that is currently free."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port: int = sock.getsockname()[1]
         return port
 
 
-# Samples. Each returns seconds.
+# Functions that take samples. Each returns seconds.
 
 
 def start_s(launcher: str) -> float:
-    """Two agents at once, `--nnodes=2`: start to the last worker's line."""
+    """Start two agents at once with `--nnodes=2`: from the start to the last worker's line."""
     with Job(launcher, "2") as job:
         since = time.monotonic()
         return job.until_run([job.start(), job.start()], 2, since)
 
 
 def start_alone_s(launcher: str) -> float:
-    """One agent of `--nnodes=1:2`: start to the worker's line."""
+    """Start one agent with `--nnodes=1:2`: from the start to the worker's line."""
     with Job(launcher, "1:2") as job:
         since = time.monotonic()
         return job.until_run([job.start()], 1, since)
 
 
 def restart_s(launcher: str) -> float:
-    """Two nodes of `--nnodes=1:4`: kill -9 of a worker to the new line of both."""
+    """Kill a worker with kill -9 on two nodes with `--nnodes=1:4`: from then to both new lines."""
     with Job(launcher, "1:4") as job:
         nodes = job.begin(2)
         since = time.monotonic()
@@ -237,12 +241,12 @@ def restart_s(launcher: str) -> float:
 
 
 def noticed_s(launcher: str) -> float:
-    """Like `loss_s`, and a worker elsewhere fails at once, as it would soon with NCCL or gloo."""
+    """Like `loss_s`, but a worker on another node fails immediately, as with NCCL or gloo."""
     return loss_s(launcher, noticed=True)
 
 
 def loss_s(launcher: str, *, noticed: bool = False) -> float:
-    """Three nodes of `--nnodes=2:3`: one is killed, to the new lines of the two others."""
+    """Kill one of three nodes with `--nnodes=2:3`: from then to the new lines of the other two."""
     limit_s = PATIENCE_S if noticed or launcher == "relight" else NEVER_S
     with Job(launcher, "2:3") as job:
         nodes = job.begin(3)
@@ -259,7 +263,7 @@ def loss_s(launcher: str, *, noticed: bool = False) -> float:
 
 
 def arrival_s(launcher: str, conf: str = "") -> float:
-    """A third node joins two that run, `--nnodes=1:3`: its start to the new lines of all."""
+    """Add a third node to two running ones with `--nnodes=1:3`: from its start to all new lines."""
     with Job(launcher, "1:3", conf) as job:
         nodes = job.begin(2)
         with _ALONE:
@@ -268,7 +272,7 @@ def arrival_s(launcher: str, conf: str = "") -> float:
 
 
 def cut_s(_: str) -> float:
-    """Like `loss_s`, with a cable that is pulled: nobody is told anything. relight only."""
+    """Like `loss_s`, but a cable is pulled, so no connection is closed. relight only."""
     with hosts(["node1", "node2", "node3"]) as lab, Job("relight", "2:3", "", lab, "node1") as job:
         since = time.monotonic()
         nodes = [job.start(on=f"node{number}") for number in (1, 2, 3)]
@@ -279,8 +283,8 @@ def cut_s(_: str) -> float:
 
 
 def detections_s() -> list[float]:
-    """Cables are pulled, at any moment between two beats, and mended; return the times from then to
-    the line in which the coordinator's node says who was lost.
+    """Pull and reconnect cables at random moments between two heartbeats. Return the times from
+    each cut to the line in which the coordinator's node reports which node was lost.
     """
     names = [f"{kind}{pair}" for pair in range(PAIRS) for kind in ("host", "lost")]
     with hosts(names) as lab, ThreadPoolExecutor(PAIRS) as pool:
@@ -312,23 +316,23 @@ def _is_past(when: float) -> bool:
 
 
 def _said(node: Node, text: bytes, since: float) -> list[float]:
-    """Return when an agent has said something, in seconds after `since`."""
+    """Return when an agent has printed a text, in seconds after `since`."""
     return [at - since for at, line in node.lines if at > since and text in line]
 
 
 @contextlib.contextmanager
 def hosts(names: list[str]) -> Iterator[Lab]:
-    """Make hosts in network namespaces, which needs root."""
+    """Create hosts in network namespaces, which requires root."""
     with Lab(hosts=names) as lab:
         yield lab
 
 
-# The table.
+# The table of benchmarks.
 
 
 class Benchmark(NamedTuple):
-    """One thing that is measured. `slow`: torchrun takes half a minute; `torchrun`: whether it is
-    measured at all.
+    """A single benchmark. `slow` is set if torchrun takes half a minute, and `torchrun` is set if
+    torchrun is measured at all.
     """
 
     name: str
@@ -361,11 +365,11 @@ Samples = dict[str, list[float]]
 
 
 def measure(benchmark: Benchmark, rounds: int) -> Samples:
-    """Return samples of both launchers."""
+    """Return samples for both launchers."""
     samples: Samples = {"relight": [], "torchrun": []}
     both = benchmark.torchrun and not benchmark.slow
     if both:
-        benchmark.sample("torchrun")  # does not count: it fills the machine's cache
+        benchmark.sample("torchrun")  # a warm-up run that fills the machine's cache
     for number in range(rounds):
         for name in sorted(samples, reverse=bool(number % 2)):
             if name == "relight" or both:
@@ -383,7 +387,7 @@ def _slow_sample(benchmark: Benchmark, number: int) -> float:
 
 
 def main() -> None:
-    """Measure, print the table, write the results."""
+    """Run the benchmarks, print the table, and write the results."""
     names = [*(each.name for each in BENCHMARKS), "detection"]
     parser = results.arguments("Measure jobs of several nodes side by side.")
     parser.add_argument("--rounds", type=int, default=5, help="samples of each; default 5")

@@ -1,13 +1,13 @@
-"""Tests of two ranks: `python -m benchmarks.pytest_ranks [--rounds 5]`.
+"""Benchmarks of two-rank tests: `python -m benchmarks.pytest_ranks [--rounds 5]`.
 
-    marked          `@pytest.mark.distributed(world_size=2)`, 20 tests in a run of pytest
+    marked          `@pytest.mark.distributed(world_size=2)`, 20 tests per pytest run
     spawn           `torch.multiprocessing.spawn`, 8 tests
     multi_process   `MultiProcessTestCase`, which torch's own tests use, 8 tests
 
-Half of them do one all_reduce over gloo, half a step of DistributedDataParallel. A test's time is
-that which pytest reports, with its setup and teardown; the first test of each run is left out, and
-shown by itself: where the plugin is used, it imports torch for the others. The three take turns.
-Writes `pytest_ranks.json` and `pytest_ranks.md` into `benchmarks/results/`.
+Half of the tests do one all_reduce over gloo, the other half a DistributedDataParallel step. A
+test's duration is what pytest reports, including setup and teardown. The first test of each run is
+listed separately, because with the plugin it also imports torch for the others. The three variants
+alternate. Writes `pytest_ranks.json` and `pytest_ranks.md` to `benchmarks/results/`.
 
 MultiProcessTestCase needs `pip install expecttest`.
 """
@@ -33,14 +33,14 @@ CHECKS = {"all_reduce": "tests of an all_reduce", "step": "tests of a DDP step"}
 
 
 def run(kind: str) -> dict[str, float]:
-    """Return the seconds of the first test of a run, and the medians of the others of each kind.
+    """Return the duration of a run's first test, and the median durations of the others by kind.
 
     Raises:
-        RuntimeError: a test has failed.
+        RuntimeError: if a test fails.
     """
     with tempfile.TemporaryDirectory(prefix="relight-bench-") as folder:
         report = Path(folder, "report.xml")
-        # Not below this package, which compiles relight: each rank would do it again.
+        # The directory is outside this package, which would compile relight again in each rank.
         shutil.copytree(FOLDER, Path(folder, "two_ranks"))
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
         done = subprocess.run(
@@ -64,7 +64,7 @@ def run(kind: str) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure, print the table, write the results."""
+    """Run the benchmarks, print the table, and write the results."""
     parser = results.arguments("Measure tests of two ranks.")
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()

@@ -1,9 +1,9 @@
-"""Fills the figures of the README in from `benchmarks/results`.
+"""Inserts the figures from `benchmarks/results` into the README.
 
     python -m benchmarks.readme
 
-The README has two comments, `<!-- figures of benchmarks/results -->` and `<!-- end of figures -->`;
-what is between them is written by this module. A test checks that it is current.
+The README has two comments, `<!-- figures of benchmarks/results -->` and `<!-- end of figures -->`.
+This module writes what is between them, and a test checks that it is up to date.
 """
 
 import json
@@ -23,7 +23,7 @@ Samples = Mapping[str, Mapping[str, Sequence[float]]]
 
 class Row(NamedTuple):
     """A row of the table: its text, the file and the name of its samples, the names of the samples
-    of torchrun, of relight by default, and of relight when it is warm, and the unit.
+    for torchrun, for relight by default, and for relight when it is warm, and the unit.
     """
 
     text: str
@@ -46,7 +46,7 @@ ROWS = (
 
 
 def cell(samples: Sequence[float], unit: str) -> str:
-    """Return the median with two digits, or nothing if there are no samples."""
+    """Return the median with two significant digits, or an empty string if there are no samples."""
     if not samples:
         return ""
     median = statistics.median(samples)
@@ -66,10 +66,10 @@ def figures() -> list[str]:
 
 
 def filled(text: str) -> str:
-    """Return the text of the README with the present figures.
+    """Return the README's text with the current figures.
 
     Raises:
-        ValueError: it has no place for them.
+        ValueError: if it lacks the comments.
     """
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)

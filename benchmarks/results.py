@@ -1,4 +1,4 @@
-"""What all measurements do with their samples: tables, plots, files."""
+"""Turns samples into tables, plots and files, for all benchmarks."""
 
 import argparse
 import json
@@ -15,14 +15,14 @@ COLOURS = {"relight": "#d9622b", "torchrun": "#8a8f98"}
 
 
 def arguments(description: str) -> argparse.ArgumentParser:
-    """Return a parser that has `--out`."""
+    """Return an argument parser with the option `--out`."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--out", default=str(Path(__file__).with_name("results")))
     return parser
 
 
 def machine(*, torch: bool = True) -> str:
-    """Return what the samples were taken on, as a sentence."""
+    """Return a sentence that describes the machine on which the samples were taken."""
     parts = [
         f"{os.cpu_count()} processors",
         f"Linux {platform.release().partition('-')[0]}",
@@ -33,7 +33,9 @@ def machine(*, torch: bool = True) -> str:
 
 
 def number(value: float) -> str:
-    """Return a number with three digits, or all digits before the point."""
+    """Format a number with three significant digits, or with all digits before the decimal
+    point.
+    """
     if value >= 1000:
         return f"{value:,.0f}"
     return f"{value:.3g}" if value >= 0.001 else f"{value:.0f}"
@@ -46,8 +48,8 @@ def spread(
     *,
     count: bool = False,
 ) -> str:
-    """Return the median with its unit; in brackets the least, the most and, if asked, how many.
-    Nothing if there are no values.
+    """Return the median with its unit, followed by the minimum and maximum in parentheses and, if
+    requested, the number of samples. The result is empty if there are no values.
     """
     if not values:
         return ""
@@ -56,13 +58,13 @@ def spread(
 
 
 def is_never(values: Sequence[float]) -> bool:
-    """Whether what was waited for never came: all samples are infinite."""
+    """Return whether the event never happened, that is, whether all samples are infinite."""
     return min(values) == math.inf
 
 
 def times(ours: Sequence[float], theirs: Sequence[float], *, more: bool = False) -> str:
-    """Return in words how many times better our median is; `more` says whether more is better.
-    Nothing if they have no median.
+    """Describe how many times better our median is; `more` is set if higher values are better. The
+    result is empty if there is no median.
     """
     if not theirs or is_never(theirs):
         return ""
@@ -75,14 +77,14 @@ def times(ours: Sequence[float], theirs: Sequence[float], *, more: bool = False)
 
 
 def table(heads: str, rows: Iterable[str]) -> list[str]:
-    """Return the lines of a table in Markdown; ` | ` is between the cells of a row."""
+    """Return the lines of a Markdown table; the cells of a row are separated by ` | `."""
     rule = "|---" * (heads.count(" | ") + 1) + "|"
     head, *others = (f"| {row} |" for row in (heads, *rows))
     return [head, rule, *others]
 
 
 def write(folder: str, name: str, content: object, lines: Sequence[str]) -> str:
-    """Write `name.json` and `name.md`; return the text of the latter."""
+    """Write `name.json` and `name.md`, and return the text of the latter."""
     os.makedirs(folder, exist_ok=True)
     text = "\n".join(lines) + "\n"
     Path(folder, f"{name}.json").write_text(json.dumps(content, indent=1) + "\n")
@@ -91,7 +93,7 @@ def write(folder: str, name: str, content: object, lines: Sequence[str]) -> str:
 
 
 def plots(ratios: Sequence[float], size: tuple[float, float]) -> tuple[Any, Any]:
-    """Return a figure with plots side by side, so wide to each other, and the plots."""
+    """Return a figure with plots side by side, in these width ratios, and the plots."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -110,9 +112,9 @@ def bars(
     colours: Mapping[str, str] = COLOURS,
     limit: float = math.inf,
 ) -> dict[str, Any]:
-    """Draw groups of samples by name, each group around its number on the x axis: the median as a
-    bar of this width with its number above, each sample as a point. Samples that are infinite are
-    drawn as a hatched bar up to `limit`. Returns one bar of each name, for a legend.
+    """Draw the samples for each name as bars, grouped around a number on the x axis. A bar of this
+    width shows the median, labeled with its value, and each sample is drawn as a point. Infinite
+    samples are drawn as a hatched bar up to `limit`. Returns one bar per name, for a legend.
     """
     drawn: dict[str, Any] = {}
     for place, group in enumerate(groups):
@@ -141,7 +143,7 @@ def save(
     *,
     within: tuple[float, float, float, float] = (0, 0, 1, 1),
 ) -> None:
-    """Write `name.png`; the plots keep within this part of the figure."""
+    """Write `name.png`; the plots stay within this part of the figure."""
     for axis in figure.axes:
         axis.spines[["top", "right"]].set_visible(False)
         axis.tick_params(labelsize=8)

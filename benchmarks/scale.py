@@ -1,13 +1,13 @@
-"""What a group costs by its number of nodes: `python -m benchmarks.scale [--load 100 1000]`.
+"""How costs grow with the number of nodes: `python -m benchmarks.scale [--load 100 1000]`.
 
-1. Real agents on this machine, all started at the same moment, with a worker each that sleeps:
-   relight, as many jobs of one node, and torchrun as far as there is memory and time.
-2. One real agent that hosts the coordinator, and agents of a load generator (`load.py`) that all
-   come at once: time to form, messages and bytes of a node, processor time and memory of the
-   coordinator; the same for the beats while nothing happens, and for a restart after a worker of
-   the coordinator's own node was killed.
+1. Real agents on this machine, all started at the same time, each with one worker that sleeps:
+   relight, the same number of single-node jobs, and torchrun as far as memory and time permit.
+2. One real agent that hosts the coordinator, and load generator agents (`load.py`) that all join at
+   once. This measures the time to form a group, messages and bytes per node, and the coordinator's
+   CPU time and memory. The heartbeats of an idle group are measured in the same way, and so is a
+   restart after a worker on the coordinator's own node was killed.
 
-Writes `scale.json`, `scale.md` and `scale.png` into `benchmarks/results/` (`--out` for another
+Writes `scale.json`, `scale.md` and `scale.png` to `benchmarks/results/` (use `--out` for another
 directory).
 """
 
@@ -35,14 +35,16 @@ CAPTION = (
     "(2 processors, torch 2.13). At 128 nodes the second round did not end in 180 s."
 )
 BEAT_BYTES = 36
-"""Of a beat with a number of two digits, and as many of its echo."""
+"""The size of a heartbeat with a two-digit number; its echo has the same size."""
 
 
 class Threads(NamedTuple):
-    """What torchrun's rendezvous costs by number of nodes: measured elsewhere, on another day, as
-    threads of one process that all join at once (2 processors, torch 2.13, defaults).
+    """The costs of torchrun's rendezvous by number of nodes. They were measured elsewhere, on a
+    different day, with threads in one process that all join at once (2 processors, torch 2.13,
+    defaults).
 
-    Times in seconds, bytes a node until formed, bytes a second and node while nothing happens.
+    Times are in seconds. Traffic is in bytes per node until the group is formed, and in bytes per
+    second and node while it is idle.
     """
 
     nodes: int
@@ -65,8 +67,8 @@ TORCHRUN = (
 
 
 class Phase(NamedTuple):
-    """What forming, a restart, or a while without events took: wall time, time of the coordinator's
-    process, and what the agents sent and got.
+    """The cost of forming a group, of a restart, or of an idle period: wall time, CPU time of the
+    coordinator's process, and the agents' sent and received traffic.
     """
 
     wall_s: float
@@ -76,12 +78,12 @@ class Phase(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Bytes in both directions, without beats."""
+        """Bytes in both directions, excluding heartbeats."""
         return self.sent.bytes + self.got.bytes
 
 
 class Row(NamedTuple):
-    """What so many nodes cost."""
+    """The costs for a number of nodes."""
 
     nodes: int
     form: Phase
@@ -94,7 +96,7 @@ class Row(NamedTuple):
     lost: int
 
     def per_node(self) -> dict[str, float]:
-        """Return what a node costs, by name."""
+        """Return the costs per node, by name."""
         return {
             "form, CPU µs": self.form.cpu_s / self.nodes * 1e6,
             "form, bytes": self.form.bytes / self.nodes,
@@ -105,11 +107,11 @@ class Row(NamedTuple):
 
 
 Seconds = dict[str, dict[int, float]]
-"""By launcher and number of real agents."""
+"""Results by launcher and number of real agents."""
 
 
 class _Meter:
-    """Measures phases."""
+    """Measures the phases of a job."""
 
     def __init__(self, load: Load, pid: int) -> None:
         self._load, self._pid = load, pid
@@ -118,7 +120,7 @@ class _Meter:
         self._sent, self._got = load.sent, load.got
 
     def phase(self, end: float | None = None) -> Phase:
-        """Return what it was since the meter was made."""
+        """Return the costs since the meter was created."""
         wall_s = (end or time.monotonic()) - self._begin
         cpu_s = _cpu_s(self._pid) - self._cpu_s
         load = self._load
@@ -126,7 +128,7 @@ class _Meter:
 
 
 def measure(nodes: int) -> Row:
-    """Return what a job of one real agent and so many of the load generator costs."""
+    """Return the costs of a job with one real agent and this many from the load generator."""
     with Job("relight", str(nodes + 1)) as job:
         agent = job.start(hosts=True)
         job.until(lambda: any(b"have joined" in line for _, line in agent.lines))
@@ -162,7 +164,7 @@ def measure(nodes: int) -> Row:
 
 
 def real_s(launcher: str, count: int) -> float:
-    """Start so many agents at once; return the seconds until all workers have begun."""
+    """Start this many agents at once; return the seconds until all workers have started."""
     with Job(launcher, str(count)) as job:
         since = time.monotonic()
         nodes = [job.start() for _ in range(count)]
@@ -170,7 +172,7 @@ def real_s(launcher: str, count: int) -> float:
 
 
 def alone_s(count: int) -> float:
-    """Start so many jobs of one node at once: what the starts take without a group."""
+    """Start this many single-node jobs at once, to measure launching without forming a group."""
     with contextlib.ExitStack() as stack:
         jobs = [stack.enter_context(Job("relight", "1")) for _ in range(count)]
         since = time.monotonic()
@@ -181,7 +183,7 @@ def alone_s(count: int) -> float:
 
 
 def main() -> None:
-    """Measure, print the tables, write the results."""
+    """Run the benchmarks, print the tables, and write the results."""
     parser = results.arguments("Measure what a group costs by number of nodes.")
     parser.add_argument("--agents", type=int, nargs="*", default=AGENTS, help="real ones")
     parser.add_argument("--torchruns", type=int, nargs="*", default=TORCHRUNS)
@@ -209,7 +211,7 @@ def main() -> None:
 
 
 def _cpu_s(pid: int) -> float:
-    """Return the time on a processor of a process's first thread (the agent has no other)."""
+    """Return the CPU time of a process's main thread, which is the only one that an agent has."""
     return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
 
 
@@ -288,7 +290,7 @@ def _later(row: Row) -> str:
 
 
 def _share(value: float, row: Row) -> str:
-    """Return what falls on one node."""
+    """Return the share of a single node."""
     share = value / row.nodes
     return f"{share:.0f}" if share >= 100 else f"{share:.3g}"
 

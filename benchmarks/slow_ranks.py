@@ -1,13 +1,14 @@
-"""Whether slow ranks are named: `python -m benchmarks.slow_ranks [--runs 4] [--at-once 3]`.
+"""Whether slow ranks are detected: `python -m benchmarks.slow_ranks [--runs 4] [--at-once 3]`.
 
-Real jobs of DistributedDataParallel on gloo, 4 ranks on 1 node or on 2, in which one rank or all
-ranks of a node need 10 to 50 % more time for their work, or none does. The work is sleep, so that
-four ranks fit on two cores. All of them have: steps of 0.2 s with a jitter of 5, 10 or 20 %, ranks
-that warm up for different times, a checkpoint of 1 s that rank 0 alone writes every 100 steps, an
-evaluation of 3 s every 200 steps in which no rank meets another. Half of the runs call
-`relight.worker.progress`. A run ends when the slow ranks are named, or after `--limit` seconds.
+Real DistributedDataParallel jobs run on gloo, with 4 ranks on 1 or 2 nodes. Either one rank or all
+ranks of a node need 10 to 50 % more time for their work, or all ranks are equally fast. The work is
+a sleep, so that four ranks fit on two cores. All jobs have steps of 0.2 s with a jitter of 5, 10 or
+20 %, ranks with different warm-up times, a checkpoint of 1 s that only rank 0 writes every 100
+steps, and an evaluation of 3 s every 200 steps in which the ranks don't synchronize. Half of the
+runs call `relight.worker.progress`. A run ends when the slow ranks have been reported, or after
+`--limit` seconds.
 
-Writes a line of JSON for each run, and prints the table of docs/slow-ranks.md.
+Writes one JSON line per run, and prints the table in docs/slow-ranks.md.
 """
 
 import argparse
@@ -31,11 +32,11 @@ TRAIN = Path(__file__).parent / "slow_ranks_train.py"
 SLOWER = (0, 10, 20, 30, 50)
 JITTERS = (5, 10, 20)
 GRACE_S = 15
-"""How long a run is watched after the first name, for a second one that is wrong."""
+"""How long a run continues after the first report, in case a second one is wrong."""
 
 
 class Case(NamedTuple):
-    """One run. `slow` are the ranks that need `percent` more time."""
+    """One run. The ranks in `slow` need `percent` more time."""
 
     percent: int
     nodes: int
@@ -46,7 +47,7 @@ class Case(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What was named, and after how many seconds of training; None for never."""
+    """The ranks that were reported, and after how many seconds of training; None if never."""
 
     case: Case
     named: list[list[int]]
@@ -56,17 +57,17 @@ class Result(NamedTuple):
 
     @property
     def found(self) -> bool:
-        """Whether exactly the slow ranks were named."""
+        """Whether exactly the slow ranks were reported."""
         return bool(self.case.slow) and list(self.case.slow) in self.named
 
     @property
     def wrong(self) -> bool:
-        """Whether a rank was named that is not slow."""
+        """Whether a rank was reported that is not slow."""
         return any(set(ranks) - set(self.case.slow) for ranks in self.named)
 
 
 def cases(runs: int, chance: random.Random) -> Iterator[Case]:
-    """Return the runs: for each slowdown so many with a slow rank, and so many with a slow node."""
+    """Yield the runs: for each slowdown, `runs` with a slow rank and `runs` with a slow node."""
     for number in range(runs):
         for percent in SLOWER:
             for nodes in (1, 2):
@@ -116,7 +117,7 @@ def _watch(
         time.sleep(0.5)
         texts = [log.read_text(errors="replace") for log in logs]
         lines = texts[0].splitlines()
-        if began is None and any("\ntrain\n" in text for text in texts):  # rank 0 says so
+        if began is None and any("\ntrain\n" in text for text in texts):  # rank 0 prints this
             began = time.monotonic()
             until = began + limit_s
         events = [json.loads(line) for line in lines if line.startswith('{"t"')]
@@ -132,7 +133,7 @@ def _watch(
 
 
 def table(results: list[Result]) -> list[str]:
-    """Return the rows of the documentation."""
+    """Return the rows of the table in the documentation."""
     heads = "slower by", "slow part", "runs", "reported", "wrong", "reported after", "measured"
     rows = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for percent in SLOWER:
@@ -156,7 +157,7 @@ def table(results: list[Result]) -> list[str]:
 
 
 def read(path: Path) -> list[Result]:
-    """Return the runs of a file."""
+    """Return the runs stored in a file."""
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     return [
         Result(**{**line, "case": Case(**{**line["case"], "slow": tuple(line["case"]["slow"])})})
@@ -165,7 +166,7 @@ def read(path: Path) -> list[Result]:
 
 
 def main() -> None:
-    """Run all cases, write and print the results."""
+    """Run all cases, and write and print the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=6, help="of each case; default 6")
     parser.add_argument("--at-once", type=int, default=3, help="jobs side by side; default 3")

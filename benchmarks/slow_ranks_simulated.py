@@ -1,10 +1,10 @@
-"""How often equal ranks are called slow: `python -m benchmarks.slow_ranks_simulated`.
+"""Measures false alarms of the straggler detector: `python -m benchmarks.slow_ranks_simulated`.
 
-Windows of simulated training, in which all ranks meet after each step, go through
-`relight.core.group.straggler_detector`: far more of them than real jobs could make. Each window
-has 40 steps with a jitter of 5 or 20 %; every 200 steps rank 0 alone saves a checkpoint, which
-takes as long as 10 steps; each rank is looked at 100 times. Prints the tables of
-docs/slow-ranks.md.
+Windows of simulated training, in which all ranks synchronize after each step, are passed to
+`relight.core.group.straggler_detector`. There are far more of them than real jobs could produce.
+Each window has 40 steps with a jitter of 5 or 20 %. Every 200 steps, rank 0 alone saves a
+checkpoint, which takes as long as 10 steps. Each rank is sampled 100 times per window. Prints the
+tables in docs/slow-ranks.md.
 """
 
 import argparse
@@ -18,23 +18,23 @@ from relight.core.ranks import GenerationId, NodeSize, places
 
 STEPS, LOOKS = 40, 100
 MEETING = 0.03
-"""How long the exchange takes, in times of a step."""
+"""How long the exchange takes, as a multiple of the step time."""
 SIZES = ((1, 2), (1, 4), (2, 2), (2, 8), (16, 8))
-"""Nodes, and workers of each."""
+"""The number of nodes, and of workers per node."""
 JITTERS = (0.05, 0.2)
 PATIENCE = 60
-"""Windows in which a slow rank is to be found: five times the time that is compared."""
+"""The number of windows within which a slow rank should be found: five times the time compared."""
 
 
 class Job:
-    """A job that trains.
+    """A simulated training job.
 
     Args:
-        nodes: how many.
-        workers: of each node.
-        jitter: of a step, as a share of it.
-        slow: these ranks need `factor` times as long.
-        chance: draws the times.
+        nodes: the number of nodes.
+        workers: the number of workers per node.
+        jitter: the jitter of a step, as a fraction of its duration.
+        slow: the ranks that need `factor` times as long.
+        chance: the random generator for durations.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Job:
         self._windows = 0
 
     def window(self) -> tuple[int, ...] | None:
-        """Train for a window; return the ranks that are slow if that has changed."""
+        """Train for one window; return the slow ranks if they have changed, otherwise None."""
         shape = (STEPS, len(self._work))
         times = self._work * np.maximum(0.1, self._chance.normal(1, self._jitter, shape))
         first = self._windows * STEPS
@@ -69,7 +69,7 @@ class Job:
 
 
 def false_alarms(chance: np.random.Generator, windows: int) -> None:
-    """Print how often a rank is called slow where all are equal."""
+    """Print how often a rank is reported as slow although all ranks are equally fast."""
     print("| nodes x workers | jitter | windows | false alarms |\n|---|---|---|---|")
     for nodes, workers in SIZES:
         for jitter in JITTERS:

@@ -1,4 +1,4 @@
-"""The job of benchmarks.slow_ranks: its argument is a `Case` as JSON."""
+"""The training job of benchmarks.slow_ranks; its argument is a `Case` as JSON."""
 
 import json
 import random
@@ -17,7 +17,7 @@ EVALUATION_S, EVALUATION_EVERY = 3.0, 200
 
 
 def main() -> None:
-    """Train until a signal comes."""
+    """Train until a signal arrives."""
     case = json.loads(sys.argv[1])
     dist.init_process_group("gloo")
     rank = dist.get_rank()

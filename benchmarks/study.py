@@ -1,24 +1,25 @@
-"""What `--preload=auto` costs the training that runs: `python -m benchmarks.study [--pairs 8]`.
+"""How `--preload=auto` slows down running training: `python -m benchmarks.study [--pairs 8]`.
 
-A pair is two runs of the same job, one with `--preload=off` and one with `auto`, one after the
-other; which is first changes from pair to pair. The job's steps keep processors busy without a
-pause:
+A pair consists of two consecutive runs of the same job, one with `--preload=off` and one with
+`auto`; the order changes from pair to pair. The job's steps keep processors busy without a pause:
 
     both   2 workers (DDP, gloo)
     one    1 worker; the other processors are idle
 
-Steps count from the 5th second of the job. Its phases are those of the run with `auto` (`before`
-the process begins to import, `import`, `after` it is ready), counted from the start of the job, and
-the same moments of the other run. What counts is the difference within pairs: their median, with a
-95 % interval from a bootstrap, and how many pairs are above zero. Seconds lost: from the start of
-the import to the end, less what the steps made in that time would have taken at the pace of before.
+Steps count from the 5th second of the job. The run with `auto` determines the phases: `before` the
+process begins to import, during the `import`, and `after` it is ready. The other run is divided at
+the same times after the start of the job. The result is the median of the differences within pairs,
+with a 95 % bootstrap interval, and the number of pairs with a positive difference. Lost seconds are
+the time from the start of the import to the end, minus the time that the same steps would have
+taken at the pace before the import.
 
-Nothing else should run on the machine meanwhile. How many processors others keep busy during a run
-is measured: the machine's busy time less the job's. With `--quiet 0.2` a pair waits for a moment
-with less than that, up to a minute, and a pair with more does not count and is made again, at most
-as often as there are pairs. Neither does a pair count whose first run, without an import, turns out
-to be too short for the phases of the other, or whose job fails. Writes `study.json` and `study.md`
-into `benchmarks/results/` (`--out` for another directory).
+Nothing else should be running on the machine at the same time. The number of processors kept busy
+by other processes during a run is measured: the machine's busy time minus the job's. With
+`--quiet 0.2`, a pair waits up to a minute until it is below that value. If it exceeds the value
+during a pair, the pair does not count and is repeated, but there are at most as many repetitions as
+pairs. A pair is also not counted if its first run, without an import, turns out to be too short for
+the phases of the other, or if its job fails. Writes `study.json` and `study.md` to
+`benchmarks/results/` (use `--out` for another directory).
 """
 
 import json
@@ -45,19 +46,19 @@ _GLANCE_S, _PATIENCE_S = 2.0, 60.0
 
 
 class Run(NamedTuple):
-    """A job: when its steps ended, and when it imported, in seconds after its start."""
+    """A job: when its steps ended, and when it imported, in seconds since its start."""
 
     ends: list[float]
     begin: float
     ready: float
     mib: float
     others: float
-    """Processors that others kept busy meanwhile."""
+    """The number of processors that other processes kept busy during the run."""
 
 
 class Pair(NamedTuple):
-    """Median step times in ms by phase, and seconds lost, with off and auto; of the import, the
-    seconds that it took.
+    """Median step times in ms by phase, and lost seconds, with off and auto; also how many seconds
+    the import took.
     """
 
     variant: str
@@ -69,7 +70,7 @@ class Pair(NamedTuple):
 
 
 def run(launcher: str, nproc: int, least_s: float) -> Run:
-    """Run a job for so long at least; `launcher` is one of those in `warm`."""
+    """Run a job for at least this long; `launcher` is one of those in `warm`."""
     with directory():
         begin, before = time.monotonic(), _others_s()
         with agent(launcher, [f"--nproc-per-node={nproc}"], "busy") as process:
@@ -92,7 +93,7 @@ def run(launcher: str, nproc: int, least_s: float) -> Run:
 
 
 def _wait_for(quiet: float) -> None:
-    """Wait until others leave the processors alone, but not for ever."""
+    """Wait until other processes leave the processors idle, up to a time limit."""
     end, others = time.monotonic() + _PATIENCE_S, float("inf")
     while others > quiet and time.monotonic() < end:
         before = _others_s()
@@ -101,7 +102,7 @@ def _wait_for(quiet: float) -> None:
 
 
 def _others_s() -> float:
-    """Return how long processors have been busy with what is no child of this process."""
+    """Return the CPU seconds used by processes that are not children of this one."""
     fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
     user, nice, system, _, _, irq, softirq, steal = map(int, fields)
     everything = (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
@@ -110,7 +111,7 @@ def _others_s() -> float:
 
 
 def pair(variant: str, auto_first: bool, least_s: float) -> tuple[Pair | None, float]:
-    """Run a job both ways; return what came of it, and how long a run should be the next time."""
+    """Run a job with both settings; return the result, and how long the next run should be."""
     launchers = ("auto", "cold") if auto_first else ("cold", "auto")
     runs = {}
     for name in launchers:
@@ -134,7 +135,7 @@ def pair(variant: str, auto_first: bool, least_s: float) -> tuple[Pair | None, f
 
 
 def _in_phases(ends: list[float], marks: Sequence[float]) -> dict[str, float]:
-    """Return the median step time of each phase in ms, and `lost`, seconds after the first one."""
+    """Return the median step time of each phase in ms, and as `lost` the seconds lost."""
     first, *_ = slices = [bisect_left(ends, mark) for mark in marks]
     times = [after - before for before, after in pairwise(ends)]
     found = {
@@ -148,14 +149,14 @@ def _in_phases(ends: list[float], marks: Sequence[float]) -> dict[str, float]:
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the 95 % interval of the median, by a bootstrap."""
+    """Return the 95 % bootstrap interval of the median."""
     dice, size = random.Random(0), len(values)
     found = sorted(statistics.median(dice.choices(values, k=size)) for _ in range(_SAMPLES))
     return found[int(0.025 * _SAMPLES)], found[int(0.975 * _SAMPLES)]
 
 
 def main() -> None:
-    """Measure, print the tables, write the results."""
+    """Run the study, print the tables, and write the results."""
     parser = results.arguments("Measure what --preload=auto costs a training.")
     parser.add_argument("--pairs", type=int, default=8)
     parser.add_argument("--quiet", type=float, default=float("inf"), metavar="PROCESSORS")
@@ -172,7 +173,7 @@ def main() -> None:
                 _wait_for(options.quiet)
             try:
                 made, least_s[variant] = pair(variant, number % 2 == 0, least_s[variant])
-            except RuntimeError as error:  # it does not count, and is said
+            except RuntimeError as error:  # reported, but not counted
                 print(error, flush=True)
                 continue
             print(made, flush=True)

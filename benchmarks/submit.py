@@ -1,13 +1,14 @@
-"""Time of whole commands on jobs: `python -m benchmarks.submit [--torchx PATH] [--rounds 15]`.
+"""How long whole job commands take: `python -m benchmarks.submit [--torchx PATH] [--rounds 15]`.
 
-    dry run      submit --dryrun of dist.ddp for this machine, and for Slurm
-    no-op        submit of `true` to this machine, from start to end, output followed
-    status       of a job that is not there
-    help         of the command
+    dry run      submit --dryrun of dist.ddp, for this machine and for Slurm
+    no-op        submit `true` to this machine and follow its output to the end
+    status       status of a job that does not exist
+    help         help of the command
 
-PATH is the `torchx` command of an environment of its own; without it, relight is measured alone.
-Both have their bytecode from a run that does not count, an empty home, and take turns; the medians
-count. Writes `submit.json` and `submit.md` into `benchmarks/results/` (`--out` for elsewhere).
+PATH is the `torchx` command in a separate environment; without it, only relight is measured. Both
+commands start with compiled bytecode from a warm-up run and an empty home directory, and alternate.
+Results are medians. Writes `submit.json` and `submit.md` to `benchmarks/results/` (use `--out` for
+another directory).
 """
 
 import os
@@ -26,11 +27,11 @@ LIMIT_S = 120.0
 RELIGHT = (sys.executable, "-m", "relight")
 _DDP = ("dist.ddp", "-j", "1x2", "--script", "train.py")
 _TRUE = ("utils.binary", "--entrypoint", "true")
-_IN_PLACE = ("--workspace", "")  # torchx would otherwise build an image, or copy
+_IN_PLACE = ("--workspace", "")  # otherwise torchx would build an image, or copy files
 
 
 class Case(NamedTuple):
-    """One command line, for each launcher; `code` is how it has to end."""
+    """The command lines for each launcher; `code` is the expected exit code."""
 
     title: str
     relight: tuple[str, ...]
@@ -39,7 +40,7 @@ class Case(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """One run: seconds on the clock, and of processors."""
+    """One run: elapsed seconds, and CPU seconds."""
 
     wall_s: float
     cpu_s: float
@@ -73,7 +74,7 @@ Samples = dict[str, dict[str, list[Sample]]]
 
 
 def sample(command: tuple[str, ...], case: Case, folder: str) -> Sample:
-    """Run a command once in a directory and return what it took."""
+    """Run a command once in a directory, and return the time it took."""
     hidden = ("PYTHON", "RELIGHT", "TORCHX", "PET_")
     environment = {k: v for k, v in os.environ.items() if not k.startswith(hidden)}
     environment |= {
@@ -101,7 +102,7 @@ def sample(command: tuple[str, ...], case: Case, folder: str) -> Sample:
 
 
 def measure(torchx: str, rounds: int, names: list[str], folder: str) -> Samples:
-    """Return samples by case and launcher, taken in turns after one that does not count."""
+    """Return samples by case and launcher; they alternate after a warm-up run each."""
     Path(folder, "train.py").write_text("pass\n")
     launchers = {"relight": RELIGHT} | ({"torchx": (torchx,)} if torchx else {})
     samples: Samples = {name: {launcher: [] for launcher in launchers} for name in names}
@@ -139,7 +140,7 @@ def _as_text(samples: Samples, rounds: int) -> list[str]:
 
 
 def main() -> None:
-    """Measure, print the table, write the results."""
+    """Run the benchmarks, print the table, and write the results."""
     parser = results.arguments("Measure relight's commands beside torchx's.")
     parser.add_argument("--torchx", default="", metavar="PATH", help="the command to compare with")
     parser.add_argument("--rounds", type=int, default=15, help="samples of each; default 15")

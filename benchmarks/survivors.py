@@ -1,13 +1,15 @@
-"""What the loss of one of 4 ranks costs: `python -m benchmarks.survivors [--rounds 5]`.
+"""The cost of losing one of 4 ranks: `python -m benchmarks.survivors [--rounds 5]`.
 
-    tiny      from kill -9 of a rank to the next trained step of all, with a tiny model
-    200 MB    rank-seconds lost, with a model of that size and a checkpoint on disk: the sum over
-              all ranks of the time from the last good step to the next trained one. The checkpoint
-              is of the last good step, so no step is repeated, the best case for a restart.
+    tiny      from kill -9 of a rank to the next trained step on all ranks, with a tiny model
+    200 MB    the rank-seconds lost, with a model of that size and a checkpoint on disk: the time
+              from the last good step to the next trained one, summed over all ranks. The checkpoint
+              contains the last good step, so no step is repeated, which is the best case for a
+              restart.
 
-torchrun restarts all ranks, as relight does without `recoverable`; with it, the others stay
-(docs/survivors.md). Both start new ranks from a warm process (`--preload`). The three take turns.
-Writes `survivors.json` and `survivors.md` into `benchmarks/results/`.
+torchrun restarts all ranks, and so does relight without `recoverable`; with it, the other ranks
+keep running (docs/survivors.md). Both relight variants start new ranks from a warm process
+(`--preload`). The three variants alternate. Writes `survivors.json` and `survivors.md` to
+`benchmarks/results/`.
 """
 
 import os
@@ -30,8 +32,8 @@ MODELS = {"tiny": 0.016, "200 MB": 200.0}
 
 
 class Loss(NamedTuple):
-    """One failure: seconds from the kill to the next step of all, rank-seconds lost, the seconds
-    that a step takes as a rule, and the load of the machine.
+    """One failure: seconds from the kill to the next step on all ranks, rank-seconds lost, the
+    usual duration of a step in seconds, and the load of the machine.
     """
 
     seconds: float
@@ -41,11 +43,11 @@ class Loss(NamedTuple):
 
 
 def lose(way: str, megabytes: float) -> Loss:
-    """Kill a rank of a job."""
+    """Run a job, kill one of its ranks, and return the costs."""
     launcher, mode = WAYS[way]
     flags = [f"--nproc-per-node={RANKS}", "--max-restarts=1"]
     if launcher != "torchrun":
-        flags.append("--shutdown-timeout=60")  # on a busy machine, a step may take long
+        flags.append("--shutdown-timeout=60")  # if the machine is busy, a step may take long
     load = os.getloadavg()[0]
     with (
         directory(),
@@ -65,7 +67,7 @@ def lose(way: str, megabytes: float) -> Loss:
 
 
 def _loss(notes: list[str], load: float) -> Loss:
-    """Return the loss, given what each rank has noted."""
+    """Return the costs, given each rank's notes."""
     last, following, steps = [], [], list[float]()
     for text in notes:
         rows = [line.split() for line in text.splitlines()]
@@ -78,7 +80,7 @@ def _loss(notes: list[str], load: float) -> Loss:
 
 
 def main() -> None:
-    """Measure, print the table, write the results."""
+    """Run the benchmarks, print the table, and write the results."""
     parser = results.arguments("Measure what the loss of a rank costs.")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", nargs="+", choices=list(MODELS), default=list(MODELS))

@@ -1,10 +1,10 @@
 """Trains with DDP over gloo until rank 1 kills itself: `survivors_worker.py MODE MEGABYTES`.
 
-MODE is `plain`, where all ranks start from the checkpoint, or `recoverable`, where the others stay.
-When a file named `kill` appears in the working directory, rank 0 saves the checkpoint, and rank 1
-gets SIGKILL while the others are in the next step; with `stop` all end. Each rank says
-`<restart> <rank> <pid> <world size>` after its first step, and writes
-`<restart> <step> <monotonic time>` to the file `rank-N` after each.
+MODE is `plain`, where all ranks start from the checkpoint, or `recoverable`, where the other ranks
+keep running. When a file named `kill` appears in the working directory, rank 0 saves the
+checkpoint, and rank 1 is killed while the others are in the next step. When a file named `stop`
+appears, all ranks exit. Each rank prints `<restart> <rank> <pid> <world size>` after its first
+step, and after each step it writes `<restart> <step> <monotonic time>` to the file `rank-N`.
 """
 
 import math
@@ -25,7 +25,7 @@ CHECKPOINT = Path("checkpoint.pt")
 
 
 class Training:
-    """What survives the failure of another rank."""
+    """The state that survives the failure of another rank."""
 
     def __init__(self, megabytes: float) -> None:
         self.size = math.isqrt(int(megabytes * 1e6 / 4))
@@ -43,7 +43,7 @@ class Training:
 
 
 def train(training: Training, generation: Generation | None = None) -> None:
-    """Train in one generation."""
+    """Train during one generation."""
     dist.init_process_group("gloo")
     if generation is not None:
         training.done = generation.share(training.model, training.optimizer, step=training.done)
@@ -85,7 +85,7 @@ def train(training: Training, generation: Generation | None = None) -> None:
     Path(f"over-{rank}").touch()
     while len(list(Path().glob("over-*"))) < int(
         world
-    ):  # gloo loses what a rank that exits has sent
+    ):  # gloo discards what an exiting rank has sent
         time.sleep(0.02)
     dist.destroy_process_group()
 
@@ -97,7 +97,7 @@ def main() -> None:
         train(training)
     else:
         recoverable(lambda generation: train(training, generation))()
-    os._exit(0)  # what follows is not measured, and takes a second of each processor
+    os._exit(0)  # shutdown is not measured, and takes a second of CPU time per rank
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Operations a second of torch's TCPStore client against relight's server and against torch's.
+"""Operations per second of torch's TCPStore client, with relight's server and with torch's.
 
     python -m benchmarks.tcp_store [--clients 1 16 128] [--seconds 1] [--rounds 5]
 
-Every client is a process of its own, so that no interpreter lock stands between them. It repeats
-`set`, `get` and `add` on keys of its own. Both servers run all the time and are measured in turns.
-Where clients and server share few processors, the clients are the bottleneck. So the table also has
-the processor time that the server spends for an operation, which bounds what it can do.
+Every client is a separate process, so that they don't compete for an interpreter lock. Each repeats
+`set`, `get` and `add` on its own keys. Both servers are always running, and are measured
+alternately. If clients and server share few processors, the clients are the bottleneck. The table
+therefore also contains the server's CPU time per operation, which limits its throughput.
 """
 
 import argparse
@@ -20,20 +20,22 @@ from datetime import timedelta
 from typing import NamedTuple
 
 SERVERS = ("relight", "torch")
-OPERATIONS = 3  # of a turn of a client: set, get, add
+OPERATIONS = 3  # per iteration of a client: set, get, add
 
 
 class Sample(NamedTuple):
-    """One measurement of one server."""
+    """One measurement of a server."""
 
     rate: float
-    """Operations a second, of all clients together."""
+    """Operations per second, summed over all clients."""
     busy_s: float
-    """Processor time of the server for an operation."""
+    """The server's CPU time per operation."""
 
 
 class Row(NamedTuple):
-    """The medians with one number of clients: operations a second, and server's s an operation."""
+    """The medians for a number of clients: operations per second, and server seconds per
+    operation.
+    """
 
     clients: int
     relight: float
@@ -43,7 +45,7 @@ class Row(NamedTuple):
 
 
 def main() -> None:
-    """Measure and print the table."""
+    """Run the benchmark, and print the table."""
     parser = argparse.ArgumentParser(description="Measure relight's TCPStore server and torch's.")
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 16, 128])
     parser.add_argument("--seconds", type=float, default=1.0, help="of one measurement")
@@ -67,8 +69,8 @@ def measure(counts: list[int], seconds: float, rounds: int) -> list[Row]:
 
     Args:
         counts: the numbers of clients.
-        seconds: how long one sample takes.
-        rounds: samples of each server; the median counts.
+        seconds: the duration of a sample.
+        rounds: the number of samples of each server, of which the median is reported.
     """
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     import torch.distributed  # noqa: F401  # once, before the clients are forked
@@ -94,7 +96,9 @@ def measure(counts: list[int], seconds: float, rounds: int) -> list[Row]:
 
 
 class Server:
-    """A server in a process of its own; it answers a line with its processor time."""
+    """A server in a separate process; for each line that it receives, it responds with its CPU
+    time.
+    """
 
     def __init__(self, name: str) -> None:
         self._process = subprocess.Popen(
@@ -106,13 +110,13 @@ class Server:
         self.port = int(self._line())
 
     def busy_s(self) -> float:
-        """Return the processor time that it has used so far."""
+        """Return the CPU time that the server has used so far."""
         assert self._process.stdin is not None
         self._process.stdin.write(b"\n")
         return float(self._line())
 
     def close(self) -> None:
-        """End it."""
+        """End the server process."""
         self._process.communicate()
 
     def _line(self) -> bytes:
@@ -151,7 +155,7 @@ def _serve_torch() -> None:
 
 
 class Clients:
-    """Processes that are connected to all servers and work when they are told to."""
+    """Client processes that are connected to all servers, and run operations on request."""
 
     def __init__(self, count: int, ports: list[int]) -> None:
         self._pids: list[int] = []
@@ -173,13 +177,13 @@ class Clients:
             assert line.recv(1)
 
     def work(self, server: int, seconds: float) -> int:
-        """Let all work with one of the servers; return how many operations they did."""
+        """Let all clients use one of the servers, and return how many operations they completed."""
         for line in self._lines:
             line.send(struct.pack("=Bd", server, seconds))
         return sum(struct.unpack("=Q", line.recv(8))[0] for line in self._lines)
 
     def close(self) -> None:
-        """End them."""
+        """End the client processes."""
         for line in self._lines:
             line.close()
         for pid in self._pids:

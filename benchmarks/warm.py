@@ -1,26 +1,27 @@
-"""Restarts and first launches with modules preloaded: `python -m benchmarks.warm [--rounds 5]`.
+"""Restarts and launches with preloaded modules: `python -m benchmarks.warm [--rounds 5]`.
 
-    restart   kill -9 of a worker to the first trained step of all workers of the next generation
-              (DDP, gloo, 2 and 4 workers): torchrun at its best setting, relight cold, with named
-              modules, auto
-    loss      two agents of `--nnodes=1:2` with a worker each; all processes of the one that does
-              not host the endpoint are killed, to the first trained step of the other's next
-              generation
-    spare     the same with `--nnodes=2` and a third agent, which waits until it is needed, to the
-              first trained step of both that are left
-    cut       three hosts in network namespaces, `--nnodes=2` and a spare; the cable of one is
-              pulled. From the notice that it is lost to the first trained step of the other one and
-              of the spare; relight only
-    launch    start to the first trained step of 1, 2 and 4 workers, and the memory that all
-              processes of the 4 take then (PSS); with auto, of a script that an earlier job has
-              run; warm, of one whose earlier job has left its process (`--keep-warm`)
-    idle      what that process costs the machine without a job: memory, and how often it wakes up
+    restart   from kill -9 of a worker to the first trained step of all workers in the next
+              generation (DDP, gloo, 2 and 4 workers): torchrun with its best settings, and relight
+              cold, with named modules, and with auto
+    loss      two agents with `--nnodes=1:2` and a worker each: from killing all processes of the
+              agent that does not host the endpoint to the first trained step of the other agent's
+              next generation
+    spare     the same with `--nnodes=2` and a third agent as a spare, to the first trained step of
+              both remaining agents
+    cut       three hosts in network namespaces, with `--nnodes=2` and a spare: the cable of one
+              host is pulled. From the report that it is lost to the first trained step of the other
+              host and the spare; relight only
+    launch    from the start to the first trained step of 1, 2 and 4 workers, and the memory that
+              all processes use at that point with 4 workers (PSS). auto: with a script that an
+              earlier job has run; warm: with a script whose earlier job has left a warm process
+              (`--keep-warm`)
+    idle      what a warm process costs while there is no job: its memory, and how often it wakes up
               in 10 s
 
-The launchers take turns. Writes `warm.json`, `warm.md` and `warm.png` into `benchmarks/results/`.
+The launchers alternate. Writes `warm.json`, `warm.md` and `warm.png` to `benchmarks/results/`.
 
-torchrun runs with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1; without it a restart may meet the addresses
-of the generation before. `--preload=auto` learns sooner here than the 20 s that it waits as a rule.
+torchrun runs with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, because otherwise a restart may get the
+addresses of the previous generation. `--preload=auto` learns sooner here than after the usual 20 s.
 """
 
 import contextlib
@@ -75,11 +76,11 @@ BENCHMARKS = ("restart", "loss", "spare", "cut", "launch", "idle")
 _IDLE_S = 10
 Samples = dict[str, dict[str, list[float]]]
 LIMIT_S = 600.0
-"""After which a job is killed that does not end."""
+"""A job that has not ended by then is killed."""
 
 
 class Step(NamedTuple):
-    """A worker has made its first step."""
+    """The report of a worker that has completed its first step."""
 
     restart: int
     rank: int
@@ -88,7 +89,7 @@ class Step(NamedTuple):
 
 
 def restart_s(launcher: str, nproc: int) -> float:
-    """Seconds from kill -9 of rank 0 to the first trained step of all of the next generation."""
+    """Return the seconds from kill -9 of rank 0 to the first step of the whole next generation."""
     flags = [f"--nproc-per-node={nproc}", "--max-restarts=1"]
     with directory(), agent(launcher, flags, "stay") as process:
         steps = [step(process) for _ in range(nproc)]
@@ -105,7 +106,9 @@ def restart_s(launcher: str, nproc: int) -> float:
 
 
 def loss_s(launcher: str) -> float:
-    """Seconds from the loss of one node of two to the first trained step of what is left."""
+    """Return the seconds from losing one of two nodes to the first trained step on the other
+    one.
+    """
     flags = _meet("1:2")
     with (
         directory(),
@@ -113,7 +116,7 @@ def loss_s(launcher: str) -> float:
         agent(launcher, flags[1], "stay", lost=True) as goes,
     ):
         for process in (stays, goes):
-            while step(process).world != 2:  # one of them may have begun alone
+            while step(process).world != 2:  # one of them may have started alone
                 pass
         settle(launcher, 2)
         begin = time.monotonic()
@@ -126,8 +129,8 @@ def loss_s(launcher: str) -> float:
 
 
 def spare_s(launcher: str) -> float:
-    """Seconds from the loss of one node of two to the first trained step of the other one and of a
-    third, which has waited as a spare.
+    """Return the seconds from losing one of two nodes to the first trained step on the other node
+    and on a third one, which has been waiting as a spare.
     """
     if launcher == "auto":
         _learn()
@@ -141,21 +144,21 @@ def spare_s(launcher: str) -> float:
             step(process)
         with agent(launcher, flags[1], "stay") as spare:
             settle(launcher, 3)
-            time.sleep(5)  # it has been waiting for a while
+            time.sleep(5)  # let it wait for a while
             begin = time.monotonic()
             kill(goes)
             for process in (stays, spare):
                 step(process)
             seconds = time.monotonic() - begin
             check_warm(launcher)
-            Path("stop").touch()  # before the agent that hosts the endpoint is waited for
+            Path("stop").touch()  # before waiting for the agent that hosts the endpoint
             stays.wait(60)
         return seconds
 
 
 def cut_s(launcher: str) -> float:
-    """Seconds from the notice that a node is lost, whose cable was pulled, to the first trained
-    step of the other one and of a spare.
+    """Return the seconds from the report that a node is lost, because its cable was pulled, to the
+    first trained step on the other node and on a spare.
     """
     names = ["node1", "node2", "node3"]
     flags = [
@@ -198,7 +201,9 @@ def cut_s(launcher: str) -> float:
 
 
 def launch(launcher: str, nproc: int) -> tuple[float, float]:
-    """Seconds from the start of a job to the first trained step of all workers, and MiB then."""
+    """Return the seconds from starting a job to its first step on all workers, and its MiB by
+    then.
+    """
     if launcher == "auto":
         _learn()
     flags = [f"--nproc-per-node={nproc}"]
@@ -215,7 +220,7 @@ def launch(launcher: str, nproc: int) -> tuple[float, float]:
 
 
 def idle() -> tuple[float, float]:
-    """MiB of a warm process without a job, and how often it wakes up in 10 s."""
+    """Return the MiB of a warm process without a job, and how often it wakes up in 10 s."""
     with directory(), _warm_process("warm", ["--nproc-per-node=2"]) as pids:
         (pid,) = pids
         before = _switches(pid)
@@ -225,11 +230,13 @@ def idle() -> tuple[float, float]:
 
 @contextlib.contextmanager
 def _warm_process(launcher: str, flags: list[str]) -> Iterator[list[int]]:
-    """Make a warm process for jobs in this directory, by a first one; return its pid, if any."""
+    """Create a warm process for jobs in this directory; yield its pid, or nothing for other
+    launchers.
+    """
     if launcher != "warm":
         yield []
         return
-    # A first job does not wait for its process where each worker has a processor.
+    # If each worker has a processor, the first job would not wait for its warm process.
     _relight("warm", "start", f"--preload={MODULES}", *flags, WORKER)
     with agent(launcher, flags, "stay") as process:
         step(process)
@@ -253,7 +260,7 @@ def _relight(*words: str) -> str:
 
 
 def _switches(pid: int) -> int:
-    """Return how often a process was put to sleep or interrupted (proc(5), status)."""
+    """Return how often a process went to sleep or was preempted (proc(5), status)."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return sum(int(line.split()[1]) for line in lines if "ctxt_switches" in line)
 
@@ -264,7 +271,7 @@ def _check_taken(launcher: str) -> None:
 
 
 def _meet(nnodes: str) -> list[list[str]]:
-    """Return the flags of the node that hosts the endpoint, and those of the others."""
+    """Return the flags for the node that hosts the endpoint, and the flags for the others."""
     common = [
         "--nproc-per-node=1",
         f"--nnodes={nnodes}",
@@ -277,7 +284,7 @@ def _meet(nnodes: str) -> list[list[str]]:
 
 
 def _learn() -> None:
-    """Run a job with --preload=auto, unless one has been run."""
+    """Run a job with --preload=auto, unless that has been done already."""
     if not Path(import_profile.directory(os.environ)).exists():
         with directory(), agent("auto", ["--nproc-per-node=1"], "stay") as process:
             step(process)
@@ -285,14 +292,14 @@ def _learn() -> None:
 
 
 def settle(launcher: str, nodes: int) -> None:
-    """Wait until whatever is to be done after the launch is done."""
+    """Wait until everything that follows a launch has been done."""
     if launcher in ("named", "auto"):
         until(lambda: events().count('"PreloadReady"') == nodes)
     time.sleep(1)
 
 
 def check_warm(launcher: str) -> None:
-    """Raise RuntimeError if workers of a warm launcher have started cold."""
+    """Raise RuntimeError if workers that should have started warm have started cold."""
     if launcher in ("named", "auto"):
         if '"WorkersWarm", "warm": true' not in events():
             raise RuntimeError("the workers started cold:\n" + events())
@@ -302,7 +309,7 @@ def check_warm(launcher: str) -> None:
 
 @contextlib.contextmanager
 def directory() -> Iterator[None]:
-    """Work in a directory of its own."""
+    """Work in a new temporary directory."""
     before, path = os.getcwd(), tempfile.mkdtemp(prefix="relight-bench-")
     os.chdir(path)
     try:
@@ -316,7 +323,7 @@ def directory() -> Iterator[None]:
 def agent(
     launcher: str, flags: list[str], *arguments: str, lost: bool = False, worker: str = WORKER
 ) -> Iterator["subprocess.Popen[bytes]"]:
-    """Start an agent in the working directory; end it, unless it will be `lost` by then."""
+    """Start an agent in the working directory. End it, unless it is `lost` by then."""
     variables = {"OMP_NUM_THREADS": "1"}
     if launcher == "torchrun":
         variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
@@ -349,7 +356,7 @@ def agent(
 
 
 def kill(process: "subprocess.Popen[bytes]") -> None:
-    """Kill an agent and all that it has started: the machine is gone."""
+    """Kill an agent and everything that it has started, to simulate the loss of the machine."""
     try:
         pids = family(process.pid)
     except FileNotFoundError:
@@ -360,7 +367,7 @@ def kill(process: "subprocess.Popen[bytes]") -> None:
 
 
 def step(process: "subprocess.Popen[bytes]") -> Step:
-    """Return the next worker that has made its first step."""
+    """Return the next worker that has completed its first step."""
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line:
@@ -374,10 +381,10 @@ def events() -> str:
 
 
 def until(condition: Callable[[], bool], limit_s: float = 120) -> None:
-    """Wait until something holds.
+    """Wait until a condition holds.
 
     Raises:
-        TimeoutError: it does not.
+        TimeoutError: if it does not hold in time.
     """
     deadline = time.monotonic() + limit_s
     while not condition():
@@ -387,7 +394,7 @@ def until(condition: Callable[[], bool], limit_s: float = 120) -> None:
 
 
 def main() -> None:
-    """Measure, print the table, write the results."""
+    """Run the benchmarks, print the table, and write the results."""
     parser = results.arguments("Measure warm restarts and launches.")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", nargs="+", choices=BENCHMARKS, default=BENCHMARKS)
@@ -396,8 +403,8 @@ def main() -> None:
     launchers = [name for name in LAUNCHERS if name not in options.without]
     samples: Samples = {}
     cache = tempfile.TemporaryDirectory(prefix="relight-bench-")
-    os.environ["XDG_CACHE_HOME"] = cache.name  # what --preload=auto learns is forgotten at the end
-    os.environ["XDG_RUNTIME_DIR"] = cache.name  # other warm processes are not touched
+    os.environ["XDG_CACHE_HOME"] = cache.name  # discards what --preload=auto learns
+    os.environ["XDG_RUNTIME_DIR"] = cache.name  # keeps other warm processes unaffected
 
     def note(row: str, launcher: str, value: float) -> None:
         samples.setdefault(row, {}).setdefault(launcher, []).append(value)
@@ -405,7 +412,7 @@ def main() -> None:
 
     for number in range(options.rounds):
         for launcher in launchers[:: -1 if number % 2 else 1]:
-            is_kept = launcher == "warm"  # which differs at launch only
+            is_kept = launcher == "warm"  # the setting only matters for launches
             if "restart" in options.only and not is_kept:
                 for nproc in (2, 4):
                     note(f"restart of {nproc} workers, s", launcher, restart_s(launcher, nproc))

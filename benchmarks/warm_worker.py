@@ -1,9 +1,10 @@
-"""Trains with DDP over gloo; says `<restart> <rank> <pid> <world size>` after the first step.
+"""Trains with DDP over gloo, and prints `<restart> <rank> <pid> <world size>` after the first step.
 
 stay         trains a small model, with pauses, until a file named `stop` appears in the working
              directory
-busy         the same with a model that keeps a processor busy, without pauses; rank 0 leaves in the
-             file `steps` when each step ended (doubles, seconds of the monotonic clock)
+busy         the same with a model that keeps a processor busy, without pauses; rank 0 writes the
+             time at which each step ended to the file `steps` (doubles, in seconds of the monotonic
+             clock)
 """
 
 import os
@@ -44,7 +45,7 @@ def main() -> None:
         if rank == "0":
             with open("steps", "wb") as file:
                 ends.tofile(file)
-        os._exit(0)  # now and then a process aborts while torch takes gloo's threads down
+        os._exit(0)  # sometimes a process aborts while torch stops gloo's threads
     dist.destroy_process_group()
 
 

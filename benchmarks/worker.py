@@ -1,10 +1,10 @@
-"""What the measured jobs run: it says when it began, then does what its argument says.
+"""The workers in the benchmarks: they report their start, and then do what their argument says.
 
-    end          ends at once
-    stay         stays until a file named `stop` appears in the working directory
+    end          exits immediately
+    stay         runs until a file named `stop` appears in the working directory
     lines N      prints N lines
 
-Standard library only, so that it is the launcher that is measured.
+It uses only the standard library, so that the launcher is what is being measured.
 """
 
 import os
@@ -13,9 +13,9 @@ import time
 
 
 def main() -> None:
-    """Say `<restart> <rank> <pid>` and act."""
+    """Print `<restart> <rank> <pid>`, and act according to the argument."""
     restart, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]
-    # In one piece: print() writes several, and torchrun does not keep the lines of workers apart.
+    # A single write: print() would write several times, and torchrun would mix up workers' lines.
     os.write(1, f"{restart} {rank} {os.getpid()}\n".encode())
     if sys.argv[1] == "stay":
         end = time.monotonic() + 120

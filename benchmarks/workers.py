@@ -1,13 +1,15 @@
-"""Many workers that do nothing, and the way to the first: `python -m benchmarks.workers`.
+"""Many workers that do nothing, and the time to the first one: `python -m benchmarks.workers`.
 
-    number   1 to 256 workers that run `true`: start of the command to its end, for relight, for
-             torchrun, and for a Python process that forks, executes `true` and reaps, as often
-    first    start of the command to the moment at which the first worker's program runs, for both
-             launchers, and for a Python process that does nothing but become that program
+    number   1 to 256 workers that run `true`: from starting the command to its end, for relight,
+             torchrun, and a Python process that forks, executes `true` and reaps it the same number
+             of times
+    first    from starting the command to when the program of the first worker runs, for both
+             launchers, and for a Python process that only executes that program
 
-The worker of `first` is bash, which prints the time of day. What that takes when it is started from
-here, in the same round, is not counted. All take turns; the medians count. Writes `workers.json`,
-`workers.md` and `workers.png` into `benchmarks/results/` (`--out` for another directory).
+The worker of `first` is bash, which prints the time of day. The time that this takes when it is
+started directly, in the same round, is subtracted. All variants alternate, and results are medians.
+Writes `workers.json`, `workers.md` and `workers.png` to `benchmarks/results/` (use `--out` for
+another directory).
 """
 
 import os
@@ -53,7 +55,9 @@ Firsts = dict[str, list[float]]
 
 
 def number_s(name: str, number: int) -> float:
-    """Seconds from the start of so many workers to the end of the last and of their parent."""
+    """Return the seconds from starting the workers to the end of the last one and of their
+    parent.
+    """
     if name == "loop":
         command = [sys.executable, "-c", LOOP, str(number)]
     else:
@@ -64,21 +68,21 @@ def number_s(name: str, number: int) -> float:
 
 
 def pass_s() -> float:
-    """Seconds from the start of a Python process that does nothing to its end."""
+    """Return the seconds from starting a Python process that does nothing to its end."""
     begin = time.monotonic()
     _run([sys.executable, "-c", "pass"])
     return time.monotonic() - begin
 
 
 def first_s(name: str) -> float:
-    """Seconds from the start of a command to the time of day that its program prints."""
+    """Return the seconds from starting a command to the time of day that its program prints."""
     begin = time.time()
     return float(_run(FIRST[name])) - begin
 
 
 def slope_s(samples: dict[int, list[float]], of: Callable[[list[float]], float]) -> float:
-    """Seconds that one worker more takes, of the medians or of the least: what else the machine
-    does only adds.
+    """Return the seconds per additional worker, from the medians or from the minimums, because
+    other load on the machine only adds time.
     """
     return (of(samples[256]) - of(samples[8])) / (256 - 8)
 
@@ -96,14 +100,14 @@ def _run(command: list[str]) -> bytes:
 
 
 def main() -> None:
-    """Measure, print the tables, write the results."""
+    """Run the benchmarks, print the tables, and write the results."""
     parser = results.arguments("Measure the start of many workers.")
     parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args()
     numbers: Numbers = {name: {} for name in NAMES}
     firsts: Firsts = {name: [] for name in ("pass", *FIRST)}
     for name in NAMES:
-        number_s(name, 1)  # does not count: it fills the machine's cache
+        number_s(name, 1)  # a warm-up run that fills the machine's cache
     for count in range(options.rounds):
         turn = slice(None, None, -1 if count % 2 else 1)
         for number in NUMBERS:
@@ -122,7 +126,7 @@ def main() -> None:
 
 
 def _net(firsts: Firsts) -> Firsts:
-    """Return what is left of the times to the first worker without its own."""
+    """Return the times to the first worker, minus the time that the worker itself takes."""
     own = firsts["clock"]
     return {
         name: [value - less for value, less in zip(firsts[name], own, strict=True)]

@@ -1,1 +1,1 @@
-"""Makes the documentation: generated pages, the picture in the README, the site."""
+"""Generates the documentation: reference pages, the picture in the README, and the site."""

@@ -1,17 +1,18 @@
-"""Finds the blocks of code in a page, and what is to become of each.
+"""Finds the code blocks in a page, and determines how each is tested.
 
-- ```` ```bash ````: commands; a test runs those of a page from top to bottom in one directory,
-  which has a small `train.py` and the examples.
-- ```` ```console ````: a terminal as it was shown, commands behind `$`; nothing is run. So is a
-  block without a language that has such a line.
-- ```` ```text ````: output, or what is not for a shell; other languages are what they say.
+- ```` ```bash ````: commands. A test runs the commands of a page from top to bottom in one
+  directory, which contains a small `train.py` and the examples.
+- ```` ```console ````: a terminal session, with commands after `$`; nothing is run. A block without
+  a language is treated the same if it has such a line.
+- ```` ```text ````: output, or anything that is not for a shell. Other languages have their usual
+  meaning.
 
-A comment before a block of commands says that it is not run, and why, or that it takes long:
+A comment before a block states that its commands are not run, and why, or that they take long:
 
     <!-- not run: needs a Slurm cluster -->
     <!-- run by make long -->
 
-The first one at the top of a page, before its title, is for all blocks of the page.
+If such a comment is at the top of a page, before its title, it applies to all blocks on the page.
 """
 
 import re
@@ -30,8 +31,8 @@ _VARIABLE = re.compile(r"\$\w+")
 
 
 class Block(NamedTuple):
-    """A fenced block: its language, its text, the line of its fence, why it is not run (empty: it
-    is run), and whether that takes long.
+    """A fenced block: its language, its text, the line number of its fence, the reason why it is
+    not run (empty if it is), and whether it takes long to run.
     """
 
     language: str
@@ -42,7 +43,7 @@ class Block(NamedTuple):
 
 
 def pages() -> list[Path]:
-    """Return the pages of the documentation, but the one that only tells history."""
+    """Return the pages of the documentation, except the changelog."""
     found = [
         *ROOT.glob("*.md"),
         *ROOT.glob("docs/**/*.md"),
@@ -53,10 +54,10 @@ def pages() -> list[Path]:
 
 
 def blocks(text: str) -> Iterator[Block]:
-    """Yield the blocks of a page.
+    """Yield the code blocks in a page.
 
     Raises:
-        ValueError: a block does not end.
+        ValueError: if a block does not end.
     """
     lines = text.splitlines()
     top = _NOT_RUN.match(text)
@@ -81,8 +82,8 @@ def blocks(text: str) -> Iterator[Block]:
 
 
 def command_lines(block: Block) -> Iterator[tuple[str, list[str]]]:
-    """Yield each command of relight in a block of commands or a shown terminal, with its words,
-    except where something is left out (`…`). Variables are 1.
+    """Yield the relight commands in a block of commands or a terminal session, each with its
+    arguments. Commands with an ellipsis (`…`) are skipped, and variables are replaced with 1.
     """
     text = block.text.replace("\\\n", " ")
     for line in text.splitlines():

@@ -1,10 +1,10 @@
-"""Writes docs/failure-guide.md: what each message at the end of a job means, and what to do.
+"""Writes docs/failure-guide.md, which explains each message at the end of a job and what to do.
 
     python -m documentation.failures
 
-`documentation/failures.toml` has an entry for every message that tells why a job ended; a test
-compares it with the source of relight (`messages_of_source`). The reports are those that the tests
-of tests/faults expect.
+`documentation/failures.toml` has an entry for every message that states why a job ended. A test
+compares it with relight's source (`messages_of_source`). The sample reports are the expected
+reports of the tests in tests/faults.
 """
 
 import tomllib
@@ -21,8 +21,9 @@ _FAULTS = ROOT / "tests" / "faults"
 
 
 class Cause(NamedTuple):
-    """Why a job ended: the group of such causes, a title, parts of relight's messages as they stand
-    in its source, what they mean, what to do, and a file of tests/faults with a report.
+    """A reason why a job ended: the group it belongs to, a title, parts of the messages as they are
+    written in relight's source, what they mean, what to do, and a file in tests/faults with a
+    report.
     """
 
     group: str
@@ -36,7 +37,7 @@ class Cause(NamedTuple):
 _TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 CAUSES = tuple(Cause(**each) for each in _TABLES["cause"])
 EXIT_CODES: dict[str, str] = _TABLES["exit_codes"]
-"""The names of relight's own exit codes in `relight.base.errors`, and what they mean."""
+"""The names of relight's own exit codes in `relight.base.errors`, each with its meaning."""
 SOURCES = {
     "agent/coordinator.py": ("JobEnded",),
     "core/diagnosis/blame.py": ("OTHER_ADDRESS",),
@@ -67,11 +68,11 @@ SOURCES = {
     "agent/postmortem.py": ("_of_disk",),
     "agent/watchdogs.py": ("_on_stuck", "_on_timer_expired"),
 }  # fmt: skip
-"""Functions, assignments and calls of the source that have messages of this kind."""
+"""The functions, assignments and calls in the source that contain such messages."""
 
 
 def messages_of_source() -> Iterator[str]:
-    """Yield the messages of `SOURCES` that are words for people."""
+    """Yield the messages in `SOURCES` that are readable text."""
     for path, names in SOURCES.items():
         for text in messages.texts_of(messages.SOURCE / path, names):
             if messages.is_words(text):
@@ -79,7 +80,7 @@ def messages_of_source() -> Iterator[str]:
 
 
 def page() -> str:
-    """Return the text of the page."""
+    """Return the content of the page."""
     lines, group = [_HEAD], ""
     for cause in CAUSES:
         lines += [f"## {cause.group}", ""] if cause.group != group else []

@@ -1,9 +1,9 @@
-"""Writes docs/from-torchrun.md: every flag of `relight run`, beside torchrun's.
+"""Writes docs/from-torchrun.md, which lists every flag of `relight run` next to torchrun's.
 
     python -m documentation.from_torchrun
 
-The flags come from the table of `relight run` and from torchrun's parser, the differences from
-docs/differences.md, which the tests of tests/differential keep complete.
+The flags come from the flag table of `relight run` and from torchrun's parser. The differences come
+from docs/differences.md, which the tests in tests/differential keep complete.
 """
 
 import ast
@@ -48,7 +48,7 @@ torchrun.
 
 """
 _LATER = {"log-line-prefix-template", "print-completion"}
-"""Flags of torch 2.14, which the installed torch lacks."""
+"""Flags that torch 2.14 has but the installed torch does not."""
 _OWN = """
 ## Flags that torchrun does not have
 
@@ -60,7 +60,7 @@ _ALL = """
 
 
 def page() -> str:
-    """Return the text of the page."""
+    """Return the content of the page."""
     theirs = of_torchrun() | _LATER
     missing = theirs - {flag.name for flag in FLAGS}
     assert not missing, f"flags of torchrun that relight run does not have: {sorted(missing)}"
@@ -75,8 +75,8 @@ def page() -> str:
 
 
 def of_torchrun() -> set[str]:
-    """Return the names of torchrun's flags, with dashes. Its parser is read, not run: an import of
-    torch takes seconds.
+    """Return the names of torchrun's flags, with dashes. Its parser is read from the source rather
+    than run, because importing torch takes seconds.
     """
     torch = find_spec("torch")
     assert torch is not None and torch.origin is not None
@@ -93,14 +93,14 @@ def of_torchrun() -> set[str]:
 
 
 def differences() -> dict[str, list[str]]:
-    """Return the names of the differences that mention each flag."""
+    """Return, for each flag, the names of the differences that mention it."""
     found: dict[str, list[str]] = {}
     for part in re.split(r"^### ", DIFFERENCES.read_text(), flags=re.MULTILINE)[1:]:
         name = part.partition("\n")[0].strip("` ")
         body = part.partition("\n## ")[0]
         flags = {flag.name for flag in FLAGS if re.search(rf"--{flag.name}\b(?!-)", body)}
         flags |= {flag.name for flag in FLAGS if f"PET_{flag.field.upper()}" in body}
-        flags |= {name} & {flag.name for flag in FLAGS}  # a section named after its flag
+        flags |= {name} & {flag.name for flag in FLAGS}  # a section named after a flag
         for flag in sorted(flags):
             found.setdefault(flag, []).append(name)
     return found
@@ -143,12 +143,12 @@ _PAGES = {
     "watch-slow-ranks": "slow-ranks.md",
     "worker-store": "decisions/0004-worker-store.md",
 }
-"""Where more is said of a flag that torchrun does not have."""
+"""The pages with more information about flags that torchrun does not have."""
 
 
 def row(flag: Flag, named: dict[str, list[str]]) -> str:
-    """Return the row of a flag."""
-    # A code span with a vertical bar is not the same in all tables of Markdown.
+    """Return the table row for a flag."""
+    # Markdown dialects disagree about a vertical bar within a code span in a table.
     value = " or ".join(f"`{each}`" for each in flag.metavar.split("|") if each)
     value = f" {value}{', or nothing' if flag.implied else ''}" if value else ""
     short = f", `-{flag.short}`" if flag.short else ""

@@ -1,9 +1,9 @@
-"""Writes docs/limits.md: what relight limits, and what happens at each limit.
+"""Writes docs/limits.md, which lists relight's limits and what happens when they are reached.
 
     python -m documentation.limits
 
-`documentation/limits.toml` names the constant of each limit, which stays where it is used, and a
-test that reaches it.
+`documentation/limits.toml` names the constant that defines each limit, which stays where it is
+used, and a test that reaches the limit.
 """
 
 import ast
@@ -33,7 +33,8 @@ torchrun](from-torchrun.md). The values are read from the code;
 
 class Limit(NamedTuple):
     """A limit: its group, its constant as `module:NAME` below src/relight, what it limits, what
-    happens at it, a test that reaches it (`FILE::NAME`), and its unit; seconds for a name in _S.
+    happens when it is reached, a test that reaches it (`FILE::NAME`), and its unit, which is
+    seconds for names that end in _S.
     """
 
     group: str
@@ -45,20 +46,20 @@ class Limit(NamedTuple):
 
     @property
     def place(self) -> tuple[str, str]:
-        """The file of the constant, relative to the package, and its name."""
+        """The constant's file, relative to the package, and the constant's name."""
         file, _, name = self.constant.partition(":")
         return file, name
 
     @property
     def value(self) -> float:
-        """The value in the code."""
+        """The value of the constant in the code."""
         file, name = self.place
         module = importlib.import_module(f"relight.{file.removesuffix('.py').replace('/', '.')}")
         return float(getattr(module, name))
 
     @property
     def shown(self) -> str:
-        """The value with its unit."""
+        """The value, formatted with its unit."""
         if self.unit == "bytes":
             return format_size(self.value)
         return f"{self.value:,.15g} {self.unit}".rstrip()
@@ -72,7 +73,7 @@ LIMITS = tuple(
 
 
 def bounds_of(folder: str) -> Iterator[str]:
-    """Yield the constants of a folder's modules that are called a maximum, as `Limit.constant`."""
+    """Yield a folder's constants that are named as a maximum, formatted as in `Limit.constant`."""
     for path in sorted((SOURCE / folder).glob("*.py")):
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
@@ -82,7 +83,7 @@ def bounds_of(folder: str) -> Iterator[str]:
 
 
 def page() -> str:
-    """Return the text of the page."""
+    """Return the content of the page."""
     lines, group = [_HEAD.rstrip("\n")], ""
     for limit in LIMITS:
         if limit.group != group:

@@ -1,7 +1,7 @@
-"""Reads the messages of relight from its source: what is raised, returned, or told as the end of a
-job.
+"""Reads relight's messages from its source: those that are raised, returned, or reported as the
+reason why a job ended.
 
-In a message, `…` stands for what differs from case to case.
+In a message, `…` stands for the parts that vary.
 """
 
 import ast
@@ -12,7 +12,7 @@ from documentation.blocks import ROOT
 
 SOURCE = ROOT / "src" / "relight"
 ERRORS = {"UsageError": "2", "MachineError": "4", "InternalError": "70"}
-"""Errors with which commands end, and their exit codes."""
+"""The error classes that commands end with, and their exit codes."""
 _HEAD = """\
 # All messages
 
@@ -24,7 +24,7 @@ hint that follows it. `…` stands for a name or a number. A job whose *workers*
 
 
 def text_of(node: ast.expr | None) -> str:
-    """Return a text of the source, with `…` for what is put in; nothing if it is no text."""
+    """Return the text of a string expression, with `…` for inserted values, or an empty string."""
     match node:
         case ast.Constant(value=str(text)):
             return text
@@ -42,7 +42,7 @@ def text_of(node: ast.expr | None) -> str:
 
 
 def raised(path: Path) -> Iterator[tuple[str, str, str]]:
-    """Yield the exit code, the message and the hint of each error that a module raises."""
+    """Yield the exit code, message and hint of each error that a module raises."""
     for node in ast.walk(ast.parse(path.read_text())):
         match node:
             case ast.Call(func=ast.Name(id=name), args=[message, *_], keywords=named):
@@ -52,9 +52,7 @@ def raised(path: Path) -> Iterator[tuple[str, str, str]]:
 
 
 def texts_of(path: Path, names: Iterable[str]) -> Iterator[str]:
-    """Yield the texts in functions and assignments of these names, and in calls of these names,
-    without docstrings.
-    """
+    """Yield the strings in functions, assignments and calls with these names, except docstrings."""
     wanted = set(names)
     for node in ast.walk(ast.parse(path.read_text())):
         match node:
@@ -78,12 +76,12 @@ def _within(nodes: Iterable[ast.AST]) -> Iterator[str]:
 
 
 def is_words(text: str) -> bool:
-    """Return whether a text has two words at least, and so says something by itself."""
+    """Return whether a text has at least two words, and so is meaningful on its own."""
     return sum(word.strip("…:;,.()").isalpha() for word in text.split()) >= 2
 
 
 def page() -> str:
-    """Return the page of all errors, by the part of relight that raises them."""
+    """Return a page with all errors, grouped by the part of relight that raises them."""
     parts: dict[str, dict[tuple[str, str], str]] = {}
     for path in sorted(SOURCE.rglob("*.py")):
         part = path.relative_to(SOURCE).parts[0].removesuffix(".py")

@@ -1,9 +1,9 @@
-"""Draws a recorded terminal as a picture that is readable on light and dark pages.
+"""Renders a terminal recording as a picture that is readable on light and dark pages.
 
     python -m documentation.picture
 
-writes docs/pictures/recovery.svg from docs/pictures/recovery.cast (`documentation.recording`). At
-the left is the time since the worker was killed, from then on.
+This writes docs/pictures/recovery.svg from docs/pictures/recovery.cast (`documentation.recording`).
+From the kill on, the left margin shows the time since the worker was killed.
 """
 
 import json
@@ -16,10 +16,10 @@ from documentation.recording import CAST
 
 PICTURE = CAST.with_suffix(".svg")
 BEFORE, AFTER = 2, 3
-"""Lines of training that are shown before the kill and after the restart."""
+"""How many lines of training output are shown before the kill and after the restart."""
 _CHARACTER, _LINE, _MARGIN, _TIME = 7.2, 19, 16, 9
 _ERASED = re.compile(r"\r\x1b\[K(\x1b\[2m[^\r\n]*\x1b\[0m)?")
-"""Status lines, which a terminal does not keep."""
+"""Status lines, which a terminal erases."""
 _STYLE = """
   rect { fill: #17191e; stroke: #4a4f5a; }
   text { font: 12px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; fill: #d8dbe2; }
@@ -29,7 +29,7 @@ _STYLE = """
 
 
 class Line(NamedTuple):
-    """One line of the picture: when, in seconds from the start; its style; its text."""
+    """One line of the picture: its time in seconds since the start, its style, and its text."""
 
     at: float
     style: str
@@ -37,7 +37,9 @@ class Line(NamedTuple):
 
 
 def lines(cast: str) -> tuple[list[Line], float]:
-    """Return what a recorded terminal showed, the commands with a prompt, and when of the kill."""
+    """Return the lines of a recording, including the commands with a prompt, and the time of the
+    kill.
+    """
     head, *events = map(json.loads, cast.splitlines())
     found, killed_at = [Line(0.0, "prompt", f"$ {head['command']}")], 0.0
     for at, kind, data in events:
@@ -52,7 +54,7 @@ def lines(cast: str) -> tuple[list[Line], float]:
 
 
 def shortened(all_lines: Sequence[Line], killed_at: float) -> list[Line]:
-    """Return the lines without most of those of the training that goes well."""
+    """Return the lines without most of the output of undisturbed training."""
     kept: list[Line] = []
     epochs = [each.at for each in all_lines if each.text.startswith("epoch")]
     near = [at for at in epochs if at <= killed_at][-BEFORE:]
@@ -66,7 +68,7 @@ def shortened(all_lines: Sequence[Line], killed_at: float) -> list[Line]:
 
 
 def draw(cast: str) -> str:
-    """Return the picture."""
+    """Return the picture as SVG."""
     all_lines, killed_at = lines(cast)
     width = json.loads(cast.partition("\n")[0])["width"]
     rows: list[tuple[str, str, str]] = []

@@ -1,9 +1,9 @@
-"""Records a job on a terminal in which a worker is killed: docs/pictures/recovery.cast.
+"""Records a terminal session in which a worker is killed: docs/pictures/recovery.cast.
 
     python -m documentation.recording
 
-The file is an asciicast (version 2, https://docs.asciinema.org/manual/asciicast/v2/); a marker in
-it is what was typed in another terminal. `documentation.picture` draws it.
+The file is an asciicast (version 2, https://docs.asciinema.org/manual/asciicast/v2/). Its marker
+holds the command that was entered in another terminal. `documentation.picture` renders it.
 """
 
 import fcntl
@@ -21,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 CAST = ROOT / "docs" / "pictures" / "recovery.cast"
-# With --redirects=2 the tracebacks of the ranks that lose their peer are in files.
+# With --redirects=2, tracebacks of the ranks that lose their peer go to files.
 COMMAND = (
     "relight run --nproc-per-node=4 --max-restarts=3 --redirects=2 --log-dir=logs "
     "--preload=torch,torch._dynamo digits.py"
@@ -32,7 +32,7 @@ VICTIM = 2
 
 
 def main() -> None:
-    """Run the job, kill a worker in the middle, and write what the terminal showed, and when."""
+    """Run the job, kill a worker midway, and write the terminal output with timestamps."""
     screen, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
     events: list[tuple[float, str, str]] = []
@@ -65,12 +65,12 @@ def main() -> None:
 def _read(screen: int) -> bytes:
     try:
         return os.read(screen, 65536)
-    except OSError:  # EIO: nobody has the terminal open
+    except OSError:  # EIO: no process has the terminal open anymore
         return b""
 
 
 def _pid_of(rank: int, ancestor: int) -> int:
-    """Return the pid of a rank below a process."""
+    """Return the pid of a rank that descends from a process."""
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             variables = (folder / "environ").read_bytes().split(b"\0")

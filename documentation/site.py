@@ -1,10 +1,10 @@
-"""Builds the site from the pages of the repository.
+"""Builds the documentation site from the pages in the repository.
 
     python -m documentation.site [DIRECTORY]        # .build/site by default
 
-The pages keep their places, so that their links lead to the same files in the repository and on the
-site. The navigation is docs/README.md: its headings, and the pages that it lists below them; a page
-that it does not list is under "More", or under the name of its folder.
+Pages keep their paths, so that links lead to the same files in the repository and on the site. The
+navigation is derived from docs/README.md: its headings, and the pages listed below them. Other
+pages appear under "More", or under the name of their folder.
 """
 
 import json
@@ -29,14 +29,14 @@ SHOWN = (
     "examples",
     "benchmarks",
 )
-"""What of the repository is on the site."""
+"""The parts of the repository that are on the site."""
 MESSAGES = "messages.md"
-"""A page that is on the site alone: it is read from the source."""
+"""A page that only exists on the site; it is generated from the source."""
 _LINK = re.compile(r"\[([^\]]+)\]\(([^)#]+\.md)\)")
 
 
 def navigation() -> list[dict[str, Any]]:
-    """Return the navigation, as mkdocs wants it."""
+    """Return the navigation in the format that mkdocs expects."""
     index = ROOT / "docs" / "README.md"
     nav: list[dict[str, Any]] = [{"relight": "README.md"}]
     seen = {index}
@@ -63,10 +63,10 @@ def _title(page: Path) -> str:
 
 
 def build(out: Path) -> str:
-    """Build the site strictly: a link or an anchor that leads nowhere is an error.
+    """Build the site in strict mode, where a broken link or anchor is an error.
 
     Returns:
-        What is wrong; empty if nothing is.
+        An error message; empty if the build succeeded.
     """
     with tempfile.TemporaryDirectory(prefix="relight-site-") as name:
         source = Path(name) / "source"
@@ -82,14 +82,14 @@ def build(out: Path) -> str:
             "nav": [*navigation(), {"All messages": MESSAGES}],
             "plugins": {"mkdocstrings": {"handlers": {"python": {"paths": [str(ROOT / "src")]}}}},
         }
-        config.write_text(json.dumps(settings))  # which is YAML as well
+        config.write_text(json.dumps(settings))  # JSON is valid YAML
         command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", str(config)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.stdout + done.stderr if done.returncode else ""
 
 
 def main() -> int:
-    """Return 1 if something is wrong."""
+    """Build the site, and return 1 if that failed."""
     out = Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else OUT
     wrong = build(out)
     print(wrong or out / "index.html")

@@ -1,1 +1,1 @@
-"""The checks of `make gpu`: what relight does with one NVIDIA GPU."""
+"""The checks of `make gpu`, which exercise relight on one NVIDIA GPU."""

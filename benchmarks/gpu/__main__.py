@@ -1,10 +1,11 @@
 """Checks relight on a machine with one NVIDIA GPU: `make gpu`, or `python -m benchmarks.gpu`.
 
-It takes three to four minutes, six at most, with the torch that this interpreter has. Prints a
-table; `--out FILE` writes it, `--logs DIR` writes one file with all commands and their output.
-`--device cpu` tests the script itself without a GPU.
+It takes three to four minutes, or six at most, and uses the torch that is installed for this
+interpreter. It prints a table; `--out FILE` also writes it to a file, and `--logs DIR` writes a
+single log file with all commands and their output. `--device cpu` tests the script itself without a
+GPU.
 
-Exit code: 0; 1 a check failed; 2 something is missing here.
+Exit code: 0 if all checks passed, 1 if a check failed, 2 if a prerequisite is missing.
 """
 
 import argparse
@@ -27,9 +28,9 @@ from benchmarks.gpu.run import Bench, Row
 
 LIMIT_S = 360.0
 _TORCH_LIMIT_S = 150.0
-"""For the first import of torch and CUDA context, from a disk that may be slow."""
+"""The time limit for the first import of torch and a CUDA context, possibly from a slow disk."""
 _LAST_S = 12.0
-"""Kept for the last check."""
+"""The time reserved for the last check."""
 _TORCH = """
 import json
 try:
@@ -51,7 +52,7 @@ else:
 
 
 def main() -> int:
-    """Run the checks, print and write the table."""
+    """Run the checks, and print and write the table."""
     names = [check.name for check in CHECKS]
     parser = argparse.ArgumentParser(description="Check relight on a machine with one NVIDIA GPU.")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
@@ -89,7 +90,7 @@ def main() -> int:
             row = run.run_check(bench, check, left_s - (_LAST_S if check != CHECKS[-1] else 0))
             rows.append(row)
             print(f"| {row.as_text()} | {row.seconds:.1f} s", flush=True)
-            if options.out:  # whatever comes next, this is kept
+            if options.out:  # written now, so that it survives whatever happens next
                 Path(options.out).write_text(as_text(heads, rows, time.monotonic() - begin))
     finally:
         bench.clean()
@@ -102,7 +103,7 @@ def main() -> int:
 
 
 def torch_facts() -> dict[str, Any]:
-    """Return the version of torch here and whether it can use a GPU, as a new process sees it."""
+    """Return torch's version and whether it can use a GPU, determined in a new process."""
     try:
         done = subprocess.run(
             [sys.executable, "-c", _TORCH], stdin=subprocess.DEVNULL, capture_output=True,
@@ -119,7 +120,7 @@ def torch_facts() -> dict[str, Any]:
 
 
 def find_card(device: str, facts: dict[str, Any]) -> tuple[Card | None, list[str]]:
-    """Return the card, or None and the missing parts."""
+    """Return the card, or None and the list of missing prerequisites."""
     problems = []
     if facts.get("error"):
         problems.append(f"{facts['error']} (in {sys.executable})")
@@ -136,7 +137,7 @@ def find_card(device: str, facts: dict[str, Any]) -> tuple[Card | None, list[str
 
 
 def machine(found: Card, facts: dict[str, Any]) -> list[str]:
-    """Return the lines about the machine."""
+    """Return the lines that describe the machine."""
     nccl = f", NCCL {facts['nccl']}" if facts.get("nccl") else ""
     cuda = f", CUDA {facts['cuda']}" if facts.get("cuda") else ""
     driver = f", driver {found.driver}" if found.driver else ""
@@ -149,7 +150,7 @@ def machine(found: Card, facts: dict[str, Any]) -> list[str]:
 
 
 def as_text(heads: list[str], rows: list[Row], seconds: float) -> str:
-    """Return the table in Markdown, below the lines about the machine."""
+    """Return the table in Markdown, preceded by the description of the machine."""
     table = results.table("check | result | details", (row.as_text() for row in rows))
     lines = [*(f"{line}." for line in heads), f"{seconds:.0f} s in all.", "", *table]
     return "\n".join(lines) + "\n"

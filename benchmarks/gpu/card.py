@@ -1,8 +1,8 @@
-"""The GPU as the driver shows it: name, memory in use, processes.
+"""The GPU as reported by the driver: its name, the memory in use, and its processes.
 
-Memory is read through NVML (libnvidia-ml, which nvidia-smi uses): a call of nvidia-smi can take
-longer than the second that is to be measured. NVML's `nvmlMemory_t` and `nvmlDeviceGetName` are in
-https://docs.nvidia.com/deploy/nvml-api.
+Memory is read through NVML (libnvidia-ml, which nvidia-smi also uses), because a call to nvidia-smi
+can take longer than the second that is being measured. NVML's `nvmlMemory_t` and
+`nvmlDeviceGetName` are documented at https://docs.nvidia.com/deploy/nvml-api.
 """
 
 import ctypes
@@ -16,21 +16,23 @@ _NAME_LEN = 96
 
 
 class Card(Protocol):
-    """A device whose memory can be read."""
+    """A device whose memory usage can be read."""
 
     name: str
     driver: str
     uuid: str
 
     def used_mib(self) -> float:
-        """Return the memory in use, by all processes."""
+        """Return the memory in use by all processes."""
 
     def release(self) -> None:
-        """Close the device files, until the next reading: health checks look for holders."""
+        """Close the device files until the next reading, because health checks look for their
+        holders.
+        """
 
 
 class NoCard:
-    """The card of `--device cpu`."""
+    """The card for `--device cpu`."""
 
     name = "no GPU"
     driver = ""
@@ -52,7 +54,7 @@ class NvmlCard:
     """The first GPU, read through NVML.
 
     Raises:
-        OSError: the driver library is missing, or finds no GPU.
+        OSError: if the driver library is missing, or finds no GPU.
     """
 
     def __init__(self) -> None:
@@ -64,7 +66,7 @@ class NvmlCard:
         self.driver = self._text("nvmlSystemGetDriverVersion")
 
     def used_mib(self) -> float:
-        """Return the memory in use, by all processes."""
+        """Return the memory in use by all processes."""
         self._open()
         memory = _Memory()
         self._call("nvmlDeviceGetMemoryInfo", self._handle, ctypes.byref(memory))
@@ -95,28 +97,28 @@ class NvmlCard:
 
 
 class SmiCard:
-    """The first GPU, read by calls of nvidia-smi.
+    """The first GPU, read by running nvidia-smi.
 
     Raises:
-        OSError: nvidia-smi is missing, or fails.
+        OSError: if nvidia-smi is missing, or fails.
     """
 
     def __init__(self) -> None:
         self.name, self.driver, self.uuid = _query("name,driver_version,uuid")
 
     def used_mib(self) -> float:
-        """Return the memory in use, by all processes."""
+        """Return the memory in use by all processes."""
         return float(_query("memory.used")[0])
 
     def release(self) -> None:
-        """Do nothing: no call of nvidia-smi is under way."""
+        """Do nothing, because nvidia-smi is not running between readings."""
 
 
 def find() -> Card:
     """Return the first GPU.
 
     Raises:
-        OSError: no GPU, or no driver.
+        OSError: if there is no GPU, or no driver.
     """
     try:
         return NvmlCard()
@@ -125,7 +127,7 @@ def find() -> Card:
 
 
 class ComputeApps(NamedTuple):
-    """The processes that nvidia-smi lists, or why it lists none."""
+    """The processes that nvidia-smi lists, or the reason why it lists none."""
 
     pids: frozenset[int]
     problem: str
@@ -134,8 +136,8 @@ class ComputeApps(NamedTuple):
 def compute_apps() -> ComputeApps:
     """Return the processes with a CUDA context.
 
-    In a container the driver may list nothing, or pids of another namespace. A missing pid is
-    evidence only if the list has another process known to have a context.
+    In a container, the driver may list nothing, or the pids of another namespace. A missing pid is
+    only evidence if the list includes another process that is known to have a context.
     """
     try:
         lines = smi("--query-compute-apps=pid", "--format=csv,noheader,nounits")
@@ -148,7 +150,7 @@ def smi(*words: str) -> str:
     """Return the output of nvidia-smi.
 
     Raises:
-        OSError: nvidia-smi is missing, fails, or hangs.
+        OSError: if nvidia-smi is missing, fails, or hangs.
     """
     process = subprocess.Popen(
         ["nvidia-smi", *words],
@@ -158,7 +160,7 @@ def smi(*words: str) -> str:
         text, _ = process.communicate(timeout=SMI_LIMIT_S)
     except subprocess.TimeoutExpired:
         process.kill()
-        with suppress(subprocess.TimeoutExpired):  # in the driver, no signal may end it
+        with suppress(subprocess.TimeoutExpired):  # inside the driver, it may ignore signals
             process.communicate(timeout=1)
         raise OSError(f"nvidia-smi gave no answer in {SMI_LIMIT_S:.0f} s") from None
     if process.returncode:

@@ -1,4 +1,4 @@
-"""The checks, most important first: the time limit may cut the last ones."""
+"""The checks, most important first, because the time limit may cut off the last ones."""
 
 import json
 import os
@@ -30,7 +30,7 @@ from benchmarks.nodes import LAST_CALL, free_port
 _ROOT = Path(__file__).resolve().parents[2]
 _FREE_WITHIN_S = 1.0
 _CONTEXT_MIB = 150.0
-"""Less than any CUDA context takes."""
+"""Less than the memory that any CUDA context takes."""
 _ROUNDS = 3
 _DEVICES = ("/dev/nvidia", "/dev/dri")
 _COUNT = """
@@ -48,11 +48,11 @@ for value in json.loads(sys.argv[1]):
     found[str(value)] = int(os.read(reading, 9))
 print("counts", json.dumps(found))
 """
-"""How many devices torch counts with values of CUDA_VISIBLE_DEVICES."""
+"""The number of devices that torch counts for various values of CUDA_VISIBLE_DEVICES."""
 
 
 def tutorial(bench: Bench) -> None:
-    """`examples/hello_ddp.py`, torch's DDP tutorial, on one worker."""
+    """Run `examples/hello_ddp.py`, torch's DDP tutorial, on one worker."""
     job = Job(bench, bench.folder("tutorial"), ["--nproc-per-node=1"],
               [str(_ROOT / "examples" / "hello_ddp.py")])  # fmt: skip
     bench.expect(job.wait(60) == 0, "examples/hello_ddp.py ends with exit code 0")
@@ -61,7 +61,7 @@ def tutorial(bench: Bench) -> None:
 
 
 def preload(bench: Bench) -> None:
-    """A restart from modules named by --preload: CUDA and NCCL in a forked worker."""
+    """Restart with --preload, and check that CUDA and NCCL work in the forked worker."""
     before = bench.card.used_mib()
     flags = ["--nproc-per-node=1", "--max-restarts=2", f"--preload={MODULES}"]
     job = bench.job(bench.folder("preload"), flags, "hold", "--backend", _own_backend(bench))
@@ -81,7 +81,7 @@ def preload(bench: Bench) -> None:
 
 
 def keep_warm(bench: Bench) -> None:
-    """--keep-warm and --preload=auto: a later job is forked from a process without a context."""
+    """Fork a later job from a process without a CUDA context (--keep-warm with --preload=auto)."""
     before = bench.card.used_mib()
     folder = bench.folder("auto")
     nproc = "--nproc-per-node=1"
@@ -133,7 +133,7 @@ def keep_warm(bench: Bench) -> None:
 
 
 def two_ranks(bench: Bench) -> None:
-    """Two ranks share one GPU over gloo, and are restarted warm."""
+    """Run two ranks that share one GPU over gloo, and restart them warm."""
     flags = ["--nproc-per-node=2", "--max-restarts=1", f"--preload={MODULES}"]
     job = bench.job(bench.folder("two"), flags, "hold", "--backend", "gloo")
     for facts in (first := job.of_generation(0, 2)):
@@ -148,7 +148,7 @@ def two_ranks(bench: Bench) -> None:
 
 
 def restart_memory(bench: Bench) -> None:
-    """Restarts after an exception and after kill -9 leave no GPU memory behind."""
+    """Check that restarts after an exception and after kill -9 leave no GPU memory in use."""
     before = bench.card.used_mib()
     flags = ["--nproc-per-node=1", "--max-restarts=2"]
     job = bench.job(bench.folder("memory"), flags, "hold", "--mib", "2048")
@@ -166,7 +166,7 @@ def restart_memory(bench: Bench) -> None:
 
 
 def node_loss(bench: Bench) -> None:
-    """Kill one of two agents: its worker's memory is freed, and the other agent keeps running."""
+    """Check that killing one of two agents frees its worker's memory; the other keeps running."""
     before = bench.card.used_mib()
     common = [
         "--nproc-per-node=1", "--nnodes=1:2", "--max-restarts=3", "--rdzv-backend=c10d",
@@ -206,7 +206,7 @@ def node_loss(bench: Bench) -> None:
 
 
 def kill_in_kernel(bench: Bench) -> None:
-    """SIGKILL during a CUDA kernel of 10 s: the job restarts, the report names SIGKILL."""
+    """Kill a worker in a 10 s CUDA kernel; the job must restart, and the report name SIGKILL."""
     before = bench.card.used_mib()
     flags = ["--nproc-per-node=1", "--max-restarts=1"]
     job = bench.job(bench.folder("kernel"), flags, "kernel")
@@ -227,7 +227,7 @@ def kill_in_kernel(bench: Bench) -> None:
 
 
 def out_of_memory(bench: Bench) -> None:
-    """CUDA out of memory in rank 1 of 2: the report names the rank and the line."""
+    """Run out of CUDA memory in rank 1 of 2; the report must name the rank and the line."""
     job = bench.job(bench.folder("oom"), ["--nproc-per-node=2"], "oom", "--backend", "gloo")
     job.of_generation(0, 2)
     bench.expect(job.wait(45) != 0, "the job has failed")
@@ -238,7 +238,7 @@ def out_of_memory(bench: Bench) -> None:
 
 
 def device_assert(bench: Bench) -> None:
-    """The report of a device-side assertion in rank 1 of 2."""
+    """Fail a device-side assertion in rank 1 of 2, and check the report."""
     job = bench.job(bench.folder("assert"), ["--nproc-per-node=2"], "assert", "--backend", "gloo")
     job.of_generation(0, 2)
     bench.expect(job.wait(45) != 0, "the job has failed")
@@ -248,7 +248,7 @@ def device_assert(bench: Bench) -> None:
 
 
 def page_fault(bench: Bench) -> None:
-    """A kernel that writes to no memory in rank 1 of 2: the driver's Xid is in the report."""
+    """Write to an unmapped address in rank 1 of 2; the report must include the driver's Xid."""
     job = bench.job(bench.folder("fault"), ["--nproc-per-node=2"], "fault", "--backend", "gloo")
     job.of_generation(0, 2)
     bench.expect(job.wait(45) != 0, "the job has failed")
@@ -262,7 +262,7 @@ def page_fault(bench: Bench) -> None:
 
 
 def nccl_victims(bench: Bench) -> None:
-    """Ranks that wait in NCCL for one that is gone, or does not come: the report names that one."""
+    """Make ranks wait in NCCL for one that exited or never arrives; the report must name it."""
     backend = ("--backend", _own_backend(bench))
     job = bench.job(bench.folder("victims"), ["--nproc-per-node=3"], "wait", *backend)
     old = job.of_generation(0, 3)
@@ -287,7 +287,7 @@ def nccl_victims(bench: Bench) -> None:
 
 
 def survivors(bench: Bench) -> None:
-    """Kill one of three ranks of a recoverable function: the others keep their process."""
+    """Kill one of three ranks in a recoverable function; the others must keep their processes."""
     before = bench.card.used_mib()
     flags = ["--nproc-per-node=3", "--max-restarts=2", f"--preload={MODULES}"]
     words = ["survivors", "--backend", _own_backend(bench)]
@@ -298,7 +298,7 @@ def survivors(bench: Bench) -> None:
         job.wait_preloaded()
         Path(job.stop_file).touch()
         if is_killed:
-            time.sleep(0.3)  # in the middle of its steps
+            time.sleep(0.3)  # kill it midway through its steps
             killed = kill(old[1]["pid"])
             new = job.of_generation(1, 3)
             kept = [now["pid"] == then["pid"] for now, then in zip(new, old, strict=True)]
@@ -306,7 +306,7 @@ def survivors(bench: Bench) -> None:
             bench.require(new[1]["warm"], "rank 1 is forked warm")
             seconds = max(facts["first_op"] for facts in new) - killed
             bench.note(f"kill -9 to the next step of all ranks: {seconds:.2f} s")
-            # A new DistributedDataParallel sums gradients in another order.
+            # A new DistributedDataParallel sums gradients in a different order.
             words.append(f"--wrap-at={new[0]['begin']}")
         ends = job.of_generation(-1, 3)
         bench.require(job.wait() == 0, "exit code 0")
@@ -320,7 +320,7 @@ def survivors(bench: Bench) -> None:
 
 
 def virtual_local_rank(bench: Bench) -> None:
-    """--virtual-local-rank: each worker sees its GPU as device 0, also when it is forked."""
+    """Check that --virtual-local-rank shows each worker its GPU as device 0, even if forked."""
     base = ["--virtual-local-rank", "--nproc-per-node=1"]
     folder = bench.folder("virtual")
     flags = [*base, "--max-restarts=1", f"--preload={MODULES}"]
@@ -348,7 +348,9 @@ def virtual_local_rank(bench: Bench) -> None:
 
 
 def visible_devices(bench: Bench) -> None:
-    """--nproc-per-node=gpu and auto count what torch counts, with CUDA_VISIBLE_DEVICES."""
+    """Check that --nproc-per-node=gpu and auto count what torch counts, with
+    CUDA_VISIBLE_DEVICES.
+    """
     uuid = bench.card.uuid
     values = [None, "0", "", "-1", "0,7", "7", "0,0", *([uuid, uuid[:12]] if uuid else [])]
     done = bench.run([sys.executable, "-c", _COUNT, json.dumps(values)], limit_s=60)
@@ -368,7 +370,7 @@ def visible_devices(bench: Bench) -> None:
             if expected:
                 is_right = workers == expected
             elif word == "auto":
-                is_right = workers >= 1  # the processors
+                is_right = workers >= 1  # the number of processors
             else:
                 is_right = done.returncode == 2 and "no gpu that can be used" in done.stdout
             text = f"{shown}: `{word}` starts {workers}, torch counts {expected}"
@@ -376,7 +378,7 @@ def visible_devices(bench: Bench) -> None:
 
 
 def sight(bench: Bench) -> None:
-    """A busy GPU in `relight top`, `relight status` and the metrics."""
+    """Check that a busy GPU appears in `relight top`, `relight status` and the metrics."""
     port = free_port()
     flags = ["--nproc-per-node=1", "--name=busy", f"--status=127.0.0.1:{port},public"]
     job = bench.job(bench.folder("sight"), flags, "busy")
@@ -418,8 +420,8 @@ def sight(bench: Bench) -> None:
 
 
 def health_check(bench: Bench) -> None:
-    """--health-check=gpu: a free GPU passes, one in use does not."""
-    bench.card.release()  # we are not to be found as a holder of the device
+    """Check that --health-check=gpu passes for a free GPU and fails for one in use."""
+    bench.card.release()  # so that this process isn't found as a holder of the device
     flags = ["run", "--nproc-per-node=1", "--no-python"]
     done = bench.relight(*flags, "--health-check=gpu", "true")
     bench.expect(done.returncode == 0, f"a free GPU passes {_first_line(done.stdout)}")
@@ -437,7 +439,7 @@ def health_check(bench: Bench) -> None:
 
 
 def doctor(bench: Bench) -> None:
-    """What relight doctor says of the machine."""
+    """Check the output of `relight doctor` on this machine."""
     bench.card.release()
     done = bench.relight("doctor", "-v")
     lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
@@ -449,7 +451,7 @@ def doctor(bench: Bench) -> None:
 
 
 def restart_times(bench: Bench) -> None:
-    """From kill -9 to the first CUDA operation of the replacement; the launchers take turns."""
+    """Measure kill -9 to the replacement's first CUDA operation; the launchers alternate."""
     flags = ["--nproc-per-node=1", f"--max-restarts={_ROUNDS}"]
     jobs = {
         "torchrun": bench.job(bench.folder("times"), flags, "hold", launcher="torchrun"),
@@ -483,7 +485,7 @@ def restart_times(bench: Bench) -> None:
 
 
 def start_times(bench: Bench) -> None:
-    """From the start of a job to its first CUDA operation; the launchers take turns."""
+    """Measure the start of a job to its first CUDA operation; the launchers alternate."""
     folder = bench.folder("starts")
     flags = ["--nproc-per-node=1"]
     warm = "relight, kept warm"
@@ -508,7 +510,7 @@ def start_times(bench: Bench) -> None:
 
 
 def at_the_end(bench: Bench) -> None:
-    """No GPU memory is in use that was not at the beginning, and no process is left."""
+    """Check that no additional GPU memory is in use at the end, and no process is left."""
     before = bench.shared["before_mib"]
     _expect_freed(bench, before, time.monotonic(), [], "all checks")
     found = bench.warm_processes()
@@ -561,7 +563,7 @@ def _expect_right(bench: Bench, facts: Facts, who: str) -> None:
 
 
 def _expect_warm(bench: Bench, facts: Facts, who: str) -> None:
-    """Check a worker that is to be forked from a process without a CUDA context."""
+    """Check a worker that should have been forked from a process without a CUDA context."""
     bench.require(facts["warm"], f"{who}: forked with torch imported")
     bench.require(not facts["bad_fork"], f"{who}: forked before CUDA was initialized")
     text = f"{who} forked with torch, `is_initialized()` false before first use"
@@ -646,6 +648,6 @@ def _first_line(text: str) -> str:
 
 
 def _line_of(mark: str) -> int:
-    """Return the number of the line of the worker that ends with a comment."""
+    """Return the line number of the worker's line that ends with a comment."""
     lines = Path(WORKER).read_text().splitlines()
     return next(n for n, line in enumerate(lines, 1) if line.endswith(f"# {mark}"))

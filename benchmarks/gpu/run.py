@@ -1,4 +1,4 @@
-"""Runs checks one after another, each with a time limit, and the jobs that they start."""
+"""Runs the checks one after another, each with a time limit, and the jobs that they start."""
 
 import json
 import os
@@ -23,28 +23,28 @@ WORKER = str(Path(__file__).with_name("worker.py"))
 MODULES = "torch,torch._dynamo"
 POLL_S = 0.01
 END_S = 20.0
-"""Limit for a job to end after its stop file appears."""
+"""How long a job may take to exit after its stop file appears."""
 SLACK_MIB = 48.0
-"""Tolerated change of the memory in use; a CUDA context alone takes several hundred."""
+"""How far the memory in use may differ; a CUDA context alone takes several hundred MiB."""
 _MOST_LOGGED = 12_000
-"""Characters of the output of one job in the log."""
+"""How many characters of a job's output are logged."""
 _MOST_EVENTS = 6_000
 _TOLD_S = 8.0
-"""Limit for a job to end after SIGTERM."""
+"""How long a job may take to exit after SIGTERM."""
 
 Facts = dict[str, Any]
 
 
 class TimeLimitError(Exception):
-    """A check has taken longer than its limit."""
+    """A check exceeded its time limit."""
 
 
 class FailedError(Exception):
-    """A precondition of the rest of a check failed."""
+    """A precondition for the rest of a check was not met."""
 
 
 class Check(NamedTuple):
-    """A check. It fails after `limit_s`."""
+    """A check, which fails if it takes longer than `limit_s`."""
 
     name: str
     title: str
@@ -54,7 +54,7 @@ class Check(NamedTuple):
 
 
 class Row(NamedTuple):
-    """What came of a check; `result` is ok, FAILED, skipped or not run."""
+    """The outcome of a check; `result` is ok, FAILED, skipped or not run."""
 
     title: str
     result: str
@@ -68,7 +68,7 @@ class Row(NamedTuple):
 
 
 class Bench:
-    """What checks share: the device, the log, the details found so far, and the jobs to end."""
+    """State shared by the checks: the device, the log, the details so far, and the jobs to end."""
 
     def __init__(self, device: str, card: Card, log: TextIO) -> None:
         self.device = device
@@ -79,7 +79,7 @@ class Bench:
         self.shared: dict[str, Any] = {}
         self._log, self._begin = log, time.monotonic()
         self.place = tempfile.mkdtemp(prefix="relight-gpu-", dir="/tmp")
-        # Warm processes, jobs and learned imports are apart from the user's.
+        # Warm processes, jobs and learned imports are kept separate from the user's.
         self.env = {
             **{name: value for name, value in os.environ.items() if not _is_of_relight(name)},
             "XDG_RUNTIME_DIR": self.place,
@@ -90,23 +90,23 @@ class Bench:
         }
 
     def log(self, text: str) -> None:
-        """Add a text to the log."""
+        """Append a text to the log."""
         self._log.write(f"{time.monotonic() - self._begin:7.2f} {text.rstrip()}\n")
         self._log.flush()
 
     def note(self, text: str) -> None:
-        """Add a detail to the row of the check."""
+        """Add a detail to the check's row."""
         self.details.append(text)
         self.log(f"  {text}")
 
     def expect(self, condition: bool, text: str) -> bool:
-        """Add a detail. Unless it holds, the check fails, but continues."""
+        """Add a detail. If the condition does not hold, the check fails, but continues."""
         self.note(text if condition else f"**not: {text}**")
         self.failed = self.failed or not condition
         return condition
 
     def require(self, condition: bool, text: str) -> None:
-        """Like `expect`, but add the detail only on failure."""
+        """Like `expect`, but add the detail only if the condition does not hold."""
         if not condition:
             self.expect(False, text)
 
@@ -122,7 +122,7 @@ class Bench:
         return path
 
     def job(self, folder: str, flags: Sequence[str], mode: str, *words: str, **more: Any) -> "Job":
-        """Start a job of our worker; it is ended with the check."""
+        """Start a job with our worker; it is ended together with the check."""
         return Job(self, folder, flags, [WORKER, mode, "--device", self.device, *words], **more)
 
     def relight(
@@ -132,10 +132,10 @@ class Bench:
         limit_s: float = 30,
         env: dict[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command of relight to its end.
+        """Run a relight command until it exits.
 
         Raises:
-            FailedError: it takes longer than `limit_s`.
+            FailedError: if it takes longer than `limit_s`.
         """
         command = [sys.executable, "-m", "relight", *words]
         return self.run(command, cwd=cwd, limit_s=limit_s, env=env)
@@ -148,13 +148,13 @@ class Bench:
         limit_s: float = 30,
         env: dict[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command to its end.
+        """Run a command until it exits.
 
         Raises:
-            FailedError: it takes longer than `limit_s`.
+            FailedError: if it takes longer than `limit_s`.
         """
         begin = time.monotonic()
-        # Not a pipe, because processes left running would keep it open.
+        # Output does not go to a pipe, because processes left behind would keep it open.
         with tempfile.TemporaryFile("w+", dir=self.place, errors="replace") as out:
             process = subprocess.Popen(
                 command, cwd=cwd or self.place, env={**self.env, **(env or {})},
@@ -179,17 +179,17 @@ class Bench:
         return subprocess.CompletedProcess(command, code, text, "")
 
     def warm_processes(self) -> list[dict[str, Any]]:
-        """Return the warm processes, as `relight warm list --json` shows them."""
+        """Return the warm processes as listed by `relight warm list --json`."""
         text = self.relight("warm", "list", "--json").stdout
         begin = text.find("[")
         found: list[dict[str, Any]] = json.loads(text[begin:]) if begin >= 0 else []
         return found
 
     def wait_for(self, condition: Callable[[], bool], what: str, limit_s: float = 60) -> float:
-        """Wait until something holds; return the seconds.
+        """Wait until a condition holds, and return how many seconds that took.
 
         Raises:
-            FailedError: it does not hold within `limit_s`.
+            FailedError: if it does not hold within `limit_s`.
         """
         begin = time.monotonic()
         while not condition():
@@ -199,7 +199,7 @@ class Bench:
         return time.monotonic() - begin
 
     def clean(self) -> None:
-        """End the jobs and warm processes of a check."""
+        """End the check's jobs and warm processes."""
         while self.jobs:
             self.jobs[-1].end()
             if self.failed:
@@ -212,15 +212,15 @@ class Bench:
 
 
 class Job:
-    """A job that runs: relight, or torchrun.
+    """A running job, launched with relight or torchrun.
 
     Args:
-        bench: what checks share.
-        folder: its working directory.
-        flags: those of `relight run`.
+        bench: the state shared by the checks.
+        folder: the job's working directory.
+        flags: flags of `relight run`.
         command: the script and its arguments.
         launcher: relight or torchrun.
-        env: more variables.
+        env: additional environment variables.
     """
 
     def __init__(
@@ -260,11 +260,11 @@ class Job:
 
     @property
     def output(self) -> str:
-        """The output of the job."""
+        """The job's output."""
         return Path(self._output).read_text(errors="replace")
 
     def facts(self) -> list[Facts]:
-        """Return the facts that workers have appended, oldest first."""
+        """Return the facts that workers have written, oldest first."""
         try:
             lines = Path(self.facts_file).read_text().splitlines()
         except OSError:
@@ -272,15 +272,15 @@ class Job:
         return [json.loads(line) for line in lines]
 
     def of_generation(self, restart: int, count: int = 1, limit_s: float = 60) -> list[Facts]:
-        """Wait for the facts of `count` workers of a generation; return them by rank.
+        """Wait for the facts from `count` workers of a generation, and return them by rank.
 
         Raises:
-            FailedError: they do not come, or the job ends before.
+            FailedError: if they do not arrive, or the job ends first.
         """
         found: list[Facts] = []
 
         def has_come() -> bool:
-            over = self.process.poll() is not None  # before the look at the facts
+            over = self.process.poll() is not None  # determined before reading the facts
             found[:] = [each for each in self.facts() if each["restart"] == restart]
             if len(found) < count and over:
                 raise FailedError(
@@ -293,11 +293,11 @@ class Job:
         return sorted(found, key=lambda each: int(each["rank"]))
 
     def events(self, name: str) -> list[dict[str, Any]]:
-        """Return the events of one kind in the event log of the agent."""
+        """Return the events with this name from the agent's event log."""
         found = []
         for path in Path(self.logs).glob("*/events.jsonl"):
             for line in path.read_text(errors="replace").splitlines():
-                with suppress(ValueError):  # a line that is being written
+                with suppress(ValueError):  # an incomplete line
                     event = json.loads(line)
                     if event.get("event") == name:
                         found.append(event)
@@ -311,10 +311,10 @@ class Job:
         return "".join(f"  events:\n{text[-_MOST_EVENTS:]}" for text in texts)
 
     def wait_preloaded(self) -> dict[str, Any]:
-        """Wait until the modules have been imported; return the event.
+        """Wait until the modules have been imported, and return the event.
 
         Raises:
-            FailedError: they are not, within a minute.
+            FailedError: if that takes longer than a minute.
         """
 
         def is_ready() -> bool:
@@ -328,15 +328,15 @@ class Job:
         return self.events("PreloadReady")[-1]
 
     def stop(self) -> int:
-        """Let the workers end; return the exit code of the job."""
+        """Tell the workers to exit, and return the job's exit code."""
         Path(self.stop_file).touch()
         return self.wait()
 
     def wait(self, limit_s: float = END_S) -> int:
-        """Wait for the end of the job; return its exit code.
+        """Wait for the job to end, and return its exit code.
 
         Raises:
-            FailedError: it does not end.
+            FailedError: if it does not end in time.
         """
         try:
             return self.process.wait(limit_s)
@@ -359,7 +359,7 @@ class Job:
                 with suppress(subprocess.TimeoutExpired):
                     self.process.wait(limit_s)
         for facts in self.facts():
-            if is_worker(facts["pid"]):  # nothing else of relight has ended it
+            if is_worker(facts["pid"]):  # relight has not ended it
                 self._bench.log(f"worker {facts['pid']} was still there and is killed")
                 kill(facts["pid"])
         if not self._is_logged:
@@ -372,8 +372,8 @@ class Job:
 
 
 class Freed(NamedTuple):
-    """Delays until the memory was free, in seconds: since the event, and since the last process
-    that used it exited. Infinite if it never was. `used_mib` is still in use.
+    """Seconds until the memory was freed: since the event, and since the last process that used it
+    exited. They are infinite if it never was. `used_mib` is the memory that is still in use.
     """
 
     after_event_s: float
@@ -391,7 +391,7 @@ class Freed(NamedTuple):
 def watch_memory(
     bench: Bench, before_mib: float, since: float, pids: Sequence[int], limit_s: float = 15
 ) -> Freed:
-    """Return the delay until the memory in use is back to `before_mib`."""
+    """Return how long it takes until the memory in use is back to `before_mib`."""
     left, gone_at = set(pids), since
     used = 0.0
     while time.monotonic() - since < limit_s:
@@ -408,7 +408,7 @@ def watch_memory(
 
 
 def is_alive(pid: int) -> bool:
-    """Whether there is such a process; one that nobody has waited for has ended."""
+    """Return whether there is such a process; a zombie counts as exited."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -421,7 +421,7 @@ def is_alive(pid: int) -> bool:
 
 
 def is_worker(pid: int) -> bool:
-    """Whether a process is a worker of ours: its pid may be another's by now."""
+    """Return whether a process is one of our workers, because the pid may have been reused."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
@@ -430,7 +430,7 @@ def is_worker(pid: int) -> bool:
 
 
 def kill(pid: int) -> float:
-    """Kill a process; return when."""
+    """Kill a process, and return the time."""
     now = time.monotonic()
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
@@ -439,7 +439,7 @@ def kill(pid: int) -> float:
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raise TimeLimitError in the block when the time is up."""
+    """Raise TimeLimitError inside the block once the time is up."""
 
     def expire(_number: int, _frame: FrameType | None) -> None:
         raise TimeLimitError(f"the check did not end within {seconds:.0f} s")
@@ -454,7 +454,7 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 
 def run_check(bench: Bench, check: Check, left_s: float) -> Row:
-    """Run a check within its own limit and the remaining time; clean up afterwards."""
+    """Run a check within its own limit and the remaining time, and clean up afterwards."""
     if check.needs_gpu and not bench.is_cuda:
         return Row(check.title, "skipped", ["needs a GPU"])
     limit_s = min(check.limit_s, left_s)
@@ -486,12 +486,12 @@ def run_check(bench: Bench, check: Check, left_s: float) -> Row:
 
 
 def remove(bench: Bench) -> None:
-    """Remove the files of the checks."""
+    """Remove the checks' files."""
     shutil.rmtree(bench.place, ignore_errors=True)
 
 
 def _is_of_relight(name: str) -> bool:
-    """Whether a variable would change how jobs run."""
+    """Return whether a variable would change how jobs run."""
     return name.startswith(("RELIGHT_", "PET_", "TORCHELASTIC_", "SLURM_")) or name in (
         "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES",
         "CUDA_LAUNCH_BLOCKING",

@@ -1,18 +1,18 @@
-"""A worker of the checks: `worker.py MODE --device cuda [--backend nccl] --facts FILE --stop FILE`.
+"""The checks' worker: `worker.py MODE --device cuda [--backend nccl] --facts FILE --stop FILE`.
 
-Appends one line of JSON to FILE after its first operation on the device. Modes:
+It appends one line of JSON to FILE after its first operation on the device. Modes:
 
-once      ends after that
-hold      also takes `--mib` of device memory, and keeps it until the stop file exists; a worker of
-          the first generation raises RuntimeError if `STOP.raise` exists
+once      exits after that
+hold      also allocates `--mib` of device memory, and keeps it until the stop file exists; a
+          worker of the first generation raises RuntimeError if `STOP.raise` exists
 busy      multiplies matrices until the stop file exists
-kernel    is in one kernel for some 10 s
-oom       rank 1 asks for more memory than there is; the others wait in a collective
+kernel    runs a single kernel for about 10 s
+oom       rank 1 allocates more memory than there is; the others wait in a collective
 assert    rank 1 fails a device-side assertion; the others wait in a collective
-fault     rank 1 writes to an address that is not its own; the others wait in a collective
-wait      rank 1 does not reach a collective of the others
+fault     rank 1 writes to an unmapped address; the others wait in a collective
+wait      rank 1 never enters a collective that the others are in
 survivors trains in a recoverable function; appends facts after a few steps, waits for the stop
-          file, and appends facts at the end
+          file, and appends facts again at the end
 """
 
 import argparse
@@ -35,7 +35,7 @@ def _maps() -> str:
         return ""
 
 
-# Forked from a process that has imported torch: its libraries are there before the import.
+# A process forked from one that has imported torch has its libraries loaded already.
 IS_WARM = "libtorch" in _maps()
 
 import torch  # noqa: E402
@@ -47,10 +47,10 @@ from relight.worker.replicas import Generation  # noqa: E402
 
 IMPORTED = time.monotonic()
 STEPS = 600
-"""Of a training with survivors."""
+"""How many steps the mode `survivors` trains."""
 FIRST_STEPS = 20
 KERNEL_CYCLES = 20_000_000_000
-"""Some 10 s at 2 GHz."""
+"""About 10 s at 2 GHz."""
 MIB = 1 << 20
 FAULT = b"""
 .version 7.0
@@ -66,7 +66,7 @@ FAULT = b"""
     ret;
 }
 """
-"""A kernel in PTX that writes where no memory is."""
+"""A PTX kernel that writes to an unmapped address."""
 
 
 def main() -> None:
@@ -82,7 +82,8 @@ def main() -> None:
     options = parser.parse_args()
     rank = int(os.environ["RANK"])
     if options.backend == "nccl" and os.environ["WORLD_SIZE"] != "1":
-        # NCCL refuses two ranks on one GPU of one host. Of two hosts, they are joined by sockets.
+        # NCCL refuses two ranks on one GPU of one host. Pretending to be two hosts makes it use
+        # sockets.
         os.environ.update(NCCL_HOSTID=f"rank{rank}", NCCL_SOCKET_IFNAME="lo", NCCL_IB_DISABLE="1")
     facts = _first_use(options.device)
     device = torch.device(facts["device"])
@@ -108,14 +109,14 @@ def main() -> None:
     if options.mode == "assert":
         if rank == 1:
             held = torch.ones(4, device=device)[torch.tensor([9], device=device)]
-            print(held)  # the assertion of the kernel before is noticed here
+            print(held)  # this is where the failed assertion of the preceding kernel surfaces
         dist.all_reduce(torch.ones(1))
     if options.mode == "fault":
         if rank == 1:
             _write_to_nowhere()
         dist.all_reduce(torch.ones(1))
     if options.mode == "wait":
-        for step in range(10):  # regular signs of life: a wait in NCCL takes all of a processor
+        for step in range(10):  # report progress; a wait in NCCL keeps a CPU busy
             progress(step)
             time.sleep(0.2)
         if rank == 1:
@@ -131,12 +132,12 @@ def main() -> None:
         else:
             time.sleep(0.02)
     if dist.is_initialized():
-        gc.collect()  # DistributedDataParallel holds the process group in cycles
+        gc.collect()  # DistributedDataParallel holds the process group in reference cycles
         dist.destroy_process_group()
 
 
 def _first_use(kind: str) -> dict[str, object]:
-    """Return what there was before the device was used, and what its first operation gave."""
+    """Return the state before the device was used, and the result of its first operation."""
     facts: dict[str, object] = {
         name.lower(): int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")
     }
@@ -158,7 +159,7 @@ def _first_use(kind: str) -> dict[str, object]:
         torch.cuda.set_device(device)
         facts.update(name=torch.cuda.get_device_name(device))
     left = torch.arange(12.0, device=device).reshape(3, 4)
-    product = (left @ left.T).cpu()  # waits for the device
+    product = (left @ left.T).cpu()  # synchronizes with the device
     facts["first_op"] = time.monotonic()
     facts["context_s"] = round(time.monotonic() - begin, 3)
     expected = torch.arange(12.0).reshape(3, 4)
@@ -168,8 +169,8 @@ def _first_use(kind: str) -> dict[str, object]:
 
 
 def _meet(backend: str, device: torch.device) -> dict[str, object]:
-    """Join a process group; return whether a sum over all ranks, and the gradients of
-    DistributedDataParallel, are right.
+    """Join a process group. Return whether a sum over all ranks and the gradients of
+    DistributedDataParallel are correct.
     """
     begin = time.monotonic()
     dist.init_process_group(backend)
@@ -191,7 +192,7 @@ def _meet(backend: str, device: torch.device) -> dict[str, object]:
 
 
 class Training:
-    """What survives the failure of another rank."""
+    """The state that survives the failure of another rank."""
 
     def __init__(self, device: torch.device) -> None:
         torch.manual_seed(7)
@@ -218,8 +219,8 @@ def _train(
     options: argparse.Namespace,
     facts: dict[str, object],
 ) -> None:
-    """Train; append `facts` after `FIRST_STEPS` of each generation. In the first one, wait there
-    for the stop file.
+    """Train, and append `facts` after `FIRST_STEPS` in each generation. In the first generation,
+    wait there for the stop file.
     """
     dist.init_process_group(options.backend)
     begin = training.done = generation.share(training.model, training.optimizer, step=training.done)
@@ -249,7 +250,7 @@ def _train(
 
 
 def _write_to_nowhere() -> None:
-    """Run FAULT through CUDA's driver, in torch's context."""
+    """Run FAULT through the CUDA driver, in torch's context."""
     driver = ctypes.CDLL("libcuda.so.1")
     module, kernel = ctypes.c_void_p(), ctypes.c_void_p()
     for code in (
@@ -286,7 +287,7 @@ def _synchronize(device: torch.device) -> None:
 
 
 def _append(path: str, facts: dict[str, object]) -> None:
-    """Append a line in one write, because ranks share the file."""
+    """Append a line with a single write, because ranks share the file."""
     sys.stdout.flush()
     line = json.dumps(facts) + "\n"
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

@@ -1,1 +1,1 @@
-"""Programs that people train with, unmodified, under torchrun and relight without a flag."""
+"""Real training programs, run unmodified under torchrun and relight, without additional flags."""

@@ -1,21 +1,21 @@
 """Real programs under torchrun and relight: `python -m benchmarks.programs [NAME …]`.
 
-    start     start of the command to the first step of both ranks
-    restart   SIGKILL of one rank to the next step of both, a minute after the first step
-    files     module files that a restarted rank loaded itself
+    start     from running the command to the first step of both ranks
+    restart   from SIGKILL of one rank, a minute after the first step, to the next step of both
+    files     how many module files a restarted rank loaded itself
 
 Both launchers get `--max-restarts=3` and no other flag (except `-v`), and alternate. With
-`--keep-warm`, relight starts twice more with RELIGHT_KEEP_WARM=on, and the table has the second
-start.
+`--keep-warm`, relight is started two more times with RELIGHT_KEEP_WARM=on, and the table shows the
+second of these starts.
 
-First `pip install` the packages of `requirements.txt` beside torch. The programs are fetched by
-git into `--folder`, one copy for each launcher; data that they download is replaced by small
-synthetic data (`data.py`). Each step is followed by a pause of 0.2 s (`marker.py`), as if an
-accelerator did the work.
+First `pip install` the packages in `requirements.txt` next to torch. The programs are fetched into
+`--folder` with git, with one copy for each launcher, and data that they would download is replaced
+with small synthetic data (`data.py`). Each step is followed by a pause of 0.2 s (`marker.py`), as
+if an accelerator were doing the work.
 
-The parameters and random states after steps 1 and 3 are compared with those of the cold start
-before. If even two starts under torchrun differ, as the program sets no seed, those of ranks and of
-restarts must differ from each other.
+The parameters and random states after steps 1 and 3 are compared with those of the preceding cold
+start. If even two starts under torchrun differ, because the program sets no seed, then the states
+of different ranks and restarts are required to differ from each other.
 """
 
 import argparse
@@ -51,20 +51,20 @@ NAMES = ("torchrun", "relight", "relight, second start")
 
 
 class ProgramError(Exception):
-    """A program failed, or did not reach its steps."""
+    """A program failed, or did not reach the expected steps."""
 
 
 class Sample(NamedTuple):
     """One run of a program.
 
     Attributes:
-        start_s: start of the command to the first step of both ranks.
-        restart_s: the kill to the next step of both; None without a kill.
-        cpu_s: processor time of the restarted ranks until then.
-        loaded: number of module files that the restarted rank 0 loaded; `marks.jsonl` in the
-            folder's `venv` has the names of the last run.
-        digests: of parameters and random states, by name, and by attempt, rank and step.
-        said: relight's lines about preloading.
+        start_s: from running the command to the first step of both ranks.
+        restart_s: from the kill to the next step of both ranks; None if none was killed.
+        cpu_s: the CPU time that the restarted ranks used until then.
+        loaded: how many module files the restarted rank 0 loaded; `marks.jsonl` in the folder's
+            `venv` contains their names for the last run.
+        digests: digests of the parameters and random states, by name, attempt, rank and step.
+        said: relight's messages about preloading.
     """
 
     start_s: float
@@ -76,15 +76,15 @@ class Sample(NamedTuple):
 
 
 class Bench:
-    """The folder with the programs, and the interpreter that runs them.
+    """A folder that contains the programs, and the interpreter that runs them.
 
     Args:
-        folder: the directory.
-        wait_s: from the first step of both ranks to the kill.
-        is_ready: wait until relight has said that it has preloaded all, if that takes longer.
+        folder: the path of the directory.
+        wait_s: how long after the first step of both ranks one of them is killed.
+        is_ready: whether to wait longer, until relight has reported that everything is preloaded.
 
     Attributes:
-        runtime: the directory of the sockets of warm processes.
+        runtime: the directory for the sockets of warm processes.
     """
 
     def __init__(self, folder: Path, wait_s: float, *, is_ready: bool) -> None:
@@ -95,11 +95,11 @@ class Bench:
         self._marks = self._venv / "marks.jsonl"
         self._python = str(self._venv / "bin" / "python")
         self._make_venv()
-        self.runtime = folder / "run"  # of warm processes; a short path, as it has sockets
+        self.runtime = folder / "run"  # sockets of warm processes need a short path
         self.runtime.mkdir(exist_ok=True)
 
     def _make_venv(self) -> None:
-        """Make an interpreter that has the packages of this one, and the marker."""
+        """Create an interpreter with this one's packages and the marker."""
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", self._venv], check=True)
         version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
         packages = self._venv / "lib" / version / "site-packages"
@@ -111,7 +111,7 @@ class Bench:
         (packages / "step_marker.pth").write_text("import step_marker\n")
 
     def missing(self, program: Program) -> str:
-        """Return a package that the program needs and the interpreter has not."""
+        """Return a package that the program needs but the interpreter lacks."""
         for name in program.packages.split():
             done = subprocess.run(
                 [self._python, "-c", f"import importlib.util as u; u.find_spec({name!r}) or 1 / 0"],
@@ -122,7 +122,7 @@ class Bench:
         return ""
 
     def place(self, program: Program, launcher: str) -> Path:
-        """Make a fresh copy of a program; return its working directory."""
+        """Create a fresh copy of a program, and return its working directory."""
         slug = "".join(letter if letter.isalnum() else "-" for letter in program.name)
         place = self._folder / slug / launcher
         shutil.rmtree(place, ignore_errors=True)
@@ -154,8 +154,8 @@ class Bench:
     def run(
         self, program: Program, launcher: str, below: Path, *, kills: bool, **variables: str
     ) -> Sample:
-        """Run a program until it has been restarted and has done three steps again; if nothing
-        kills it, until relight has preloaded all.
+        """Run a program until it has been restarted and completed another three steps. If it is not
+        killed, run it until relight has preloaded everything.
         """
         self._marks.write_text("")
         log = below / "log.txt"
@@ -202,14 +202,14 @@ class Bench:
             time.sleep(0.2)
 
     def _read(self) -> list[Mark]:
-        lines = self._marks.read_text().split("\n")[:-1]  # the rest is being written
+        lines = self._marks.read_text().split("\n")[:-1]  # the last line may be incomplete
         return [json.loads(line) for line in lines]
 
     def _wait(
         self, agent: "subprocess.Popen[bytes]", log: Path,
         find: Callable[[list[Mark]], list[Mark]], limit_s: float,
     ) -> list[Mark]:  # fmt: skip
-        """Wait until `find` finds a mark of each rank; return these."""
+        """Wait until `find` finds a mark for each rank, and return these marks."""
         end = time.monotonic() + limit_s
         while len(found := find(self._read())) < RANKS:
             if agent.poll() is not None or time.monotonic() > end:
@@ -219,7 +219,7 @@ class Bench:
 
 
 def _steps(marks: list[Mark], attempt: int, step: int) -> list[Mark]:
-    """Return the first mark of each rank for a step."""
+    """Return each rank's first mark for a step."""
     found: dict[int, Mark] = {}
     for each in marks:
         if each["attempt"] == attempt and each["step"] == step:
@@ -247,11 +247,12 @@ def _running(
 
 
 def verdict(ours: Sample, cold: Sample | None) -> str:
-    """Say what of a restart differs from the cold start before.
+    """Describe how a restart differs from the preceding cold start.
 
     Args:
-        ours: the run with the restart.
-        cold: a run under torchrun, which shows what differs from start to start; None: nothing.
+        ours: the run that includes the restart.
+        cold: a run under torchrun, which shows what differs between any two starts; None if
+            missing.
     """
     differs, shared = [], []
     for name, digests in ours.digests.items():
@@ -271,7 +272,7 @@ def verdict(ours: Sample, cold: Sample | None) -> str:
 
 
 def _repeats(digests: dict[str, str]) -> bool:
-    """Return whether both attempts have the same, rank by rank and step by step."""
+    """Return whether both attempts have the same digests for each rank and step."""
     return all(
         digest == digests[key.replace("attempt 1", "attempt 0")]
         for key, digest in digests.items()
@@ -314,14 +315,14 @@ def _restarts(samples: list[Sample]) -> list[float]:
 
 
 def _compare(theirs: list[float], ours: list[float]) -> tuple[str, str, str]:
-    """Return both medians, and how many times theirs is ours."""
+    """Return both medians, and the ratio of theirs to ours."""
     medians = [f"{statistics.median(x):.2f} s" if x else "" for x in (theirs, ours)]
     factor = f"{statistics.median(theirs) / statistics.median(ours):.1f}" if theirs and ours else ""
     return medians[0], medians[1], factor
 
 
 def main() -> None:
-    """Measure, print the table, write the results."""
+    """Run the programs, print the table, and write the results."""
     parser = results.arguments("Real programs under torchrun and relight.")
     names = [each.name for each in PROGRAMS]
     parser.add_argument("programs", nargs="*", metavar="NAME", help="; ".join(names))
@@ -334,7 +335,7 @@ def main() -> None:
     options = parser.parse_args()
     if unknown := set(options.programs) - set(names):
         parser.error(f"unknown programs: {', '.join(sorted(unknown))}")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # after it has stopped the program
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # exits once the program has been stopped
     bench = Bench(Path(options.folder).resolve(), options.wait, is_ready=options.ready)
     samples: Samples = {}
     for program in PROGRAMS:
@@ -367,7 +368,7 @@ def _measure(
             if options.keep_warm and launcher == "relight":
                 kept = {**variables, "RELIGHT_KEEP_WARM": "on"}
                 taken += [bench.run(program, launcher, below, kills=False, **kept) for _ in "12"]
-                del taken[1]  # that start is cold
+                del taken[1]  # the first start is cold
                 stop = [sys.executable, "-m", "relight", "warm", "stop"]
                 subprocess.run(stop, env={**os.environ, **variables}, check=False)
             for name, sample in zip((launcher, NAMES[2]), taken, strict=False):

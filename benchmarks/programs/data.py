@@ -1,5 +1,5 @@
-"""Small synthetic data, in place of what programs download. Run by the interpreter of the programs:
-`python data.py KIND DIRECTORY`.
+"""Creates small synthetic data that replaces what programs would download. It is run by the
+programs' interpreter: `python data.py KIND DIRECTORY`.
 """
 
 import os
@@ -11,19 +11,19 @@ _WORDS = ("the", "a", "model", "learns", "to", "read", "words", "that", "nobody"
 
 
 def words(number: int) -> str:
-    """Return so many random words, always the same."""
+    """Return this many pseudorandom words, which are the same in each run."""
     draw = random.Random(7)
     return " ".join(draw.choice(_WORDS) for _ in range(number))
 
 
 def language(folder: Path) -> None:
-    """The files of word_language_model."""
+    """Create the files for word_language_model."""
     for name in ("train.txt", "valid.txt", "test.txt"):
         (folder / name).write_text(words(20_000 if name == "train.txt" else 500))
 
 
 def clip(folder: Path) -> None:
-    """A tiny model for open_clip, beside its others."""
+    """Add a tiny model to the configurations of open_clip."""
     import json
 
     vision = {"image_size": 32, "layers": 2, "width": 64, "patch_size": 8, "head_width": 32}
@@ -33,7 +33,7 @@ def clip(folder: Path) -> None:
 
 
 def tokens(folder: Path) -> None:
-    """A text of nanoGPT, as characters."""
+    """Create a text for nanoGPT, encoded by character."""
     import pickle
 
     import numpy as np
@@ -49,7 +49,7 @@ def tokens(folder: Path) -> None:
 
 
 def mnist(folder: Path) -> None:
-    """The files of torchvision's MNIST: noise."""
+    """Create the files of torchvision's MNIST with random content."""
     raw = folder / "MNIST" / "raw"
     raw.mkdir(parents=True)
     draw = random.Random(7)
@@ -63,7 +63,9 @@ def mnist(folder: Path) -> None:
 
 
 def images(folder: Path) -> None:
-    """Images in a directory for each class, and the same in one, named CLASS_NUMBER.jpg."""
+    """Create images in a directory per class, and the same images in one directory as
+    CLASS_NUMBER.jpg.
+    """
     from PIL import Image
 
     draw = random.Random(7)
@@ -77,7 +79,9 @@ def images(folder: Path) -> None:
 
 
 def glue(folder: Path) -> None:
-    """A tiny BERT, a data set and a metric by the names that examples load from the hub."""
+    """Create a tiny BERT, a data set and a metric with the names that examples load from the
+    hub.
+    """
     import csv
 
     from tokenizers import BertWordPieceTokenizer

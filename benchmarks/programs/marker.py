@@ -1,9 +1,9 @@
-"""Marks optimizer steps, in programs that know nothing of it: `benchmarks.programs` loads this file
-by a `.pth` file of the interpreter that runs them.
+"""Records optimizer steps in unmodified programs. `benchmarks.programs` loads this file through a
+`.pth` file in the interpreter that runs them.
 
-Once a process has imported torch's optimizers, each step appends a line of JSON to `marks.jsonl` in
-the environment of that interpreter: the first 3 steps, then one in half a second. A step is
-followed by a pause, as on a machine whose accelerator does the work.
+Once a process has imported torch's optimizers, steps are recorded as JSON lines in `marks.jsonl` in
+that interpreter's environment: the first 3 steps, and then one every half second. Each step is
+followed by a pause, as if an accelerator were doing the work.
 """
 
 import os
@@ -18,7 +18,9 @@ _FILE = os.path.join(sys.prefix, "marks.jsonl")
 
 
 class Marker:
-    """Registers a hook of torch's when it can, and counts the modules that this process loads."""
+    """Registers an optimizer hook as soon as possible, and counts the modules that this process
+    loads.
+    """
 
     def __init__(self) -> None:
         self._is_registered = False
@@ -52,7 +54,7 @@ class Marker:
         mark: dict[str, object] = {
             "time": now,
             "step": self._steps,
-            "worker": os.getsid(0),  # also in processes that a worker has started
+            "worker": os.getsid(0),  # also identifies the worker in its child processes
             "rank": int(os.environ.get("RANK", "-1")),
             "attempt": int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "-1")),
             "cpu_s": time.process_time(),
@@ -67,7 +69,7 @@ class Marker:
 
 
 def _digests(optimizer: Any) -> dict[str, str]:
-    """Return digests of the parameters, and of the states of the random generators."""
+    """Return digests of the parameters and of the random generators' states."""
     import hashlib
     import random
 

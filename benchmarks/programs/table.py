@@ -10,7 +10,7 @@ _ACCELERATE = "https://github.com/huggingface/accelerate 16cb6eb80dd9aa8b4df1a63
 
 
 class Edit(NamedTuple):
-    """A replacement in a file of a program that otherwise needs a GPU, or ends too soon."""
+    """A replacement in a file of a program that would otherwise need a GPU, or end too soon."""
 
     file: str
     old: str
@@ -22,13 +22,13 @@ class Program(NamedTuple):
 
     Attributes:
         name: its name in the table.
-        source: the URL of a repository and a commit, or a directory of scripts.
-        command: the command line, from the script on.
-        below: its working directory in the source.
+        source: the URL of a repository with a commit, or a directory of scripts.
+        command: the command line, starting with the script.
+        below: the working directory within the source.
         packages: modules that its interpreter must have, besides torch.
-        data: which of `data.py`, and in which directory.
-        edits: replacements in its files.
-        variables: its environment.
+        data: which kind of `data.py` it needs, and in which directory.
+        edits: replacements in the program's files.
+        variables: its environment variables.
     """
 
     name: str
@@ -146,7 +146,7 @@ PROGRAMS = (
         "examples/pytorch/basics", packages="lightning torchvision jsonargparse",
         data=("mnist", "../../Datasets"),
         edits=(
-            Edit("backbone_image_classifier.py",  # whose own MNIST downloads
+            Edit("backbone_image_classifier.py",  # its own MNIST class downloads
                  "from lightning.pytorch.demos.mnist_datamodule import MNIST",
                  "from torchvision.datasets import MNIST"),
         ),

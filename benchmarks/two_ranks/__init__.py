@@ -1,1 +1,1 @@
-"""One test of two ranks, in three ways."""
+"""The same two-rank test, written in three ways."""

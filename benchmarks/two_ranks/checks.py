@@ -1,4 +1,4 @@
-"""What the tests check on each rank, when the process group is there."""
+"""What the tests check on each rank, once the process group exists."""
 
 import gc
 
@@ -8,14 +8,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def all_reduce() -> None:
-    """Check that each rank gets the sum."""
+    """Check that each rank receives the sum."""
     tensor = torch.ones(2)
     dist.all_reduce(tensor)
     assert tensor.tolist() == [2, 2]
 
 
 def step() -> None:
-    """Check that all ranks have the same weights after a step."""
+    """Check that all ranks have the same weights after a training step."""
     model = DistributedDataParallel(torch.nn.Linear(4, 4))
     model(torch.full((2, 4), float(dist.get_rank()))).sum().backward()
     gradient = model.module.weight.grad
@@ -24,4 +24,4 @@ def step() -> None:
     dist.all_gather(gathered, gradient)
     assert torch.equal(*gathered)
     del model
-    gc.collect()  # or gloo's threads may abort the process at its end (examples/README.md)
+    gc.collect()  # otherwise gloo's threads may abort the process at exit (examples/README.md)

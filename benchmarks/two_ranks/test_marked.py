@@ -1,4 +1,4 @@
-"""The tests of two ranks, with the mark of the plugin."""
+"""The two-rank tests, with the plugin's mark."""
 
 import pytest
 

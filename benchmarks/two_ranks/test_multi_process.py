@@ -1,4 +1,4 @@
-"""The same tests with the class that torch's own tests use."""
+"""The same tests, with the class that torch's own tests use."""
 
 import torch.distributed as dist
 from torch.testing._internal.common_distributed import MultiProcessTestCase

@@ -1,4 +1,4 @@
-"""The same tests with torch.multiprocessing.spawn."""
+"""The same tests, with torch.multiprocessing.spawn."""
 
 import os
 import socket

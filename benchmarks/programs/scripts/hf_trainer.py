@@ -1,4 +1,4 @@
-"""The Trainer of transformers with a tiny random GPT-2, logging to the console."""
+"""Uses the Trainer from transformers with a tiny random GPT-2, logging to the console."""
 
 from transformers import (
     AutoModelForCausalLM,

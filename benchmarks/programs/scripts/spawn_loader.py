@@ -1,4 +1,4 @@
-"""DDP with a DataLoader whose processes are spawned, not forked."""
+"""Uses DDP with a DataLoader whose worker processes are spawned rather than forked."""
 
 import numpy as np
 import torch
@@ -6,7 +6,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 
 class Squares(Dataset):  # type: ignore[misc]
-    """Pairs of numbers and their squares."""
+    """A data set of numbers and their squares."""
 
     def __len__(self) -> int:
         return 100_000

@@ -1,5 +1,5 @@
-"""The command line: one file for each command.
+"""The command line, with one module per command.
 
-`main` finds the command. `run`, `launch`, `coordinator` and `doctor` run on training nodes and are
-part of the launcher that travels in one file; jobs/ and inspect/ need all of relight.
+`main` dispatches to the command. `run`, `launch`, `coordinator` and `doctor` run on training nodes,
+so they are part of the single-file launcher; jobs/ and inspect/ need all of relight.
 """

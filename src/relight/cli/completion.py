@@ -1,6 +1,6 @@
-"""`relight completion`: prints the completion script of a shell.
+"""`relight completion`: prints the completion script for a shell.
 
-The script runs `relight completion jobs` (known_jobs.py) where a job is expected.
+To complete a job, the script runs `relight completion jobs` (known_jobs.py).
 """
 
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ from relight.schedulers import registry
 
 _ON_JOBS = ("status", "top", "stacks", "debug", "logs", "events", "wait", "cancel", "delete",
             "describe")  # fmt: skip
-"""Commands whose arguments are jobs."""
+"""Commands that take jobs as arguments."""
 _JOBS = "relight completion jobs 2>/dev/null"
 SHELLS = ("bash", "zsh", "fish")
 PAGE = Page(
@@ -104,7 +104,7 @@ def bash() -> str:
 
 
 def zsh() -> str:
-    """Return the completion script for zsh, which uses that of bash."""
+    """Return the completion script for zsh, which wraps the bash script."""
     return _ZSH + bash()
 
 
@@ -135,7 +135,7 @@ def fish() -> str:
 
 
 def flags_of_commands() -> dict[str, tuple[Flag, ...]]:
-    """Return the flags of each command that has any."""
+    """Return the flags of each command, omitting commands without flags."""
     found: dict[str, tuple[Flag, ...]] = {"run": FLAGS, "launch": FLAGS}
     for name, module in JOB_COMMANDS.items():
         page: Page = import_module(f"relight.cli.{module}").PAGE
@@ -148,18 +148,18 @@ def _schedulers() -> list[str]:
 
 
 def _options() -> dict[str, list[str]]:
-    """Return the options for -cfg, by scheduler; `*` means that no scheduler is given."""
+    """Return the option names for -cfg by scheduler; the key `*` stands for no scheduler."""
     found = {}
     for name in registry.names():
         try:
             found[name] = [f"{option.name}=" for option in registry.find(name).options]
-        except RelightError:  # a plug-in that does not load
+        except RelightError:  # a plug-in that fails to load
             continue
     return {**found, "*": found[DEFAULT_SCHEDULER]}
 
 
 def _options_of_fish() -> Iterator[str]:
-    """Return the lines for -cfg: a condition on the scheduler, and the names of its options."""
+    """Yield the lines that complete -cfg: a condition on the scheduler, and its option names."""
     for name, names in _options().items():
         is_it = f"string match -qr -- '(-s|--scheduler)[ =]*{name}' (commandline -c)"
         if name == "*":

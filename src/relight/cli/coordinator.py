@@ -1,9 +1,9 @@
-"""`relight coordinator`: the coordinator as a process of its own, for a login or head node.
+"""`relight coordinator`: a standalone coordinator process, for a login or head node.
 
-It serves all jobs whose `--rdzv-endpoint` it is, each by its `--rdzv-id`, and keeps nothing on
-disk: after a kill and a restart, it learns the running groups from the agents, and the workers are
-not affected. With a register (etcd, a file) it serves one job, and a second coordinator can stand
-by.
+It serves all jobs that use it as their `--rdzv-endpoint`, distinguished by `--rdzv-id`, and keeps
+nothing on disk. After it is killed and restarted, it learns about the running groups from the
+agents, and the workers are not affected. With a registry (etcd or a file), it serves one job, and a
+second coordinator can stand by.
 """
 
 import signal
@@ -61,10 +61,10 @@ COORDINATOR_FLAGS = (
 
 
 def main(argv: list[str]) -> int:
-    """Run `relight coordinator` until it is asked to stop; return 0.
+    """Run `relight coordinator` until it is stopped, and return 0.
 
     Raises:
-        RelightError: if it can't listen on its endpoint, or a setting is wrong.
+        RelightError: if it can't listen on its endpoint, or a setting is invalid.
     """
     env = environment.read()
     parsed = parse(argv, env, COORDINATOR_FLAGS, site.load(env))
@@ -83,10 +83,10 @@ def main(argv: list[str]) -> int:
     for module in (
         *LOADED_FOR_NODES,
         *LOADED_LATER,
-    ):  # with a node or the network, files may be lost
+    ):  # files may become unreachable together with a node or the network
         __import__(module)
     loop = Loop()
-    console = Consoles.open(loop).stderr  # if it is full, messages are dropped
+    console = Consoles.open(loop).stderr  # if its buffer is full, messages are dropped
 
     def say(text: str) -> None:
         if not console.full:
@@ -128,8 +128,8 @@ def main(argv: list[str]) -> int:
 
 
 class _Candidate(Seeker):
-    """Coordinates while the register names this process; otherwise checks whether the named
-    coordinator still listens. It is the finder's seeker.
+    """Coordinates while the registry names this process, and otherwise checks whether the named
+    coordinator is still listening. The finder calls it back through the Seeker interface.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class _Candidate(Seeker):
         verbose: bool,
     ) -> None:
         self.error: UsageError | None = None
-        """The reason why the register will never answer, or None."""
+        """The reason why the registry will never answer, or None."""
         self._loop = loop
         self._meeting = meeting
         self._finder = finder
@@ -157,11 +157,11 @@ class _Candidate(Seeker):
         self._seek()
 
     def close(self) -> None:
-        """Close the finder, so that another coordinator can take the register."""
+        """Close the finder, so that another coordinator can take over the registry entry."""
         self._finder.close()
 
     def found(self, result: SearchResult) -> None:
-        """Handle the register's answer."""
+        """Handle a response from the registry."""
         match result:
             case CoordinatorHere():
                 self.say(f"coordinating {self._meeting.who} on port {self._port}")
@@ -176,20 +176,20 @@ class _Candidate(Seeker):
                 self.error = error
 
     def step_down(self, reason: str, again_s: float) -> None:
-        """Disconnect the agents, as this process is no longer the coordinator."""
+        """Disconnect the agents, because this process is no longer the coordinator."""
         del again_s
         self._coordinator.step_down()
         self.say(f"no longer coordinating: {reason}")
         self._seek_later()
 
     def say(self, text: str) -> None:
-        """Show a message to the user, unless it is the same as the last one."""
+        """Show a message to the user, unless it repeats the previous one."""
         if text != self._said:
             self._said = text
             self._say(text)
 
     def record(self, event: StateChanged) -> None:
-        """Show a change of the candidacy, with --verbose."""
+        """Show a change in the candidacy, with --verbose."""
         if self._verbose:
             self.say(describe(event))
 
@@ -209,15 +209,15 @@ class _Candidate(Seeker):
 
 
 def _tell_changes(say: Callable[[str], None], job: str, group: Group) -> None:
-    """Print each change of a group's state."""
+    """Print each state change of a group."""
     group.on_change = lambda change: say(describe(change._replace(job=job)))
 
 
 def _refuses(address: tuple[str, int]) -> bool:
-    """Return whether a connection to an address is refused. May block.
+    """Return whether the address refuses connections. May block.
 
     Raises:
-        OSError: if the connection failed for another reason.
+        OSError: if the connection fails for another reason.
     """
     try:
         socket.create_connection(address, _DIAL_S).close()
@@ -227,7 +227,7 @@ def _refuses(address: tuple[str, int]) -> bool:
 
 
 def _meeting(parsed: ParsedFlags, env: Environment) -> tuple[Meeting, GroupSettings, list[str]]:
-    """Return the rendezvous settings, as the jobs' agents would read them."""
+    """Return the rendezvous settings as the agents of the jobs would read them."""
     given = {name: parsed.values[name.replace("-", "_")] for name in _TAKEN}
     backend, bind = given["rdzv-backend"], parsed.values["bind"]
     if backend == "static":
@@ -243,7 +243,7 @@ def _meeting(parsed: ParsedFlags, env: Environment) -> tuple[Meeting, GroupSetti
         raise UsageError(f"--rdzv-backend={backend} without --rdzv-id",
                          hint="a registry records the coordinator of one job")  # fmt: skip
     for name, _ in given["rdzv-conf"] if backend in BACKENDS else ():
-        if name not in KEY_BY_NAME:  # torchrun lacks this command, so nobody relies on such keys
+        if name not in KEY_BY_NAME:  # torchrun has no such command, so nobody relies on these keys
             hint = did_you_mean(name, KEY_BY_NAME, f"known are {', '.join(KEY_BY_NAME)}")
             raise UsageError(f"--rdzv-conf: unknown key {name}", hint=hint)
     fields = {flag.field: flag.default for flag in FLAGS if flag.field in LaunchSpec._fields}

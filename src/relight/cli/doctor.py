@@ -1,7 +1,7 @@
-"""`relight doctor`: finds problems of this machine, and of the network between the nodes.
+"""`relight doctor`: finds problems with this machine and with the network between the nodes.
 
-It takes the command line of `relight run`, so that `doctor` can replace `run` in a command. Flags
-unrelated to machines and networks are accepted.
+It accepts the command line of `relight run`, so that you can replace `run` with `doctor` in a
+command. Flags that have nothing to do with machines or networks are accepted and ignored.
 """
 
 import json
@@ -54,7 +54,7 @@ def main(argv: list[str]) -> int:
     """Run `relight doctor` and return 0, or 1 if an error was found.
 
     Raises:
-        RelightError: if the usage is wrong.
+        RelightError: if the command line is wrong.
     """
     env = environment.read()
     parsed = parse(argv, env, DOCTOR_FLAGS, site.load(env))
@@ -77,7 +77,7 @@ def main(argv: list[str]) -> int:
 
 
 def usage() -> str:
-    """Return the help of `relight doctor`."""
+    """Return the help text of `relight doctor`."""
     lines = [
         "usage: relight doctor [flags]",
         "",
@@ -101,7 +101,7 @@ def usage() -> str:
 
 
 def _spec(parsed: ParsedFlags, env: Environment) -> LaunchSpec:
-    """Return the spec from the command line or the cluster's variables; a script is optional."""
+    """Return the launch spec, which may lack a script, from the flags or cluster variables."""
     fields = {name: parsed.values[name] for name in LaunchSpec._fields if name in parsed.values}
     if "rdzv-backend" not in parsed.given and _STATIC & parsed.given:
         fields["rdzv_backend"] = "static"
@@ -139,7 +139,7 @@ def _facts(spec: LaunchSpec, python: str) -> dict[str, str]:
 
 
 def _network(spec: LaunchSpec, env: Environment, wait_s: float, known: dict[str, str]) -> Verdict:
-    """Return the findings on the network and the other nodes."""
+    """Return the findings about the network and the other nodes."""
     if not spec.runs_locally():
         meeting, _, _ = arrange(spec, env)
         wanted = spec.nnodes.max_nodes

@@ -1,6 +1,7 @@
-"""`relight exec`: runs a program below which relight takes the place of torchrun.
+"""`relight exec`: runs a program in an environment where relight replaces torchrun.
 
-It adds a directory to PATH and one to PYTHONPATH, and becomes the program. Nothing is installed.
+It prepends a directory to PATH and another to PYTHONPATH, and then executes the program in the same
+process. Nothing is installed.
 """
 
 import os
@@ -35,10 +36,10 @@ PAGE = Page(
 
 
 def main(argv: list[str]) -> int:
-    """Run `relight exec`; return only after printing help.
+    """Run `relight exec`, which returns only after printing its help.
 
     Raises:
-        UsageError: if the program is missing or was not found.
+        UsageError: if the program is missing or can't be found.
         MachineError: if the system refuses to run it.
     """
     first, words = argv[:1], argv[argv[:1] == ["--"] :]
@@ -58,7 +59,7 @@ def main(argv: list[str]) -> int:
 
 
 def with_shim(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment in which relight takes the place of torchrun."""
+    """Return an environment in which relight replaces torchrun."""
     found = {**variables, "RELIGHT_PYTHON": sys.executable}
     for name, folder in (("PATH", "bin"), ("PYTHONPATH", "site")):
         own = os.path.join(SHIM, folder)

@@ -1,7 +1,7 @@
-"""`relight launch`: `relight run`, compatible with `python -m torch.distributed.launch`.
+"""`relight launch`: a variant of `relight run` for users of `python -m torch.distributed.launch`.
 
-Older scripts take their local rank as an argument: without `--use-env` each gets `--local-rank=N`
-before its own arguments. Everything else is `relight run`.
+Older scripts expect their local rank as an argument, so without `--use-env`, each worker gets
+`--local-rank=N` before its own arguments. Everything else works as in `relight run`.
 """
 
 from relight.base import env as environment

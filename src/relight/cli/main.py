@@ -1,5 +1,5 @@
-"""The `relight` command: finds the sub-command, runs it, and turns errors into one line and an exit
-code.
+"""The `relight` command: finds the subcommand, runs it, and turns errors into a one-line message
+and an exit code.
 """
 
 import errno
@@ -64,10 +64,10 @@ JOB_COMMANDS = {
                      "components", "schedulers", "configure", "nodes")
     },
 }  # fmt: skip
-"""Commands, each with the module of this package that has its `main`."""
+"""Commands, each with the module in this package that contains its `main`."""
 _LAUNCHERS = ("run", "launch")
 _ON_NODES = ("run", "launch", "coordinator", "doctor")
-"""Commands that run on a training node."""
+"""Commands that run on training nodes."""
 
 _REBUILD = (
     "use another Python, or build this one again with the headers that it needs "
@@ -79,7 +79,7 @@ USAGE = "usage: relight COMMAND [flags] SCRIPT [arguments of the script]"
 
 
 class _BestEffortStream(io.FileIO):
-    """stderr whose write errors (ENOSPC, EPIPE, EBADF) are ignored, to keep the exit code."""
+    """A stderr that ignores write errors (ENOSPC, EPIPE, EBADF), to preserve the exit code."""
 
     def write(self, data: Any) -> int:
         try:
@@ -92,7 +92,7 @@ def main(argv: list[str]) -> int:
     """Run one command line and return its exit code.
 
     Args:
-        argv: the arguments after the program's name.
+        argv: the arguments that follow the program's name.
     """
     try:
         return _command(argv)(argv[1:])
@@ -106,12 +106,12 @@ def main(argv: list[str]) -> int:
 
 
 def entry() -> NoReturn:
-    """Run this process's command line."""
+    """Run the command line of this process."""
     exit_signals.exit_on_signals()
     for fd in (0, 1, 2):
         try:
             os.fstat(fd)
-        except OSError:  # closed, so the next opened file would take its number
+        except OSError:  # closed, so the next file opened would get its number
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     sys.stdout = sys.stdout or open(1, "w", closefd=False)
     encoding = sys.stderr.encoding if sys.stderr else None
@@ -119,13 +119,13 @@ def entry() -> NoReturn:
         _BestEffortStream(2, "w", closefd=False), encoding, "backslashreplace", write_through=True
     )
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        # As on stderr, a character that the terminal can't encode must not be an error.
+        # As with stderr, a character that the terminal can't encode must not cause an error.
         sys.stdout.reconfigure(errors="backslashreplace")
     exit_code = EXIT_OK
     try:
         exit_code = main(sys.argv[1:])
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader of the help has closed the pipe
+    except BrokenPipeError:  # the reader, such as a pager, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     except OSError as error:
         exit_code = EXIT_MACHINE
@@ -183,7 +183,7 @@ def _command(argv: list[str]) -> Callable[[list[str]], int]:
     if name in JOB_COMMANDS or name == "doctor":
         from importlib import import_module
 
-        # A shell waits for the second, which skips the imports of the first.
+        # A shell waits for `completion jobs`, so skip the imports that `completion` needs.
         file = JOB_COMMANDS.get(name, name) if argv != ["completion", "jobs"] else "jobs.known_jobs"
         full = f"relight.cli.{file}"
         try:
@@ -191,7 +191,7 @@ def _command(argv: list[str]) -> Callable[[list[str]], int]:
         except ModuleNotFoundError as error:
             if error.name is None or not f"{full}.".startswith(f"{error.name}."):
                 raise
-            raise UsageError(  # job/launcher_file.py
+            raise UsageError(  # see job/launcher_file.py
                 f"relight {name} is not in the copy of the launcher that travels with a job",
                 hint="install relight from a wheel or a clone (pip install .)",
             ) from None
@@ -213,7 +213,7 @@ def _version(_: list[str]) -> int:
 
     try:
         commit = (get_data("relight", "commit") or b"").decode().strip()
-    except OSError:  # an editable installation
+    except OSError:  # editable installations lack this file
         commit = ""
     print(f"relight {__version__} (commit {commit})" if commit else f"relight {__version__}")
     return 0

@@ -1,4 +1,4 @@
-"""`relight run`: launches the workers of a node, as torchrun does."""
+"""`relight run`: launches the workers on a node, as torchrun does."""
 
 from relight.agent.start import make_agent
 from relight.base import env as environment
@@ -29,7 +29,7 @@ def main(argv: list[str]) -> int:
 
 
 def answered(parsed: ParsedFlags, command: str, flags: "Iterable[Flag]") -> bool:
-    """Print help or completion where the command line asks for it; return whether it did."""
+    """Print help or completion if the command line asks for it, and return whether it did."""
     if parsed.values["help"]:
         from relight.flags.usage import run_help
 
@@ -46,7 +46,7 @@ def answered(parsed: ParsedFlags, command: str, flags: "Iterable[Flag]") -> bool
 def launch(
     spec: LaunchSpec, given: "set[str]", env: Environment, *, local_rank_argument: bool = False
 ) -> int:
-    """Run the agent, and return the job's exit code; the arguments are those of
+    """Run the agent and return the job's exit code. The arguments are those of
     `agent.start.make_agent`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""`relight sandbox`: a job on several hosts of this machine, with faults of hosts and network."""
+"""`relight sandbox`: runs a job on several virtual hosts on this machine, with injected faults."""
 
 import os
 import secrets
@@ -50,10 +50,10 @@ PAGE = Page(
 
 
 def main(argv: list[str]) -> int:
-    """Run `relight sandbox`; return the job's exit code.
+    """Run `relight sandbox` and return the job's exit code.
 
     Raises:
-        RelightError: if nothing was started, or the hosts are gone.
+        RelightError: if nothing was started, or the hosts were lost.
     """
     count, rest = _count(argv)
     env = environment.read()
@@ -76,13 +76,13 @@ def main(argv: list[str]) -> int:
         sys.stderr.flush()
         os.execv(ahead[0], [*ahead, sys.executable, "-m", "relight", "sandbox", *argv])
 
-    # Only its own agents can reach the job.
+    # Only the job's own agents can reach it.
     variables = {"RELIGHT_TOKEN": secrets.token_hex(16), **env.variables}
     return run.run(command, count, variables, plan)
 
 
 def _count(argv: Sequence[str]) -> tuple[int, list[str]]:
-    """Return the number of hosts and the words after it."""
+    """Return the number of hosts and the remaining words."""
     word, *rest = [*argv, ""][: max(len(argv), 1)]
     if word in ("", "-h", "--help"):
         return 0, list(argv)
@@ -98,7 +98,7 @@ def _count(argv: Sequence[str]) -> tuple[int, list[str]]:
 
 
 def _derived(spec: LaunchSpec, given: "set[str]", count: int) -> list[str]:
-    """Return the rendezvous flags of the agents that the user has not given."""
+    """Return the agents' rendezvous flags, leaving out those that the user has given."""
     endpoint = ",".join(f"host{n}" for n in range(1, min(count, 3) + 1)) if count > 2 else "host1"
     flags = {
         "nnodes": str(count),
@@ -110,7 +110,7 @@ def _derived(spec: LaunchSpec, given: "set[str]", count: int) -> list[str]:
 
 
 def _check(spec: LaunchSpec, given: "set[str]", count: int, env: Environment) -> None:
-    """Refuse settings that can't work on the hosts."""
+    """Reject settings that can't work on the hosts."""
     for name in _OF_ONE_HOST:
         if name in given:
             raise UsageError(
@@ -148,7 +148,7 @@ def _faults(path: str, spec: LaunchSpec, count: int) -> list[Fault]:
 
 
 def _words(texts: Mapping[str, str]) -> list[str]:
-    """Return the flags that go to each agent, as they were given."""
+    """Return the flags that are passed to each agent, as the user gave them."""
     switches = {flag.name for flag in FLAGS if flag.parse is None}
     own = {flag.name for flag in _OWN}
     return [

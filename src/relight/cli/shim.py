@@ -1,7 +1,7 @@
-"""`relight shim`: installs relight in place of torchrun in one environment, or removes it.
+"""`relight shim`: makes relight replace torchrun in one environment, or undoes that.
 
-It writes a .pth file, which each Python of the environment reads when it starts, and `torchrun`
-where the environment has none.
+It writes a .pth file, which each Python in the environment reads at startup. If the environment has
+no `torchrun`, it also writes that.
 """
 
 import json
@@ -57,7 +57,7 @@ entry()
 
 
 class Place(NamedTuple):
-    """An environment: its Python, and the files of the shim there."""
+    """An environment: its Python, and the paths of the shim's files in it."""
 
     python: str
     prefix: str
@@ -70,7 +70,7 @@ def main(argv: list[str]) -> int:
 
     Raises:
         UsageError: if the verb is unknown, or the environment does not exist.
-        MachineError: if files can't be written or removed there.
+        MachineError: if files can't be written or removed.
     """
     parsed = read_arguments(argv, PAGE, 1, 1, "one of " + ", ".join(VERBS))
     verb = parsed.command[0]
@@ -88,14 +88,14 @@ def main(argv: list[str]) -> int:
 
 
 def find(folder: str, env: Environment) -> Place:
-    """Return an environment.
+    """Find an environment.
 
     Args:
         folder: the folder on the command line, or an empty string.
         env: the environment variables of this process.
 
     Raises:
-        UsageError: if it lacks a Python, or has one that is too old.
+        UsageError: if it has no Python, or its Python is too old.
     """
     python = sys.executable
     chosen = folder or env.get("VIRTUAL_ENV") or env.get("CONDA_PREFIX")
@@ -126,7 +126,7 @@ def find(folder: str, env: Environment) -> Place:
 
 
 def hook_line(folder: str) -> str:
-    """Return the line of a .pth file that loads the hook from a directory, if that still exists."""
+    """Return the line of a .pth file that loads the hook from a directory, if it still exists."""
     code = (
         f"import sys\nsys.path.insert(0, {folder!r})\n"
         "try:\n import relight_hook\n relight_hook.install()\nexcept ImportError: pass\n"

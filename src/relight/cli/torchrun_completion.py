@@ -1,4 +1,4 @@
-"""The completion of `torchrun` for `--print-completion`, as torch has it since 2.14."""
+"""The completion script for `torchrun --print-completion`, which torch has since version 2.14."""
 
 from collections.abc import Iterable
 
@@ -19,7 +19,7 @@ _SCRIPTS = {
 
 
 def script(shell: str, flags: Iterable[Flag]) -> str:
-    """Return the script of a shell that completes the flags of `torchrun`."""
+    """Return a shell's completion script for the flags of `torchrun`."""
     names = [flag.name for flag in flags]
     words = " ".join(f"--{name}" for name in names)
     return _SCRIPTS[shell].replace("@FLAGS@", words).replace("@NAMES@", " ".join(names))

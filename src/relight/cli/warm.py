@@ -1,7 +1,7 @@
-"""`relight warm`: the state kept to make the next job of a script start sooner.
+"""`relight warm`: manages the state that is kept to make the next start of a script faster.
 
-The processes with imported modules that outlive their jobs (`--keep-warm`), and the
-imports that `--preload=auto` has learned.
+This state consists of the processes with imported modules that outlive their jobs (`--keep-warm`),
+and the imports that `--preload=auto` has learned.
 """
 
 from relight.base.errors import UsageError

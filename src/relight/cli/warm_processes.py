@@ -1,4 +1,4 @@
-"""Lists and stops warm processes, and forgets learned imports: parts of `relight warm`."""
+"""Lists and stops warm processes and forgets learned imports, for `relight warm`."""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -20,7 +20,7 @@ _NAMES = {
     "-m relight.worker.call": "(relight.launch)",
     "-m relight.pytest_plugin.rank": "(pytest)",
 }
-"""Scripts that no user has written."""
+"""Scripts that belong to relight, not to a user."""
 
 
 def show(words: Sequence[str], *, as_json: bool) -> int:
@@ -73,7 +73,7 @@ def _name(each: Description) -> str:
 
 
 def _shortened(names: Sequence[str]) -> str:
-    """Return as many names as fit in a column."""
+    """Return as many of the names as fit in a column."""
     text = ",".join(names)
     if len(text) <= _WIDTH:
         return text
@@ -133,7 +133,7 @@ def stop(words: Sequence[str]) -> int:
 
 
 def _ends(pid: int, end: Callable[[], object]) -> bool:
-    """End a process; return whether it is gone after a short time."""
+    """End a process, and return whether it exited within a short time."""
     try:
         process = ProcessHandle(pid)
     except ProcessLookupError:
@@ -146,7 +146,7 @@ def _ends(pid: int, end: Callable[[], object]) -> bool:
 
 
 def _look() -> tuple[dict[str, Description], list[int]]:
-    """Return the warm processes that answer, by their sockets, and the pids of the silent ones."""
+    """Return the responding warm processes by socket, and the pids of those that don't respond."""
     found, silent = {}, []
     for path in _directory().sockets():
         if (answer := processes.ask(path)) is not None:

@@ -1,4 +1,4 @@
-"""`relight warm start`: makes a warm process before the first job that uses it."""
+"""`relight warm start`: creates a warm process before the first job that uses it."""
 
 import os
 import signal
@@ -25,12 +25,14 @@ from relight.warm.warm_spawner import WarmSpawner
 from relight.warm.worker_program import WorkerProgram
 
 _OF_LAUNCH = ("-m", "relight.worker.call", "ahead")
-"""The command of workers of `relight.launch`; the last word is a placeholder for a directory."""
+"""The command that runs `relight.launch` workers; the last word is a placeholder for a
+directory.
+"""
 _LIMIT_S = 600.0
 
 
 def main(argv: list[str]) -> int:
-    """Run `relight warm start`, with the flags of `relight run`.
+    """Run `relight warm start`, which takes the flags of `relight run`.
 
     Raises:
         UsageError: if a flag is wrong, or the modules are unknown.
@@ -74,7 +76,7 @@ def main(argv: list[str]) -> int:
 
 
 def _complete(spec: LaunchSpec) -> LaunchSpec:
-    """Return the options, completed with defaults for a process that is made ahead."""
+    """Return the options, filled in with the defaults for a process that is created in advance."""
     is_of_launch = spec.module and spec.script == _OF_LAUNCH[1]
     is_asked = spec.preload not in ((), (BACKGROUND,))
     preload = spec.preload if is_asked else (("torch",) if is_of_launch else (AUTO,))
@@ -101,7 +103,7 @@ class _Start:
         self._modules = modules
         self._reason: str | None = None
         self._loop = Loop()
-        for number in exit_signals.NUMBERS:  # before there is a process that outlives this one
+        for number in exit_signals.NUMBERS:  # before creating a process that outlives this one
             self._loop.on_signal(number, _interrupt)
         system.become_subreaper()
         setup = preloading.instructions(worker, modules, learned, {}, low_priority=False)
@@ -118,15 +120,15 @@ class _Start:
         self._spawner = WarmSpawner(self._loop, origin, self)
 
     def wait(self) -> None:
-        """Return when it is ready.
+        """Wait until the process is ready.
 
         Raises:
-            MachineError: if it can't be used, or does not get ready.
+            MachineError: if it can't be used, or does not become ready in time.
         """
         try:
             self._loop.run_until(lambda: self._reason is not None, _LIMIT_S)
         except BaseException:
-            os.kill(self._pid, signal.SIGKILL)  # its guard; the process dies with it
+            os.kill(self._pid, signal.SIGKILL)  # its guard's pid; the process dies with it
             raise
         self._spawner.stop()
         self._loop.close()
@@ -137,12 +139,12 @@ class _Start:
             raise MachineError(f"can't use the warm process: {self._reason}")
 
     def ready(self, event: PreloadReady) -> None:
-        """Record that it can fork workers."""
+        """Record that the process can fork workers."""
         del event
         self._reason = ""
 
     def without(self, module: str, reason: str, seconds: float) -> None:
-        """Report a module that it does not keep."""
+        """Report a module that is not kept in the process."""
         if self._learned is not None:
             self._learned.note_unfit(module, reason, seconds)
         say(describe(PreloadWithout(module, reason, seconds, asked=self._learned is None)))
@@ -153,9 +155,9 @@ class _Start:
             self._learned.write(self._modules, unfit, directories)
 
     def wrote(self, name: str, value: str | None, *, by_library: bool) -> None:
-        """Do nothing, as no worker runs."""
+        """Do nothing, because no worker is running."""
 
     def lost(self, reason: str, *, retry: bool) -> None:
-        """Record that it can't be used."""
+        """Record that the process can't be used."""
         del retry
         self._reason = reason or "it has ended"

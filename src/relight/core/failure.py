@@ -1,4 +1,4 @@
-"""How a worker ended, and its output: the data on a failure that nodes exchange."""
+"""How a worker ended, and its output. Nodes exchange this data about a failure."""
 
 import signal
 from enum import Enum
@@ -10,13 +10,13 @@ CRASHES = tuple(
     if hasattr(signal, name)  # Windows, from which jobs may be submitted, lacks SIGBUS
 )
 AT_EXIT = "terminate called without an active exception"
-"""Printed by libstdc++ if a thread still runs when the process exits, as it sometimes does in
-torch.
+"""Printed by libstdc++ if a thread is still running when the process exits, which sometimes happens
+in torch.
 """
 
 
 class FailureKind(Enum):
-    """How certainly a report explains the end of its process."""
+    """How certain it is that a report explains the end of its process."""
 
     RECORDED = "it is in the error file: this exception ended the script"
     RAISED = "apparently an uncaught exception: the text of a traceback shows it"
@@ -25,15 +25,16 @@ class FailureKind(Enum):
 
 
 class ErrorReport(NamedTuple):
-    """An exception as the worker reported it.
+    """An exception as reported by the worker.
 
     `where` is the last line in the user's own code, such as `train.py:42 in step`, and `source` is
-    the source text of that line. `cause` is the first exception of a chain, such as `KeyError:
+    the source text of that line. `cause` is the first exception in a chain, such as `KeyError:
     'lr'`, with its place; empty for a single exception. For an ExceptionGroup, `where` is the place
-    of its first exception; without a cause, `cause_where` is that of the group. `is_interrupted`: a
-    SystemExit or KeyboardInterrupt is in the chain, as if a signal handler had raised it. `doubt`:
-    why it may not have ended the worker, such as `it printed more after that: no data`; empty
-    without evidence against it. `others` are ranks that printed the same and kept running.
+    of its first exception. Without a cause, `cause_where` is then the place of the group.
+    `is_interrupted`: the chain contains a SystemExit or KeyboardInterrupt that a signal handler may
+    have raised. `doubt`: why the exception may not have ended the worker, such as `it printed more
+    after that: no data`; empty if there is no evidence against it. `others` are the ranks that
+    printed the same exception and kept running.
     """
 
     kind: FailureKind
@@ -50,15 +51,16 @@ class ErrorReport(NamedTuple):
 
 
 class WorkerState(NamedTuple):
-    """The activity of a worker before it was stopped, as seen from outside
+    """What a worker was doing before it was stopped, as seen from outside
     (`core/diagnosis/stack_text.doing`).
 
-    `place` follows the worker's name: ` in read (data.py:41)`. `stack` has the lines of its main
-    thread's stack, the innermost last. `expects_peers`: it waits for other workers there.
-    `handling` is the exception that it was handling or cleaning up after (an `except` or `finally`
-    block), such as `ValueError: bad record`, and `handling_where` is where that was raised.
-    `works_below`: it was in a function called from that block, not in the block itself.
-    `in_program`: its script was running; false while Python prints an exception or shuts down.
+    `place` is shown after the worker's name, such as ` in read (data.py:41)`. `stack` has the lines
+    of its main thread's stack, with the innermost last. `expects_peers`: it was waiting for other
+    workers there. `handling` is the exception that it was handling or cleaning up after in an
+    `except` or `finally` block, such as `ValueError: bad record`, and `handling_where` is where
+    that exception was raised. `works_below`: it was in a function called from that block, not in
+    the block itself. `in_program`: its script was running; false while Python prints an exception
+    or shuts down.
     """
 
     place: str
@@ -71,7 +73,7 @@ class WorkerState(NamedTuple):
 
 
 class Collective(NamedTuple):
-    """The last collective that a worker entered in a process group, the group's `number`-th."""
+    """The last collective that a worker entered in a process group, where it is the `number`-th."""
 
     group: str
     number: int
@@ -84,18 +86,18 @@ class Failure(NamedTuple):
     """How one worker ended, and all known facts about it.
 
     `exitcode` is negative for a signal. `stop_signal` is the signal that the agent had already
-    sent, or 0. `evidence` are facts from the machine, such as an out-of-memory kill. `last_lines`
-    is the end of stderr. `doing` is known if the agent inspected the worker before it stopped it,
-    `collectives` if torch's flight recorder left a dump.
+    sent, or 0. `evidence` has facts reported by the machine, such as an out-of-memory kill.
+    `last_lines` is the end of stderr. `doing` is known if the agent inspected the worker before
+    stopping it, and `collectives` are known if torch's flight recorder left a dump.
 
-    `when` is the time of day of its end on that host, `2026-07-01 12:00:00+0200`. `at` orders the
-    failures of one node, in seconds: monotonic in an agent; in a message and in a
-    `relight.RunResult` relative to the time of sending, hence negative, because nodes don't share a
-    clock. `stopping_s`: seconds from the stop signal to its end. `printed_s`: seconds from the
-    exception of `report` to its end, or None if unknown; `went_on`: whether its program kept
-    running after that. `words` is the most informative line of its other output. `gpu_error`: the
-    error of a GPU in the kernel's log that may be the reason; `gpu_broken`: that GPU needs a reset
-    or a repair.
+    `when` is the time at which the worker ended on that host, such as `2026-07-01 12:00:00+0200`.
+    `at` orders the failures on one node, in seconds. It is monotonic in an agent. In a message and
+    in a `relight.RunResult`, it is relative to the time of sending and hence negative, because
+    nodes don't share a clock. `stopping_s`: seconds from the stop signal to the worker's end.
+    `printed_s`: seconds from the exception in `report` to the worker's end, or None if unknown.
+    `went_on`: whether its program kept running after that exception. `words` is the most
+    informative line in its other output. `gpu_error`: a GPU error in the kernel log that may be the
+    reason. `gpu_broken`: that GPU needs a reset or a repair.
     """
 
     rank: int
@@ -121,7 +123,7 @@ class Failure(NamedTuple):
 
     @property
     def is_explained(self) -> bool:
-        """Whether the report explains the worker's end, and is not merely its last output."""
+        """Whether the report explains the worker's end, instead of being just its last output."""
         if self.report is None or self.report.kind is FailureKind.PRINTED:
             return False
         if self.report.kind is FailureKind.CRASHED:
@@ -139,7 +141,7 @@ class Failure(NamedTuple):
 
 
 class WorkerEnd(NamedTuple):
-    """How one worker ended. `stop_signal` is the last signal that it received from the agent, or 0;
+    """How one worker ended. `stop_signal` is the last signal that it received from the agent, or 0.
     `stopping_s` is the time in seconds from its first stop signal to its end.
     """
 

@@ -1,7 +1,7 @@
-"""Computes every rank of a generation, and the environment that tells a worker its ranks.
+"""Computes all ranks of a generation, and the environment variables that pass them to workers.
 
-Source of the names and their meaning: torch.distributed.elastic.agent.server.api (torch 2.13),
-`_assign_worker_ranks` and `LocalElasticAgent._start_workers`.
+The names and their meaning come from torch.distributed.elastic.agent.server.api (torch 2.13), in
+particular `_assign_worker_ranks` and `LocalElasticAgent._start_workers`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,10 +19,10 @@ class NodeSize(NamedTuple):
 
 
 class GenerationId(NamedTuple):
-    """The identity of a generation. Numbers grow and are shown to users, but a coordinator that
-    does not know earlier generations starts at 0, so two generations may have the same number.
+    """The identity of a generation. The number increases and is shown to users. But a coordinator
+    that does not know earlier generations starts at 0, so two generations may have the same number.
 
-    `origin` is random and identifies the group that formed it.
+    `origin` is random and identifies the group that formed the generation.
     """
 
     number: int
@@ -34,7 +34,7 @@ NO_GENERATION = GenerationId(-1, "")
 
 class Generation(NamedTuple):
     """The parameters of a generation, identical on every node. `restart` counts only failures.
-    `failed_host` is the host of the previous generation's failure, or a lost host, or empty.
+    `failed_host` is the host where the previous generation failed, or a lost host, or empty.
     """
 
     id: GenerationId
@@ -46,7 +46,7 @@ class Generation(NamedTuple):
 
     @property
     def number(self) -> int:
-        """The number of the generation, for users."""
+        """The generation number shown to users."""
         return self.id.number
 
 
@@ -78,10 +78,10 @@ class Assignment(NamedTuple):
 
 
 def places(nodes: Sequence[NodeSize]) -> list[Place]:
-    """Return the places of nodes given in rank order.
+    """Return the place of each node; the nodes are given in rank order.
 
-    Ranks count through the workers of all nodes in order; role ranks likewise, but only through
-    workers of that role.
+    Ranks number the workers of all nodes consecutively. Role ranks do the same, but only for
+    workers with that role.
     """
     world_size = 0
     role_sizes: dict[str, int] = {}
@@ -110,12 +110,12 @@ def places(nodes: Sequence[NodeSize]) -> list[Place]:
 def arrange(survivors: Sequence[str | None], newcomers: Sequence[str], most: int) -> list[str]:
     """Return the nodes of the next generation in rank order.
 
-    Survivors keep their order, newcomers take the places of lost nodes, and the other newcomers
-    come last; places that stay empty are removed.
+    Survivors keep their order, newcomers take the places of lost nodes, and the remaining newcomers
+    come last. Places that stay empty are removed.
 
     Args:
-        survivors: the last generation, None where a node was lost.
-        newcomers: in the order of their arrival.
+        survivors: the nodes of the last generation, with None for a lost node.
+        newcomers: the newcomers in order of arrival.
         most: the maximum number of nodes.
     """
     left = list(newcomers[::-1])
@@ -125,19 +125,19 @@ def arrange(survivors: Sequence[str | None], newcomers: Sequence[str], most: int
 
 
 def as_numbered(order: Sequence[str], numbers: Mapping[str, int]) -> list[str]:
-    """Return the nodes with numbered nodes sorted by number; the other nodes keep their places."""
+    """Sort numbered nodes by number among themselves. The other nodes keep their places."""
     numbered = iter(sorted((node for node in order if node in numbers), key=numbers.__getitem__))
     return [next(numbered) if node in numbers else node for node in order]
 
 
 def natural(host: str) -> tuple[tuple[bool, int, str], ...]:
-    """Return a key that sorts node2 before node10."""
+    """Return a sort key that puts node2 before node10."""
     parts = ((digits, "".join(part)) for digits, part in groupby(host, str.isdecimal))
     return tuple((not digits, int(part) if digits else 0, part) for digits, part in parts)
 
 
 def assign(place: Place) -> list[Assignment]:
-    """Return the assignments of the workers of one node, in the order of their local ranks."""
+    """Return the assignments of one node's workers, in local rank order."""
     return [
         Assignment(
             local_rank=local_rank,
@@ -157,12 +157,12 @@ def assign(place: Place) -> list[Assignment]:
 def worker_variables(
     assignment: Assignment, generation: Generation, *, agent_store: bool, virtual: bool
 ) -> dict[str, str]:
-    """Return the variables that tell a worker its place.
+    """Return the environment variables that specify a worker's place.
 
     Args:
         assignment: the worker's place.
         generation: the generation it belongs to.
-        agent_store: whether the agent serves MASTER_PORT, which makes every rank a client.
+        agent_store: whether the agent serves MASTER_PORT, so that every rank is a client.
         virtual: whether LOCAL_RANK is 0 for every worker (`--virtual-local-rank`).
     """
     return {
@@ -183,7 +183,7 @@ def worker_variables(
 
 
 def visible_device(variable: str | None, local_rank: int) -> str:
-    """Return CUDA_VISIBLE_DEVICES for one worker of `--virtual-local-rank`.
+    """Return CUDA_VISIBLE_DEVICES for one worker under `--virtual-local-rank`.
 
     Args:
         variable: the agent's CUDA_VISIBLE_DEVICES, or None if unset, in which case devices are

@@ -1,5 +1,6 @@
-"""`relight doctor`: the nodes meet at the endpoint, probe each other, and get the verdict.
+"""`relight doctor`: the nodes meet at the endpoint, probe each other and receive a verdict.
 
-`gathering` is one node's part, `hosting` that of the node that has the endpoint, `network` judges
-the probes of all pairs. Facts and findings of one machine are health/.
+`gathering` implements a node's part in this, and `hosting` the part of the node that serves the
+endpoint. `network` interprets the probes between all pairs of nodes. Facts and findings about a
+single machine are in health/.
 """

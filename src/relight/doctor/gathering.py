@@ -1,10 +1,12 @@
-"""The nodes meet at the endpoint as those of a job do: the node that can bind it hosts the meeting.
-If the endpoint has several hosts, only the first one counts.
+"""The nodes meet at the endpoint, as the nodes of a job do, and the node that can bind it becomes
+the host.
 
-    seeking     tries in turn to host the endpoint and to reach it
-      | the port is ours            -> hosting (hosting.py)
-      | a doctor answers            -> guest: introduces itself, probes, reports, gets the verdict
-      | neither for `wait_s`        -> what this machine sees of the endpoint (endpoint.py)
+If the endpoint lists several hosts, only the first one is used.
+
+    seeking     alternates between trying to host the endpoint and to reach it
+      | we could bind the port      -> hosting (hosting.py)
+      | a doctor responds           -> guest: introduces itself, probes, reports, gets the verdict
+      | neither within `wait_s`     -> reports what this machine knows of the endpoint (endpoint.py)
 """
 
 import socket
@@ -55,10 +57,10 @@ _MAX_MISTAKES = 3
 
 
 class GatherSettings(NamedTuple):
-    """Settings of the meeting.
+    """The settings for the meeting.
 
-    `nodes`: number of nodes. `wait_s`: wait for more nodes after the last arrival. `facts` should
-    be equal on all nodes.
+    `nodes` is the number of nodes. `wait_s` is how long to wait for more nodes after the last one
+    joined. `facts` are expected to be equal on all nodes.
     """
 
     meeting: Meeting
@@ -71,8 +73,8 @@ def gather(settings: GatherSettings, say: Callable[[list[str]], None]) -> Verdic
     """Meet the other nodes, probe all pairs, and return the findings.
 
     Args:
-        settings: of the meeting.
-        say: called with the nodes that have joined, at each change.
+        settings: the settings for the meeting.
+        say: called with the nodes that have joined, after each change.
     """
     loop, mistakes = Loop(), list[Finding]()
 
@@ -98,7 +100,7 @@ def gather(settings: GatherSettings, say: Callable[[list[str]], None]) -> Verdic
 
 
 class _Participant(Seeker):
-    """This node's part in the meeting."""
+    """This node's role in the meeting."""
 
     def __init__(
         self, loop: Loop, settings: GatherSettings, say: Callable[[list[str]], None]
@@ -120,7 +122,7 @@ class _Participant(Seeker):
 
     @property
     def addresses(self) -> list[str]:
-        """The addresses of the endpoint's host, as this machine resolves it."""
+        """The addresses of the endpoint's host, as resolved by this machine."""
         return [address for address, _ in self._finder.addresses]
 
     @property
@@ -152,7 +154,7 @@ class _Participant(Seeker):
             self._prober.close()
 
     def own_verdict(self) -> Verdict:
-        """Return the findings without the other nodes."""
+        """Return the findings that don't depend on other nodes."""
         meeting = self._settings.meeting
         hosts = meeting.hosts[:_MAX_HOSTS]
         seen = [endpoint.examine(host, port, _EXAMINE_S / len(hosts)) for host, port in hosts]
@@ -187,14 +189,14 @@ class _Participant(Seeker):
         if self._host is None:
             self._verdict = self._verdict or self.own_verdict()
 
-    # Called by the finder.
+    # Called by the finder:
 
     def _seek(self) -> None:
         if self.verdict is None:
             self._finder.seek(may_host=not self._refused)
 
     def found(self, result: SearchResult) -> None:
-        """Connect to the meeting, or host it, as the finder answered."""
+        """Connect to the meeting or host it, depending on the finder's result."""
         match result:
             case CoordinatorAt(address):
                 self._dial(address)
@@ -221,7 +223,7 @@ class _Participant(Seeker):
         self._timer = self._loop.call_after(_RETRY_S, self._seek)
 
     def listen(self, sock: socket.socket) -> None:
-        """Host the meeting on this socket."""
+        """Host the meeting on this listening socket."""
         meeting, settings = self._settings.meeting, self._settings
         self._prober = Prober(self._loop, meeting.port)
         self._host = MeetingHost(
@@ -237,7 +239,9 @@ class _Participant(Seeker):
         )
 
     def _own(self, prober: Prober, address: str) -> DoctorNode:
-        """Describe this node to the others; it connects to the host from `address`."""
+        """Describe this node to the others, given the `address` from which it connects to the
+        host.
+        """
         chosen = self._settings.meeting.local_addr
         if chosen and not is_numeric(chosen):
             chosen = next(iter(addresses_of(chosen)), "")
@@ -256,10 +260,10 @@ class _Participant(Seeker):
             own=address,
         )
 
-    # Called by the connection to the host.
+    # Called by the connection to the host:
 
     def opened(self, connection: Connection, hello: Message) -> None:
-        """Introduce this node to the peer, if that hosts the meeting."""
+        """Introduce this node if the peer is hosting the meeting."""
         if fields.record(Hello, hello).sender != DOCTOR:
             connection.fail("the program that listens there is not `relight doctor`")
             return
@@ -269,7 +273,7 @@ class _Participant(Seeker):
         connection.send(fields.to_json(own))
 
     def received(self, connection: Connection, message: Message) -> None:
-        """Handle a message of the meeting's host."""
+        """Handle a message from the host."""
         match fields.message(FromHost, message):
             case NodesPresent(hosts):
                 self._came = hosts
@@ -291,7 +295,7 @@ class _Participant(Seeker):
                 self._verdict = verdict._replace(seconds=self._loop.now() - began)
 
     def closed(self, connection: Connection, reason: str) -> None:
-        """Handle a connection that has ended or failed."""
+        """Handle a connection that has closed or failed."""
         self._connection = None
         if connection.turned_away:
             self._refused = reason
@@ -306,7 +310,7 @@ class _Participant(Seeker):
             raise Malformed("duplicate start message")
         if not 0 < begin.number < len(begin.nodes):
             raise Malformed("an invalid node number")
-        # The host does not know the address at which we reached it.
+        # The host does not know at which address we reached it.
         nodes = (begin.nodes[0]._replace(address=self._dialled), *begin.nodes[1:])
         cookie = cookie_from(begin.cookie)
         self._wait(_VERDICT_S)
@@ -315,8 +319,8 @@ class _Participant(Seeker):
 
 
 class _Examination:
-    """A node's probes of the others, and the offset of its clock from the host's. Ends with a
-    report to the host.
+    """A node's probes of the others, and its clock offset from the host. It ends with a report to
+    the host.
     """
 
     def __init__(self, loop: Loop, connection: Connection) -> None:
@@ -335,7 +339,7 @@ class _Examination:
             self._timer.cancel()
 
     def take_probes(self, found: dict[int, Probe]) -> None:
-        """Report these results, soon even if the clocks are not compared by then."""
+        """Report these results, waiting only briefly for the clock comparison."""
         self._found = found
         if self._clock_known:
             self._send_report()
@@ -343,7 +347,7 @@ class _Examination:
             self._timer = self._loop.call_after(_LAST_CLOCK_S, self._send_report)
 
     def compare_clocks(self, number: int, time_s: float | None) -> None:
-        """Note the clock difference; its error is at most half of the round trip."""
+        """Record the clock offset, whose error is at most half the round-trip time."""
         if number not in self._asked_at or time_s is None:
             raise Malformed("unexpected clock message")
         half_s = (self._loop.now() - self._asked_at[number]) / 2
@@ -361,7 +365,7 @@ class _Examination:
         self._connection.send(fields.to_json(Clock(number)))
 
     def _send_report(self) -> None:
-        """Send what this node found, once."""
+        """Send this node's results, once."""
         found, self._found = self._found, None
         if found is None:
             return

@@ -1,6 +1,6 @@
-"""The node that has the endpoint: admits the others, lets them probe, and reports the findings.
+"""The host's part: it admits the other nodes, starts their probes, and reports the findings.
 
-Their messages are in messages.py.
+The message types are in messages.py.
 """
 
 import socket
@@ -33,22 +33,22 @@ from relight.net.listener import Listener
 from relight.net.ports import is_loopback
 
 REPORT_S = 3.5
-"""Seconds for all reports after the probes have started."""
+"""How many seconds after the start of the probes all reports must have arrived."""
 
 _SEGMENT = 536
-"""Bytes of a packet that every network carries: messages must get through where larger packets are
-lost.
+"""A packet size in bytes that every network can carry: messages must get through even where larger
+packets are lost.
 """
 _MAX_REFUSED = 4
 _DRAIN_S = 1.0
 
 
 class _Attendee:
-    """A node that has joined; the first one is the host of the meeting itself.
+    """A node that has joined; the first one is the host itself.
 
     Attributes:
-        node: its description.
-        connection: the connection to it; None for the host, and after its end.
+        node: the description of the node.
+        connection: the connection to it; None for the host, or once it has closed.
         reported: whether it has reported its probes.
     """
 
@@ -59,17 +59,17 @@ class _Attendee:
 
 
 class MeetingHost:
-    """Hosts the meeting of the nodes.
+    """The host of the meeting.
 
     Args:
-        loop: the loop.
-        sock: bound to the endpoint and listening.
-        security: credentials that the other nodes must prove.
-        job: the job's id, and `nodes` its number of nodes; others are rejected.
-        own: the local node.
-        prober: its probes.
-        wait_s: wait for more nodes after the last arrival.
-        say: called with lines for the user about the nodes that have joined.
+        loop: the event loop.
+        sock: a listening socket, bound to the endpoint.
+        security: the credentials that the other nodes must prove.
+        job: the job's id, and `nodes` its number of nodes; nodes with other values are rejected.
+        own: the local node's description.
+        prober: the local node's prober.
+        wait_s: how long to wait for more nodes after the last one joined.
+        say: called with messages for the user about the nodes that have joined.
     """
 
     def __init__(
@@ -111,10 +111,10 @@ class MeetingHost:
         for connection in left:
             connection.close()
 
-    # Called by the listener.
+    # Called by the listener:
 
     def opened(self, connection: Connection, hello: Message) -> None:
-        """Accept the connection of a new node."""
+        """Accept a connection from a new node."""
         sender, job, settings, _ = fields.record(Hello, hello)
         if sender != "doctor":
             connection.fail("the peer is not `relight doctor`, and this side is")
@@ -129,7 +129,7 @@ class MeetingHost:
         connection.close()
 
     def received(self, connection: Connection, message: Message) -> None:
-        """Handle a message of a node."""
+        """Handle a message from a node."""
         match fields.message(FromNode, message):
             case DoctorNode() as node:
                 self._admit(connection, node)
@@ -139,7 +139,7 @@ class MeetingHost:
                 self._take_report(connection, report)
 
     def closed(self, connection: Connection, reason: str) -> None:
-        """Handle the end of a node's connection."""
+        """Handle a closed connection to a node."""
         del reason
         number = self._number_of(connection)
         if not number:
@@ -194,11 +194,11 @@ class MeetingHost:
             connection.send(fields.to_json(message))
 
     def _is_open(self) -> bool:
-        """Return whether more nodes may come."""
+        """Return whether more nodes may join."""
         return self._began_at is None and len(self._attendees) < self._wanted.max_nodes
 
     def _number_of(self, connection: Connection) -> int:
-        """Return the number of the node at the other end of a connection, or 0."""
+        """Return the number of the node on the other end of a connection, or 0."""
         connections = [each.connection for each in self._attendees]
         return connections.index(connection) if connection in connections else 0
 
@@ -208,7 +208,7 @@ class MeetingHost:
     def _connections(self) -> list[Connection]:
         return [each.connection for each in self._attendees if each.connection is not None]
 
-    # Probing.
+    # Probes.
 
     def _start(self) -> None:
         self._began_at = self._loop.now()
@@ -227,7 +227,7 @@ class MeetingHost:
         self._prober.start(cookie, 0, targets, lambda found: self._record(0, found, 0.0, 0.0))
 
     def _address_of(self, node: DoctorNode) -> str:
-        """Return where to reach a node; one that connected over loopback is on this machine."""
+        """Return the address of a node; one that connected over loopback is on this machine."""
         if not node.address or is_loopback(node.address):
             return self._seen_address or "127.0.0.1"
         return node.address
@@ -243,7 +243,7 @@ class MeetingHost:
     def _record(
         self, number: int, found: dict[int, Probe], clock_s: float | None, clock_error_s: float
     ) -> None:
-        """Note the report of the node with this number."""
+        """Record the report from the node with this number."""
         self._probes.update({(number, target): probe for target, probe in found.items()})
         reporter = self._attendees[number]
         reporter.node = reporter.node._replace(clock_s=clock_s, clock_error_s=clock_error_s)
@@ -285,7 +285,7 @@ class MeetingHost:
 
 
 def missing_nodes(came: tuple[str, ...], wanted: Nodes) -> list[Finding]:
-    """Return findings on nodes that did not join."""
+    """Return findings about nodes that have not joined."""
     missing = wanted.max_nodes - len(came)
     if not missing:
         return []

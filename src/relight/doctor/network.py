@@ -1,17 +1,18 @@
-"""Judges the network by probes between all pairs of nodes: unreachable pairs, and why.
+"""Interprets probes between all pairs of nodes: which pairs can't reach each other, and why.
 
-Each pair is probed from both sides. If a TCP connection fails in one direction only, a firewall
-blocks it; if both fail, datagrams show whether packets pass at all, and in which direction:
+Each pair is probed from both sides. If TCP connections fail in one direction only, a firewall
+blocks them. If both directions fail, datagrams show whether packets get through at all, and in
+which direction:
 
-    a -> b    b -> a    datagrams heard        finding
-    ok        ok                               none; large segments that get stuck: MTU
-    silent    ok                               b takes no connections
-    silent    silent    by both                TCP is blocked
-    silent    silent    only by a              packets from a do not reach b: one way
-    silent    silent    by none                nothing passes
+    a -> b    b -> a    received datagrams     finding
+    ok        ok                               none, or MTU if large segments get stuck
+    silent    ok                               b accepts no connections
+    silent    silent    both                   TCP is blocked
+    silent    silent    only a                 packets from a do not reach b (one-way)
+    silent    silent    neither                nothing passes
     refused                                    a device rejects, or the address is another machine's
     no route  silent                           no route from a to b
-    mute                                       a device in between takes the connection
+    mute                                       a device in between accepts the connection
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,10 +23,10 @@ from relight.health.doctor_messages import DoctorNode, Probe, ProbeResult
 from relight.health.finding import ERROR, WARNING, Finding, pairs_of
 
 CLOCKS_S = 1.0
-"""With a larger clock difference, the lines of two nodes' logs are no longer in order."""
+"""If clocks differ by more than this, log lines from two nodes can no longer be put in order."""
 
 Probes = Mapping[tuple[int, int], Probe]
-"""Probes by the numbers of two nodes: the one that tried, and its target."""
+"""Probes, keyed by the numbers of two nodes: the prober and its target."""
 
 
 def judge(
@@ -35,9 +36,9 @@ def judge(
 
     Args:
         nodes: all nodes that joined; the first one hosts the endpoint.
-        probes: their results.
-        port: the port of the endpoint.
-        missing: nodes that joined but did not report.
+        probes: the results of their probes.
+        port: the endpoint's port.
+        missing: nodes that joined but sent no report.
     """
     findings = _connections(nodes, probes, port, missing)
     if missing:
@@ -60,8 +61,8 @@ def judge(
 
 
 def kind_of(there: Probe, back: Probe) -> str:
-    """Return the problem from a to b, a word of `_KINDS`; empty without one, or if the other
-    direction reports it.
+    """Return the problem with probes from a to b, as a key of `_KINDS`. It is empty if there is
+    none, or if the other direction reports it.
     """
     if there.tcp == ProbeResult.PASSED:
         return "mtu" if there.large == ProbeResult.STUCK else ""
@@ -70,7 +71,7 @@ def kind_of(there: Probe, back: Probe) -> str:
     if back.tcp == ProbeResult.PASSED:
         return "closed"
     if back.tcp == ProbeResult.NO_ROUTE:
-        return ""  # b can't answer a; reported for the other direction
+        return ""  # b can't reply to a; reported for the other direction
     a_hears = bool(there.heard or there.answered or back.answered)
     b_hears = bool(back.heard or back.answered or there.answered)
     if a_hears and b_hears:
@@ -162,7 +163,7 @@ def _connections(
 
 
 def _packet_sizes(pairs: Sequence[tuple[int, int]], probes: Probes) -> dict[str, str]:
-    """Return the finding about the largest datagram that arrives."""
+    """Return the finding about the largest datagram that gets through."""
     mtus = [probes[pair].mtu for pair in pairs if probes[pair].mtu]
     least = min((probes[pair].answered for pair in pairs), default=0)
     if not mtus or not least:
@@ -180,7 +181,7 @@ def _port_range(nodes: Sequence[DoctorNode]) -> tuple[str, str]:
 
 
 def _datagrams(nodes: Sequence[DoctorNode], probes: Probes, port: int) -> list[Finding]:
-    """Judge the datagrams to the endpoint, which heartbeats use."""
+    """Check whether datagrams reach the endpoint, because heartbeats are sent as datagrams."""
     if nodes and nodes[0].udp_taken:
         return [
             Finding(
@@ -240,7 +241,7 @@ def _address_translation(nodes: Sequence[DoctorNode]) -> list[Finding]:
 
 
 def _endpoint_names(nodes: Sequence[DoctorNode]) -> list[Finding]:
-    """Check whether the endpoint's name leads to different machines."""
+    """Check whether the endpoint's name resolves to different machines."""
     by_address = by_value(
         (", ".join(sorted(node.resolved)), node.name) for node in nodes if node.resolved
     )

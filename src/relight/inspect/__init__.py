@@ -1,5 +1,5 @@
-"""Views of running jobs from outside: `relight top` and the status page.
+"""External views of running jobs: `relight top` and the status page.
 
-`top_rows` builds the table of `relight top`; `page/` is the status page, a separate process. Both
-read the agents' sockets (processes/running_jobs.py).
+`top_rows` builds the table of `relight top`, and `page/` implements the status page, which is a
+separate process. Both read job state through the agents' sockets (processes/running_jobs.py).
 """

@@ -1,4 +1,4 @@
-"""The content of `relight top`: turns successive readings of jobs into rows. No I/O."""
+"""The content of `relight top`: turns successive samples of jobs into rows. No I/O."""
 
 import re
 from collections import Counter
@@ -17,24 +17,25 @@ from relight.job.status import AppStatus, ReplicaStatus
 
 _MOST_LINE = 200
 _SPARKLINE = 24
-"""Widest sparkline, in characters."""
+"""The maximum width of a sparkline, in characters."""
 _RANK = re.compile(r"\brank (\d{1,9})\b", re.IGNORECASE)
 HEADS = ("JOB", "REPLICA", "HOST", "STATE", "STEP", "STEP/S", "CPU", "MEMORY", "GPU",
          "GPU MEMORY", "REPORT", "LAST LINE")  # fmt: skip
 ORDERS = ("rank", "host", "state", "step", "rate", "cpu", "memory")
-"""Sort columns. The most remarkable row comes first: the lowest step or rate, or the highest usage.
+"""The columns to sort by. The most noteworthy row comes first: the lowest step or rate, or the
+highest usage.
 """
 _IMPORTANT = ("STATE", "REPLICA", "JOB", "STEP", "REPORT", "LAST LINE", "STEP/S", "HOST", "GPU",
               "GPU MEMORY", "CPU", "MEMORY")  # fmt: skip
-"""The order in which columns get the available space."""
+"""The order in which columns are given the available space."""
 _READABLE = {"JOB": 12, "REPLICA": 12, "HOST": 16, "REPORT": 12, "LAST LINE": 16}
-"""The minimum useful width of long columns; others are never cut."""
+"""The minimum useful widths of the long columns; the other columns are never cut."""
 _STATES = ("FAILED", "UNKNOWN", "CANCELLED", "UNSUBMITTED", "SUBMITTED", "PENDING", "RUNNING",
            "SUCCEEDED")  # fmt: skip
 
 
 class JobLook(NamedTuple):
-    """A job at one moment. `handle` is its handle as text, `name` its name, if known."""
+    """A job at one point in time. `handle` is its handle as a string, `name` its name, if known."""
 
     handle: str
     status: AppStatus
@@ -42,8 +43,8 @@ class JobLook(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A replica of a job, or a job without replicas, with `rank` -1. `rate` is in steps per second,
-    `cpu` in CPUs; unknown values are None.
+    """A replica of a job, or a job without replicas, whose `rank` is -1. `rate` is in steps per
+    second, and `cpu` in CPUs; unknown values are None.
     """
 
     handle: str
@@ -62,11 +63,11 @@ class Row(NamedTuple):
 
     @property
     def key(self) -> str:
-        """The unique key: the handle of the rank, or of the job."""
+        """The unique key of the row: the handle of the rank, or of the job."""
         return self.handle if self.rank < 0 else f"{self.handle}/{self.role}/{self.rank}"
 
     def cells(self) -> tuple[str, ...]:
-        """Return the texts of its columns (HEADS)."""
+        """Return the text of each column (HEADS)."""
         app_id = self.handle.rpartition("/")[2]
         return (
             app_id if app_id.startswith(self.name) else f"{app_id} {self.name}",
@@ -87,7 +88,7 @@ class Row(NamedTuple):
 
 
 class SampleHistory:
-    """The latest looks at jobs, to compute rates."""
+    """The latest samples of jobs, which are kept to compute rates."""
 
     def __init__(self) -> None:
         self._uses: dict[str, Uses] = {}
@@ -95,11 +96,11 @@ class SampleHistory:
     def rows(
         self, jobs: Iterable[JobLook], gpu_of: Callable[[int], GpuUse] = lambda _: GpuUse()
     ) -> list[Row]:
-        """Return the rows of a look, and keep it for the next one.
+        """Return the rows for a sample, and keep the sample for the next call.
 
         Args:
-            jobs: the look.
-            gpu_of: returns what a process uses of this machine's GPUs.
+            jobs: the sample.
+            gpu_of: returns a process's usage of this machine's GPUs.
         """
         rows, before, self._uses = [], self._uses, {}
         for job in jobs:
@@ -133,7 +134,7 @@ def _row(job: JobLook, each: ReplicaStatus) -> Row:
 
 
 def ordered(rows: Iterable[Row], order: str, *, reverse: bool = False) -> list[Row]:
-    """Return rows sorted by one of ORDERS, unknown values last."""
+    """Return the rows sorted by one of ORDERS, with unknown values last."""
     every = sorted(rows, key=lambda row: (row.handle, row.role, row.rank), reverse=reverse)
     if order == "rank":
         return every
@@ -143,7 +144,7 @@ def ordered(rows: Iterable[Row], order: str, *, reverse: bool = False) -> list[R
 
 
 def _value(row: Row, order: str) -> Any:
-    """Return the sort key of a row, lowest for the most remarkable one."""
+    """Return a row's sort key, which is lowest for the most noteworthy row."""
     value = getattr(row, order)
     if order == "state":
         return _STATES.index(value)
@@ -151,8 +152,8 @@ def _value(row: Row, order: str) -> Any:
 
 
 def matching(rows: Iterable[Row], words: str) -> list[Row]:
-    """Return the rows whose cells contain all of these words, ignoring case; `rank 1` matches that
-    rank, not every row with a 1.
+    """Return the rows whose cells contain all of these words, ignoring case. `rank 1` matches that
+    rank, not every row that contains a 1.
     """
     ranks = {int(number) for number in _RANK.findall(words)}
     wanted = _RANK.sub("", words).lower().split()
@@ -165,8 +166,8 @@ def matching(rows: Iterable[Row], words: str) -> list[Row]:
 
 
 def table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    """Return the headings and the lines of a table, without empty columns, and without the job's
-    column if there is only one job.
+    """Return the headings and rows of a table. Empty columns are omitted, and so is the job column
+    if there is only one job.
     """
     lines = [row.cells() for row in rows]
     shown = [number for number in range(len(HEADS)) if any(line[number] for line in lines)]
@@ -178,17 +179,17 @@ def table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
 def widths(
     heads: Sequence[str], lines: Sequence[Sequence[str]], room: int, between: int, keep: str = ""
 ) -> dict[int, int]:
-    """Return the columns that fit into a line, as widths by column number.
+    """Return the columns that fit in a line: a map from column number to width.
 
-    Unreadable columns are dropped, the least important first. Then long ones get the remaining
-    space, from left to right.
+    Columns that would be too narrow to read are dropped, the least important first. The long
+    columns then share the remaining space, from left to right.
 
     Args:
-        heads: headings of the columns.
-        lines: their texts.
-        room: width of a line.
-        between: padding of a column.
-        keep: heading of the sort column, never dropped.
+        heads: the column headings.
+        lines: the texts of their cells.
+        room: the width of a line.
+        between: the padding of each column.
+        keep: the heading of the sort column, which is never dropped.
     """
     full = [max(map(len, column)) for column in zip(heads, *lines, strict=True)]
     chosen: dict[int, int] = {}
@@ -207,7 +208,7 @@ def widths(
 
 
 def shortened(text: str, width: int) -> str:
-    """Shorten a text in the middle if it is too long."""
+    """Shorten a text in the middle if it is longer than the width."""
     if len(text) <= width or width < 1:
         return text
     end = (width - 1) // 2
@@ -215,8 +216,8 @@ def shortened(text: str, width: int) -> str:
 
 
 def totals(rows: Iterable[Row]) -> str:
-    """Return the number of jobs, nodes and ranks, and their states. A replica of a submitted job
-    is an agent, not a rank.
+    """Summarize the number of jobs, nodes and ranks, and their states. A replica of a submitted job
+    counts as an agent, not as a rank.
     """
     every = list(rows)
     ranks = [row for row in every if row.rank >= 0]
@@ -230,7 +231,7 @@ def totals(rows: Iterable[Row]) -> str:
 
 
 def gpus_line(gpus: Sequence[Gpu]) -> str:
-    """Return a line on the GPUs of this machine, empty without GPUs."""
+    """Return a line about the GPUs on this machine; empty if it has none."""
     models = {gpu.model for gpu in gpus}
     texts = []
     for gpu in gpus:
@@ -247,7 +248,7 @@ def gpus_line(gpus: Sequence[Gpu]) -> str:
 
 
 def headline(job: JobLook) -> list[str]:
-    """Return the summary of a job: its state, its generation and restarts."""
+    """Return a job's summary: its state, its generation and its restarts."""
     status = job.status
     lines = [f"{job.handle} {status.state.name}"]
     if status.message:
@@ -258,7 +259,7 @@ def headline(job: JobLook) -> list[str]:
 
 
 def number_lines(status: AppStatus) -> list[str]:
-    """Return how far a job is, and its numbers over time."""
+    """Return lines with the job's progress, and its reported numbers over time."""
     lines = []
     if (progress := status.progress) is not None:
         text = f"step {progress.step}"
@@ -279,7 +280,7 @@ def _chart(chart: Chart) -> str:
 
 
 def gone(last: JobLook) -> JobLook:
-    """Return a job that was known at the last look, but no longer is."""
+    """Return the last sample of a job that has disappeared, with all unfinished states UNKNOWN."""
     replicas = tuple(
         each if each.state.is_over else each._replace(state=AppState.UNKNOWN, use=None)
         for each in last.status.replicas

@@ -1,1 +1,3 @@
-"""A cluster in a box: hosts of one machine, jobs on them, and faults."""
+"""A cluster in a box: virtual hosts on one machine, the jobs that run on them, and injected
+faults.
+"""

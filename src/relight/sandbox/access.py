@@ -1,5 +1,5 @@
-"""Checks whether this process may create hosts: root may, and others in a user namespace, if the
-system permits one (user_namespaces(7)).
+"""Checks whether this process may create hosts: root may, and other users may in a user namespace,
+if the system permits one (user_namespaces(7)).
 """
 
 import os
@@ -9,12 +9,12 @@ import subprocess
 from relight.base.errors import MachineError
 
 _ROOT_OF_OUR_OWN = ("--user", "--map-root-user", "--net", "--uts", "--mount")
-"""The creator of hosts must be able to return to its own namespaces."""
+"""Whoever creates hosts must be able to return to its own namespaces."""
 
 
 def prefix() -> list[str]:
-    """Return the prefix of a command that creates hosts: empty for root, otherwise a program that
-    makes this user root in a user namespace.
+    """Return the prefix for a command that creates hosts. It is empty for root; otherwise it is a
+    program that makes this user root in a user namespace.
 
     Raises:
         MachineError: if hosts can't be created here.

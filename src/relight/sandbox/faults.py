@@ -1,13 +1,13 @@
-"""Faults of a sandbox: parses a file of faults, and decides which are due.
+"""Sandbox faults: parses a faults file, and decides which faults are due.
 
-    # one fault per line: WHEN WHAT
+    # # one fault per line: WHEN WHAT
     at 5s            kill host 2
     when "step 10"   cut host 1
     after 3s         heal
     at 1m            delay 50ms host 2
 
-`at` counts from the start of the job. `when` waits for the first line with this text in the output
-of any host. `after` counts from the fault in the previous line.
+`at` counts from the start of the job. `when` waits for the first line of output, from any host,
+that contains this text. `after` counts from the fault in the previous line.
 """
 
 import re
@@ -21,7 +21,7 @@ HOST, RANK, ALL = "host", "rank", "all"
 
 
 class Moment(NamedTuple):
-    """The trigger of a fault: `word` is one of `at`, `after`, `when`."""
+    """When a fault is triggered: `word` is one of `at`, `after`, `when`."""
 
     word: str
     seconds: float = 0.0
@@ -29,15 +29,15 @@ class Moment(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """One line of a file of faults.
+    """One line of a faults file.
 
     Attributes:
-        line: its number in the file, from 1.
-        moment: when.
+        line: its line number in the file, from 1.
+        moment: when the fault is triggered.
         action: a key of `ACTIONS`.
         kind: HOST, RANK, or ALL for every host.
-        number: of the host, from 1, or the rank, from 0.
-        value: the delay in seconds, or the part of the packets that is lost, 0 to 1.
+        number: the number of the host, from 1, or the rank, from 0.
+        value: the delay in seconds, or the share of packets that is lost, from 0 to 1.
     """
 
     line: int
@@ -59,7 +59,7 @@ class Fault(NamedTuple):
 
 
 class _Action(NamedTuple):
-    """The arguments of an action."""
+    """What an action accepts."""
 
     example: str
     kinds: tuple[str, ...]
@@ -83,7 +83,7 @@ _MEANT = {
     "mend": "heal", "connect": "heal", "latency": "delay", "lag": "delay", "drop": "loss",
     "lose": "loss", "crash": "kill", "restart": "start",
 }  # fmt: skip
-"""Synonyms of these actions."""
+"""Synonyms of the actions."""
 _WORD = re.compile(r"""\s*(?:"((?:[^"\\]|\\.)*)"|'([^']*)'|(\S+))""")
 _TIME = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -92,16 +92,16 @@ _LONGEST_DELAY_S = 60.0
 
 
 def read(text: str, name: str, hosts: int, ranks: int = 0) -> list[Fault]:
-    """Return the faults of a file.
+    """Parse a faults file.
 
     Args:
-        text: the file.
-        name: its name, for messages.
-        hosts: how many hosts there are.
-        ranks: how many ranks the job has at most; 0 if that is not known.
+        text: the content of the file.
+        name: the file's name, for messages.
+        hosts: the number of hosts.
+        ranks: the maximum number of ranks in the job; 0 if unknown.
 
     Raises:
-        UsageError: if a line is wrong.
+        UsageError: if a line is invalid.
     """
     faults: list[Fault] = []
     for number, line in enumerate(text.splitlines(), 1):
@@ -121,7 +121,7 @@ def read(text: str, name: str, hosts: int, ranks: int = 0) -> list[Fault]:
 
 
 class _Line:
-    """The words of one line, which are taken one after the other."""
+    """The words of one line, which are consumed one after another."""
 
     def __init__(self, words: Sequence[str], place: str, hosts: int, ranks: int) -> None:
         self._left = list(words)
@@ -167,7 +167,7 @@ class _Line:
         kinds = [kind for kind in shape.kinds if kind != ALL]
         kind = self._take(example, f"it does not say which {' or '.join(kinds)}")
         joined = re.fullmatch(r"([a-z]+)(\d+)", kind)
-        if joined is not None:  # host2, as its name is
+        if joined is not None:  # host2, the host's own name
             kind, number = joined.groups()
             self._left.insert(0, number)
         if kind not in kinds:
@@ -210,7 +210,7 @@ class _Line:
 
 
 def _split(line: str, place: str) -> list[str]:
-    """Return the words of a line; one in quotes may have spaces; `#` begins a comment."""
+    """Split a line into words. A quoted word may contain spaces, and `#` begins a comment."""
     words: list[str] = []
     at, line = 0, line.rstrip()
     while match := _WORD.match(line, at):
@@ -226,10 +226,10 @@ def _split(line: str, place: str) -> list[str]:
 
 
 class Plan:
-    """Schedules faults. Times are in seconds since the start of the job.
+    """The schedule of the faults. Times are in seconds since the start of the job.
 
     Args:
-        faults: in file order.
+        faults: the faults, in the order of the file.
     """
 
     def __init__(self, faults: Sequence[Fault]) -> None:
@@ -238,16 +238,16 @@ class Plan:
         self._done = [False] * len(faults)
 
     def left(self) -> list[Fault]:
-        """Return the faults that have not triggered."""
+        """Return the faults that have not been triggered yet."""
         return [fault for fault, done in zip(self._faults, self._done, strict=True) if not done]
 
     @property
     def watches(self) -> bool:
-        """Whether a fault waits for a line of output."""
+        """Whether a fault is waiting for a line of output."""
         return any(fault.moment.word == "when" for fault in self.left())
 
     def deadline(self) -> float | None:
-        """Return when the next fault is due; None if none has a time yet."""
+        """Return when the next fault is due, or None if no remaining fault has a time yet."""
         times = [
             due
             for due, done in zip(self._due, self._done, strict=True)
@@ -256,14 +256,14 @@ class Plan:
         return min(times, default=None)
 
     def printed(self, line: str, now: float) -> list[Fault]:
-        """Return the faults that a line of output makes due."""
+        """Return the faults that are due now that this line was printed."""
         for index, fault in enumerate(self._faults):
             if fault.moment.word == "when" and fault.moment.text in line:
                 self._due[index] = min(now, self._due[index] or now)
         return self.due(now)
 
     def due(self, now: float) -> list[Fault]:
-        """Return the due faults, in order of their times."""
+        """Return the faults that are due, in order of their times."""
         found = []
         while (deadline := self.deadline()) is not None and deadline <= now:
             index = next(

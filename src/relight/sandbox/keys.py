@@ -1,4 +1,6 @@
-"""The keyboard of a sandbox, where stdin and stderr are a terminal in whose foreground it runs."""
+"""Keyboard control of a sandbox, if stdin and stderr are a terminal and it runs in the
+foreground.
+"""
 
 import contextlib
 import os
@@ -15,12 +17,12 @@ _STDIN, _STDERR = 0, 2
 
 
 class Keys:
-    """Reads single keys, without echo, until it is closed. Ctrl-C still interrupts.
+    """Reads single keys without echo until it is closed. Ctrl-C still interrupts.
 
     Args:
-        loop: calls back.
+        loop: the event loop.
         reader: turns keys into faults.
-        do: carries out a fault.
+        do: injects a fault.
         say: shows a message.
     """
 
@@ -50,7 +52,7 @@ class Keys:
         do: Callable[[Fault], None],
         say: Callable[[str], None],
     ) -> "Keys | None":
-        """Return the keyboard, or None without a terminal."""
+        """Return the keyboard, or None if there is no terminal."""
         if not (os.isatty(_STDIN) and os.isatty(_STDERR)):
             return None
         try:
@@ -63,7 +65,7 @@ class Keys:
         return keys
 
     def close(self) -> None:
-        """Give the terminal back as it was."""
+        """Restore the terminal settings."""
         self._loop.forget(_STDIN)
         with contextlib.suppress(OSError, termios.error):
             termios.tcsetattr(_STDIN, termios.TCSADRAIN, self._before)
@@ -73,7 +75,7 @@ class Keys:
             text = os.read(_STDIN, 64).decode(errors="replace")
         except OSError:
             text = ""
-        if not text:  # the terminal is gone
+        if not text:  # the terminal was closed
             self._loop.forget(_STDIN)
         for key in text:
             wanted = self._reader.press(key)

@@ -1,23 +1,24 @@
-"""Several virtual hosts on one machine, to test the network between them.
+"""Several virtual hosts on one machine, for testing the network between them.
 
     with Lab(hosts=["node1", "node2"]) as lab:
         server = lab["node1"].start([sys.executable, "-m", "http.server"])
         lab.set(delay_ms=100, jitter_ms=200, loss=0.05)
         lab.cut("node1")
 
-Every host has a hostname, its own loopback, eth0 with an IPv4 and an IPv6 address, and its own
-/etc/hosts that names all hosts; the file system, pids and users are the machine's. Hosts of other
-Labs and the machine itself cannot reach each other, so all Labs use the same addresses, and fixed
-ports are safe.
+Every host has a hostname, its own loopback interface, eth0 with an IPv4 and an IPv6 address, and
+its own /etc/hosts that lists all hosts. The file system, pids and users are those of the machine.
+Hosts can't be reached from other Labs or from the machine itself, so all Labs use the same
+addresses, and fixed ports are safe.
 
-A Lab leaves no names on the machine: no interface, no network namespace, no file. When its switch
-ends, even by SIGKILL, the kernel removes everything; and the switch ends with its owner.
+A Lab leaves nothing behind on the machine: no interface, no network namespace, no file. When its
+switch exits, even by SIGKILL, the kernel removes everything, and the switch exits with its owner.
 
-Conditions apply to packets when they leave a host: a delay of 100 ms on all hosts makes a round
-trip of 200 ms. Packets from one host to another keep their order.
+Conditions apply to packets as they leave a host, so a delay of 100 ms on all hosts results in a
+round trip of 200 ms. Packets from one host to another keep their order.
 
-A name resolves to the IPv6 address first, as in most networks that have both. gloo works as it is:
-GLOO_SOCKET_IFNAME=eth0 is needed only where the hostname resolves to an address of another host.
+A name resolves to the IPv6 address first, as in most dual-stack networks. gloo works without
+configuration: GLOO_SOCKET_IFNAME=eth0 is only needed if the hostname resolves to an address of
+another host.
 """
 
 import functools
@@ -36,17 +37,17 @@ from typing import Any
 from relight.base.errors import MachineError
 
 PATIENCE = 60
-"""Timeout in seconds for a request to the switch, and for the end of a killed process."""
-# Found here, because a program may be started with another PATH.
+"""The timeout in seconds for a request to the switch, and for a killed process to exit."""
+# Looked up here, because a program may be started with a different PATH.
 NSENTER, ENV = shutil.which("nsenter"), shutil.which("env")
 
 
 class LabError(MachineError):
-    """The hosts could not be created, or their switch is gone."""
+    """The hosts can't be created, or their switch has exited."""
 
 
 class Host:
-    """One host of a Lab."""
+    """One host in a Lab."""
 
     def __init__(self, name: str, hostname: str, number: int) -> None:
         self.name = name
@@ -63,13 +64,13 @@ class Host:
         cwd: str | Path | None = None,
         **options: Any,
     ) -> "subprocess.Popen[Any]":
-        """Start a program on this host, like subprocess.Popen, in a new session. It is killed with
-        the Lab.
+        """Start a program on this host, like subprocess.Popen, in a new session. It is killed when
+        the Lab is closed.
 
-        The pid is the program's, because nsenter and env replace themselves. A missing program
-        gives exit code 127.
+        The pid is that of the program, because nsenter and env replace themselves with it. If the
+        program does not exist, the exit code is 127.
         """
-        # nsenter stays in the directory of the old mount namespace, without a path in the new one.
+        # nsenter stays in a directory of the old mount namespace, which has no path in the new one.
         directory = [str(ENV), f"--chdir={os.path.abspath(cwd or os.curdir)}", "--"]
         process = subprocess.Popen(
             [*self.entrance, *directory, *map(str, command)],
@@ -81,12 +82,12 @@ class Host:
 
 
 class Lab:
-    """Hosts and the network between them; everything is gone after the `with` block.
+    """Hosts and the network between them, which are removed at the end of the `with` block.
 
-    The hostname of a host is its name unless `hostnames` says otherwise.
+    A host's hostname is its name, unless `hostnames` specifies another one.
 
     Attributes:
-        program: the file of the switch.
+        program: the path of the switch program.
     """
 
     program = Path(__file__).with_name("switch.py")
@@ -147,7 +148,9 @@ class Lab:
         self.close()
 
     def close(self) -> None:
-        """End all processes of the hosts, reap those that were started here, remove the hosts."""
+        """End all processes on the hosts, reap those that were started here, and remove the
+        hosts.
+        """
         self.answers.close()
         self.control.close()
         processes = [process for host in self.hosts.values() for process in host.processes]
@@ -165,10 +168,11 @@ class Lab:
                         pass
 
     def ask(self, request: object) -> Any:
-        """Send a request to the switch; return its answer, after it was carried out.
+        """Send a request to the switch, and return its answer once the request has been carried
+        out.
 
         Raises:
-            LabError: if the switch has ended, or can't carry it out.
+            LabError: if the switch has exited, or can't carry out the request.
         """
         with self.lock:
             try:
@@ -198,9 +202,11 @@ class Lab:
         loss: float | None = None,
         host: str | None = None,
     ) -> None:
-        """Set what happens to each packet that a host (or every host) sends; the rest stays.
+        """Set the conditions for packets that a host (or every host) sends. Values not given stay
+        the same.
 
-        It takes the delay and a random part of the jitter, or is lost with the given probability.
+        Each packet is delayed by the delay plus a random part of the jitter, or lost with the given
+        probability.
         """
         given = {
             "delay": None if delay_ms is None else delay_ms / 1000,
@@ -216,7 +222,9 @@ class Lab:
             )
 
     def cut(self, *hosts: str) -> None:
-        """Pull the cable: no packet reaches or leaves these hosts, those under way included."""
+        """Pull the cable: no packet reaches or leaves these hosts, not even packets already in
+        flight.
+        """
         with self.lock:
             self.severed.update(self.hosts[name].name for name in hosts)
             self.apply()
@@ -228,19 +236,21 @@ class Lab:
             self.apply()
 
     def block(self, source: str, target: str) -> None:
-        """Drop all packets from source to target, in this direction only. heal() undoes it."""
+        """Drop all packets from source to target, in this direction only. Undone by heal()."""
         with self.lock:
             self.blocks.add((self.hosts[source].name, self.hosts[target].name))
             self.apply()
 
     def heal(self) -> None:
-        """Undo block() and cut(); the rest stays."""
+        """Undo block() and cut(). Other conditions stay the same."""
         with self.lock:
             self.severed, self.blocks = set(), set()
             self.apply()
 
     def crash(self, host: str) -> None:
-        """Simulate a machine failure: cut it off first, so no goodbye escapes, then kill it."""
+        """Simulate a machine failure: cut the host off first, so that no goodbye escapes, and then
+        kill it.
+        """
         self.cut(host)
         self.ask({"kill": host})
 
@@ -257,7 +267,7 @@ class Lab:
 
 @functools.cache
 def lab_unavailable() -> str:
-    """Return why a Lab can't be used on this machine, found by using one; empty if it can."""
+    """Return why a Lab can't be used on this machine, determined by trying one; empty if it can."""
     try:
         with Lab(hosts=["here"]) as lab:
             say = "import socket; print(socket.gethostname(), socket.gethostbyname('here'))"

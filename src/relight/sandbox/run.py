@@ -1,5 +1,5 @@
-"""Runs a job on the hosts of a sandbox: an agent on each, faults as they are due, and the output of
-all, with the name of its host before each line.
+"""Runs a job on the hosts of a sandbox: starts an agent on each host, injects the faults when they
+are due, and prefixes each line of output with the name of its host.
 """
 
 import os
@@ -31,18 +31,18 @@ Popen = Callable[[Host, int, int], "subprocess.Popen[Any]"]
 
 
 def name_of(host: int) -> str:
-    """Return the name of a host: host1 is the first one."""
+    """Return the name of a host; the first one is host1."""
     return f"host{host}"
 
 
 def run(command: Sequence[str], hosts: int, variables: Mapping[str, str], plan: Plan) -> int:
-    """Run an agent on each of several hosts until the job is over; return its exit code.
+    """Run an agent on each of several hosts until the job has ended, and return its exit code.
 
     Args:
         command: each agent's command line.
-        hosts: number of hosts.
-        variables: the environment of the agents.
-        plan: the faults.
+        hosts: the number of hosts.
+        variables: the environment variables of the agents.
+        plan: the faults to inject.
 
     Raises:
         MachineError: if the hosts can't be created, or their switch was killed.
@@ -64,7 +64,7 @@ def _popen(
         env=variables,
         stdout=stdout,
         stderr=stderr,
-        # If this process and the switch are killed together, nobody else is left to end it.
+        # If this process and the switch are killed together, no other process is left to end it.
         preexec_fn=partial(system.die_with_parent, signal.SIGKILL),
     )
 
@@ -73,10 +73,10 @@ class Sandbox:
     """The hosts of one job.
 
     Args:
-        loop: waits for output, exits of agents, keys and signals.
-        lab: the hosts, not created yet.
-        popen: starts an agent on a host, with these descriptors as stdout and stderr.
-        plan: the faults.
+        loop: waits for output, agent exits, keys and signals.
+        lab: the hosts, which have not been created yet.
+        popen: starts an agent on a host, with the given descriptors as its stdout and stderr.
+        plan: the faults to inject.
     """
 
     def __init__(self, loop: Loop, lab: Lab, popen: Popen, plan: Plan) -> None:
@@ -95,7 +95,7 @@ class Sandbox:
         self._broken = ""
 
     def run(self) -> int:
-        """Make the hosts, run the job, remove them."""
+        """Create the hosts, run the job, and remove the hosts."""
         for number in _STOPPING:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self.loop.on_signal(number, self._on_signal)
@@ -105,7 +105,7 @@ class Sandbox:
                 self._run()
                 self.loop.forget(self.lab.control)
         finally:
-            self.plan = Plan(())  # the last lines of output may be awaited, but the hosts are gone
+            self.plan = Plan(())  # a fault may wait for the last lines, but no host is left
             if self._keys is not None:
                 self._keys.close()
             for reader in self._readers:
@@ -149,7 +149,7 @@ class Sandbox:
     def _say(self, text: str) -> None:
         self.consoles.stderr.say(f"relight: sandbox: {text}")
 
-    # Agents.
+    # Starting and reaping agents.
 
     def _start(self, host: int) -> None:
         ends = []
@@ -169,7 +169,7 @@ class Sandbox:
         self.loop.forget(process)
         process.close()
         code = agent.wait()
-        if self._agents[host] is agent:  # else another was started meanwhile
+        if self._agents[host] is agent:  # otherwise another one was started since
             self.job.ended(host, exit_code_of_signal(-code) if code < 0 else code)
 
     def _on_line(self, line: str) -> None:
@@ -190,7 +190,7 @@ class Sandbox:
         for host in self.job.running:
             self._agents[host].send_signal(number)
 
-    # Faults.
+    # Injecting faults.
 
     def _now(self) -> float:
         return self.loop.now() - self._began
@@ -205,7 +205,7 @@ class Sandbox:
         self._alarm.set(None if due is None else self._began + due)
 
     def _do(self, fault: Fault) -> None:
-        """Carry out a fault and report it."""
+        """Inject a fault and report it."""
         if self._signals:
             return
         why_not = self._signal_rank(fault) if fault.kind == "rank" else self._change(fault)
@@ -213,7 +213,7 @@ class Sandbox:
         self._say(f"after {self._now():.1f} s: {what}")
 
     def _change(self, fault: Fault) -> str:
-        """Inject a fault; return why that failed, or an empty string."""
+        """Inject a fault. Return the reason if that failed, or an empty string."""
         lab, job = self.lab, self.job
         host, name = fault.number, name_of(fault.number)
         where = name if fault.kind == HOST else None
@@ -278,7 +278,7 @@ def _returns(find: Callable[[], int | None], pid: int) -> bool:
 
 
 class _Output(ConsoleStream):
-    """Output of one host, scanned for `when` conditions."""
+    """The output of one host, scanned for `when` conditions."""
 
     def __init__(self, console: Console, prefix: bytes, on_line: Callable[[str], None]) -> None:
         super().__init__(console, prefix)

@@ -1,8 +1,8 @@
-"""Decides when a sandbox job has ended, and derives its exit code from its agents.
+"""Determines when a sandbox job has ended, and its exit code from those of its agents.
 
-A host runs, or its agent ended, or a fault killed it; a running host may be cut off or
-frozen. The job ends when no active agent is left: one that is cut off or frozen is not waited for
-once another has ended on its own, because the job continues without it.
+On each host, the agent is running, has ended, or was killed by a fault; a host with a running agent
+may be cut off or frozen. The job ends when no active agent is left. If an agent has ended on its
+own, agents that are cut off or frozen are not waited for, because the job continues without them.
 """
 
 from relight.base.errors import exit_code_of_signal
@@ -11,46 +11,46 @@ _KILLED = exit_code_of_signal(9)
 
 
 class SandboxJob:
-    """The agents of a job, one a host. Hosts are numbers from 1.
+    """The agents of a job, one per host. Hosts are numbered from 1.
 
     Args:
-        hosts: how many there are; the agents of all are running.
+        hosts: the number of hosts; initially, an agent is running on each.
     """
 
     def __init__(self, hosts: int) -> None:
         self.running = set(range(1, hosts + 1))
-        """Hosts whose agents run."""
+        """The hosts whose agents are running."""
         self.cut: set[int] = set()
         self.frozen: set[int] = set()
         self._killed: set[int] = set()
         self._code: int | None = None
 
     def killed(self, host: int) -> None:
-        """Record that a fault kills a host: its agent's exit code is ignored."""
+        """Record that a fault killed a host, so its agent's exit code is ignored."""
         self._killed.add(host)
         self.running.discard(host)
         self.cut.discard(host)
         self.frozen.discard(host)
 
     def started(self, host: int) -> None:
-        """Record the start of an agent on a host."""
+        """Record that an agent was started on a host."""
         self._killed.discard(host)
         self.running.add(host)
 
     def ended(self, host: int, code: int) -> None:
-        """Record the end of an agent."""
+        """Record that an agent has ended."""
         self.running.discard(host)
         if host not in self._killed:
             self._code = code
 
     def exit_code(self, *, faults_left: bool) -> int | None:
-        """Return the job's exit code, or None while it runs.
+        """Return the job's exit code, or None while it is running.
 
-        It is the code of the last agent that ended on its own, or that of SIGKILL if all were
-        killed.
+        It is the exit code of the last agent that ended on its own or, if all agents were killed,
+        that of SIGKILL.
 
         Args:
-            faults_left: whether there are pending faults, which may restart a host.
+            faults_left: whether faults are pending, because they may restart a host.
         """
         stuck = self.cut | self.frozen
         if self.running - stuck:
@@ -62,5 +62,5 @@ class SandboxJob:
         return _KILLED
 
     def check(self) -> None:
-        """Assert what always holds: a host that was killed does not run."""
+        """Assert the invariant: no agent is running on a host that was killed."""
         assert not self._killed & self.running

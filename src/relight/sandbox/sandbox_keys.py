@@ -1,5 +1,5 @@
-"""Keys that cause faults in a sandbox: a letter, then the number of a host. The same key again
-undoes it.
+"""Keys that inject faults into a sandbox: a letter followed by a host number. Pressing the same
+keys again undoes the fault.
 """
 
 from relight.sandbox.faults import HOST, Fault, Moment
@@ -14,8 +14,8 @@ class KeyReader:
     """Turns keys into faults.
 
     Args:
-        hosts: how many there are; with more than nine, Enter ends a number.
-        job: knows which hosts run, are cut off, or are frozen.
+        hosts: the number of hosts; if there are more than nine, Enter ends a number.
+        job: tracks which hosts are running, cut off, or frozen.
     """
 
     def __init__(self, hosts: int, job: SandboxJob) -> None:
@@ -24,11 +24,11 @@ class KeyReader:
         self._letter = ""
         self._digits = ""
         self._worse: set[tuple[str, int]] = set()
-        """Delays and losses that are on."""
+        """The delays and losses that are active."""
 
     @property
     def legend(self) -> str:
-        """The line that tells the user which keys there are."""
+        """The line that shows the user which keys are available."""
         end = "" if self._hosts <= 9 else " and Enter"
         return (
             "keys, each with the number of a host" + end + ", again to undo it: "
@@ -37,7 +37,7 @@ class KeyReader:
         )
 
     def press(self, key: str) -> Fault | str:
-        """Handle a key; return a fault, an error message, or an empty string."""
+        """Handle a key press. Return a fault, an error message, or an empty string."""
         if key in _NAMES:
             self._letter, self._digits = key, ""
             return ""

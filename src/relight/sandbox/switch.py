@@ -1,15 +1,15 @@
-"""The switch of a Lab: creates its hosts, carries packets between them, ends everything they run.
+"""The switch of a Lab, which creates its hosts, forwards their packets, and ends their processes.
 
-It runs as a separate process, `python switch.py FD`, where FD is a stream socket with one JSON
-object per line, and an answer to each request. The first request describes the hosts. When the
-other end of the socket is closed, however its owner died, the switch kills every process of the
-hosts and exits.
+It runs as a separate process, `python switch.py FD`, where FD is a stream socket. Requests are JSON
+objects, one per line, and each gets an answer. The first request describes the hosts. When the
+other end of the socket is closed, no matter how its owner died, the switch kills all processes on
+the hosts and exits.
 
-A host is a network, a UTS and a mount namespace. Nothing in the file system names them; the
-switch holds them open, so the kernel removes them when it ends, even by SIGKILL. Each host's eth0
-is a TUN device, whose packets the switch reads and writes. They carry no Ethernet header and need
-no neighbour discovery, so a host that was cut off is silent. With ARP the kernel would call it
-unreachable after 3 s, which a host behind a router never is.
+A host consists of a network, a UTS and a mount namespace. They have no names in the file system,
+and only the switch holds them open, so the kernel removes them when it exits, even by SIGKILL. Each
+host's eth0 is a TUN device whose packets the switch reads and writes. The packets carry no Ethernet
+header and need no neighbor discovery, so a host that is cut off is simply silent. With ARP, the
+kernel would report it as unreachable after 3 s, which never happens to a host behind a router.
 """
 
 import ctypes
@@ -52,20 +52,20 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def checked(result: int, what: str) -> None:
-    """Raise OSError if a call of libc has failed."""
+    """Raise OSError if a libc call has failed."""
     if result != 0:
         code = ctypes.get_errno()
         raise OSError(code, f"{what}: {os.strerror(code)}")
 
 
 def mount(source: str, target: str, flags: int) -> None:
-    """Add a file system or a file to the tree of this process."""
+    """Mount a file system or a file in the mount namespace of this process."""
     result = libc.mount(source.encode(), target.encode(), None, ctypes.c_ulong(flags), None)
     checked(result, f"mount on {target}")
 
 
 def ip(*lines: str) -> None:
-    """Run lines of iproute2's `ip` in the namespace of this process."""
+    """Run lines as commands of iproute2's `ip` in the network namespace of this process."""
     done = subprocess.run(
         ["ip", "-batch", "-"], input="\n".join(lines), text=True, capture_output=True, check=False
     )
@@ -74,11 +74,11 @@ def ip(*lines: str) -> None:
 
 
 def open_tun(name: str) -> int:
-    """Return a new TUN device in the namespace of this process."""
+    """Return a new TUN device in the network namespace of this process."""
     try:
         device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         fcntl.ioctl(device, TUNSETIFF, struct.pack("16sH14x", name.encode(), IFF_TUN | IFF_NO_PI))
-        # Removed with its namespace: all together, where closing takes 30 ms each.
+        # The device is removed with its namespace, all at once; closing takes 30 ms per device.
         fcntl.ioctl(device, TUNSETPERSIST, 1)
     except OSError as error:
         try:
@@ -91,7 +91,7 @@ def open_tun(name: str) -> int:
 
 
 def set_sysctl(key: str, value: str) -> None:
-    """Write a setting only where it differs: /proc/sys is read-only in many containers."""
+    """Write a setting if its value differs, because /proc/sys is read-only in many containers."""
     with open(f"/proc/sys/{key}") as file:
         if file.read().strip() == value:
             return
@@ -101,7 +101,7 @@ def set_sysctl(key: str, value: str) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Port:
-    """One host: its device, and the descriptors that keep its namespaces."""
+    """One host: its device, and the descriptors that keep its namespaces open."""
 
     name: str
     device: int
@@ -109,12 +109,12 @@ class Port:
 
     @property
     def network(self) -> int:
-        """Return the inode number by which processes of this host are recognised."""
+        """Return the inode number that identifies the processes on this host."""
         return os.fstat(self.namespaces["net"]).st_ino
 
 
 def open_namespaces() -> dict[str, int]:
-    """Return descriptors of the namespaces of this process, by kind."""
+    """Return open descriptors for the namespaces of this process, by kind."""
     return {kind: os.open(f"/proc/self/ns/{kind}", os.O_RDONLY) for kind in NAMESPACES}
 
 
@@ -133,7 +133,7 @@ def furnish(name: str, hostname: str, address: str, address6: str, names: str) -
     device = open_tun("eth0")
     ip(
         "link set lo up",
-        "link set eth0 addrgenmode none",  # no link-local address: an idle host sends nothing
+        "link set eth0 addrgenmode none",  # no link-local address, so an idle host sends nothing
         f"link set eth0 mtu {MTU} txqueuelen {QUEUE} up",
         f"addr add {address}/24 dev eth0",
         f"addr add {address6}/64 dev eth0 nodad",
@@ -142,7 +142,7 @@ def furnish(name: str, hostname: str, address: str, address6: str, names: str) -
 
 
 def build(hosts: list[dict[str, str]]) -> dict[str, Port]:
-    """Make all hosts and come back to the namespaces of before."""
+    """Create all hosts, and return to the original namespaces."""
     home = open_namespaces()
     lines = ["127.0.0.1 localhost", "::1 localhost ip6-localhost"]
     lines += [f"{host[key]} {host['name']}" for key in ("address", "address6") for host in hosts]
@@ -157,7 +157,7 @@ def build(hosts: list[dict[str, str]]) -> dict[str, Port]:
 
 
 def network_of(pid: int) -> int:
-    """Return the network namespace that a process lives in; a zombie lives in none."""
+    """Return the network namespace of a process; a zombie has none."""
     try:
         return os.stat(f"/proc/{pid}/ns/net").st_ino
     except OSError:
@@ -165,18 +165,18 @@ def network_of(pid: int) -> int:
 
 
 def processes_of(networks: set[int]) -> set[int]:
-    """Return the pids of all processes of these namespaces."""
+    """Return the pids of all processes in these namespaces."""
     pids = [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
     return {pid for pid in pids if network_of(pid) in networks}
 
 
 def send(pid: int, number: int, networks: set[int]) -> None:
-    """Send a signal to a process, if it is one of these namespaces."""
+    """Send a signal to a process if it is in one of these namespaces."""
     try:
         process = ProcessHandle(pid)
     except ProcessLookupError:
         return
-    # The pid may have passed to another process before it was pinned, so check again.
+    # The pid may have been reused before it was pinned, so check again.
     if network_of(pid) in networks:
         try:
             process.send(number)
@@ -186,9 +186,9 @@ def send(pid: int, number: int, networks: set[int]) -> None:
 
 
 def kill_all(networks: set[int]) -> None:
-    """Kill every process of these namespaces, including those started in the meantime."""
+    """Kill all processes in these namespaces, including those that are started in the meantime."""
     quiet = 0
-    while quiet < 2:  # one that is being started may enter after the first look
+    while quiet < 2:  # a process being started may appear after the first pass
         found = processes_of(networks)
         for pid in found:
             send(pid, signal.SIGKILL, networks)
@@ -197,7 +197,7 @@ def kill_all(networks: set[int]) -> None:
 
 
 def signal_all(network: int, number: int) -> None:
-    """Send a signal to every process of a namespace, including those started in the meantime."""
+    """Signal all processes in a namespace, including those that are started in the meantime."""
     sent: set[int] = set()
     while found := processes_of({network}) - sent:
         for pid in found:
@@ -206,7 +206,7 @@ def signal_all(network: int, number: int) -> None:
 
 
 class Switch:
-    """Packets from each port to the others, under the conditions that the owner sets."""
+    """Forwards packets between the ports, under the conditions that the owner sets."""
 
     def __init__(self, control: socket.socket, hosts: list[dict[str, str]]) -> None:
         self.control = control
@@ -224,13 +224,13 @@ class Switch:
         self.count = 0
 
     def answer(self, **reply: object) -> None:
-        """Send the owner an answer."""
+        """Send an answer to the owner."""
         self.control.sendall(json.dumps(reply).encode() + b"\n")
 
     def obey(self) -> bool:
-        """Handle requests of the owner; return False when it is gone."""
+        """Handle requests from the owner; return False once it has disconnected."""
         data = self.control.recv(1 << 16)
-        # This file is run by its path: relight may not be importable, so no LineBuffer.
+        # This file is run by path, so relight may not be importable: LineBuffer can't be used.
         *lines, self.received = (self.received + data).split(b"\n")
         for line in lines:
             self.carry_out(json.loads(line))
@@ -238,7 +238,7 @@ class Switch:
         return bool(data)
 
     def carry_out(self, request: dict[str, Any]) -> None:
-        """Do what the owner wants."""
+        """Carry out a request from the owner."""
         if "kill" in request:
             kill_all({self.ports[request["kill"]].network})
         if "signal" in request:
@@ -253,13 +253,13 @@ class Switch:
             self.conditions = {self.ports[k]: tuple(v) for k, v in wanted if any(v)}
 
     def passes(self, source: Port, target: Port, packet: bytes) -> bool:
-        """Return whether a packet may pass between two hosts, whatever is in it."""
+        """Return whether packets may pass between two hosts, regardless of their content."""
         del packet
         return target is not source and (source, target) not in self.blocked
 
     def accept(self, source: Port, packet: bytes) -> None:
-        """Handle a packet from a host; send it to all hosts if the address is unknown (a test may
-        add it).
+        """Handle a packet from a host. If the target address is unknown, send the packet to all
+        hosts, because a test may have added the address.
         """
         target = self.by_address.get(packet[16:20] if packet[0] >> 4 == 4 else packet[24:40])
         targets = self.ports.values() if target is None else (target,)
@@ -270,7 +270,7 @@ class Switch:
             delay, jitter, loss = self.conditions.get(source, (0.0, 0.0, 0.0))
             if loss and random.random() < loss:  # noqa: S311
                 continue
-            # Packets in flight go first, even after the delay was lifted.
+            # Packets in flight go first, even if the delay has since been lifted.
             if delay or jitter or self.under_way:
                 due = time.monotonic() + delay + random.uniform(0, jitter)  # noqa: S311
                 due = max(due, self.last_due.get(pair, 0.0))
@@ -285,10 +285,10 @@ class Switch:
         try:
             os.write(target.device, packet)
         except OSError:
-            pass  # the interface is down or full: lost, as on any network
+            pass  # the interface is down or full: the packet is lost, as on any network
 
     def deliver_due(self) -> float:
-        """Deliver due packets; return the seconds to the next one, or -1."""
+        """Deliver the packets that are due; return the seconds until the next one, or -1."""
         while self.under_way:
             wait = self.under_way[0][0] - time.monotonic()
             if wait > 0:
@@ -298,7 +298,7 @@ class Switch:
         return -1
 
     def serve(self) -> None:
-        """Carry packets until the owner is gone."""
+        """Forward packets until the owner has disconnected."""
         poll = select.epoll()
         poll.register(self.control, select.EPOLLIN)
         by_device = {port.device: port for port in self.ports.values()}
@@ -315,23 +315,24 @@ class Switch:
                         packet = os.read(ready, MTU)
                     except BlockingIOError:
                         break
-                    except OSError:  # the device was removed from inside the host
+                    except OSError:  # the device was removed from within the host
                         poll.unregister(ready)
                         break
                     self.accept(by_device[ready], packet)
-            # Last, so that packets sent before a request are subject to the old rules.
+            # Requests come last, so that earlier packets are subject to the old conditions.
             if asked and not self.obey():
                 return
 
 
 def main(kind: type[Switch] = Switch) -> None:
-    """Run the switch of the owner at the other end of the socket in `sys.argv[1]`."""
+    """Run the switch for the owner at the other end of the socket given in `sys.argv[1]`."""
     control = socket.socket(fileno=int(sys.argv[1]))
     control.set_inheritable(False)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     try:
-        # A network does not slow down with its hosts. A nice value would count within the session
-        # only, where the kernel groups processes by session (sched(7), autogroup).
+        # A network does not slow down when its hosts are busy. A nice value would only have an
+        # effect within the session where the kernel groups processes by session (sched(7),
+        # autogroup).
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
     except OSError:
         pass

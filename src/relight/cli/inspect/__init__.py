@@ -1,1 +1,1 @@
-"""Commands that look into a job: status, top, stacks, debug, events."""
+"""Commands that inspect a job: status, top, stacks, debug, events."""

@@ -1,4 +1,4 @@
-"""`relight debug`: the terminal of pdb in a rank that waits at a breakpoint."""
+"""`relight debug`: connects this terminal to pdb in a rank that is waiting at a breakpoint."""
 
 import json
 import select
@@ -42,19 +42,19 @@ PAGE = Page(
     "waiting",
 )  # fmt: skip
 _SOON_S = 1.0
-"""A message is printed for a command that takes longer."""
+"""If a command takes longer than this, a message is printed."""
 _NONE = -1
-"""The rank of a process that is not a rank."""
+"""Stands for the rank of a process that is not a rank."""
 _MOST_LISTED = 8
 _DELIMITERS = " \t\n`@#$%^&*()=+[{]}\\|;:'\",<>?"
-"""As in pdb, where words for completion begin and end."""
+"""The characters that delimit words for completion, as in pdb."""
 
 
 def main(argv: list[str]) -> int:
     """Run `relight debug`.
 
     Raises:
-        RelightError: if the rank is not on this machine, or does not wait at a breakpoint.
+        RelightError: if the rank is not on this machine, or is not waiting at a breakpoint.
     """
     parsed = read_arguments(argv, PAGE, 1, 1, "the pid of a process, or a job")
     target = parsed.command[0]
@@ -74,8 +74,8 @@ def _choose(
     """Return the rank and the process to attach to.
 
     Args:
-        found: the pids of the ranks of `target` on this machine, by rank.
-        waiting: the pids that are at a breakpoint, and whether nobody is attached.
+        found: the pids of the target's ranks on this machine, by rank.
+        waiting: the pids that are waiting at a breakpoint, and whether no terminal is attached.
         rank: the rank on the command line, or None.
         target: the pid or job on the command line.
     """
@@ -91,7 +91,7 @@ def _choose(
     asked = found if rank is None else {rank: found[rank]}
     if not asked and process is not None:
         asked = {_NONE: process}
-    # A child of a rank, such as a DataLoader worker, may also wait.
+    # A child process of a rank, such as a DataLoader worker, may also be waiting.
     pids = [
         (each, one) for each, pid in sorted(asked.items())
         for one in (pid, *system.tree(pid)) if one in waiting
@@ -114,8 +114,8 @@ def _choose(
 
 
 def _attaching() -> str:
-    """Return how to get a prompt in a rank that has not called `breakpoint()`: pdb of Python 3.14
-    and later can attach to a running process (PEP 768).
+    """Return how to get a prompt in a rank that has not called `breakpoint()`: since Python 3.14,
+    pdb can attach to a running process (PEP 768).
     """
     how = "put breakpoint() in the script"
     if sys.version_info < (3, 14):
@@ -137,11 +137,11 @@ def _several(free: Sequence[tuple[int, int]], target: str) -> UsageError:
 
 
 class _Terminal:
-    """This terminal, attached to a rank.
+    """This terminal while it is attached to a rank.
 
     Args:
         connection: the connection to the rank.
-        who: the rank, for messages.
+        who: the name of the rank in messages.
     """
 
     def __init__(self, connection: socket.socket, who: str) -> None:
@@ -153,7 +153,7 @@ class _Terminal:
         self._complete()
 
     def run(self) -> str:
-        """Pass on questions and answers until one side ends; return why it ended."""
+        """Relay prompts and commands until one side disconnects; return the reason."""
         try:
             for message in self._messages:
                 if "print" in message:
@@ -182,7 +182,7 @@ class _Terminal:
                 print()  # the line is discarded, as in a shell
 
     def _complete(self) -> None:
-        """Complete words with the tab key, if this Python has readline."""
+        """Enable completion with the tab key, if this Python has readline."""
         try:
             import readline
         except ImportError:

@@ -1,4 +1,4 @@
-"""`relight events`: prints the event log of a job."""
+"""`relight events`: prints a job's event log."""
 
 import json
 import os
@@ -64,7 +64,7 @@ def main(argv: list[str]) -> int:
     """Run `relight events`.
 
     Raises:
-        RelightError: if the job does not exist, or lacks an event log.
+        RelightError: if the job does not exist, or has no event log.
     """
     parsed = read_arguments(argv, PAGE, 0, 1, "one job or file")
     values = parsed.values
@@ -104,30 +104,30 @@ def main(argv: list[str]) -> int:
 
 
 class _Nodes:
-    """Maps each log of a submitted job to its node: the host, and the number in the generation that
-    the lines have reached. Until its log names them, only its run directory identifies the node.
+    """Maps each log of a submitted job to a node: its host, and its number in the latest generation
+    that has been read. Until the log names them, only the run directory identifies the node.
     """
 
     def __init__(self) -> None:
         self._found: dict[str, tuple[str, int]] = {}
 
     def look_ahead(self, lines: list[tuple[str, Line]]) -> None:
-        """Find the first generation of each node."""
+        """Find the first generation for each node."""
         for log, line in reversed(lines):
             self.take(log, line)
 
     def take(self, log: str, line: Line) -> None:
-        """Process a line of a log."""
+        """Process a line from a log."""
         if line.name == Formed.__name__ and isinstance(event := event_lines.event_of(line), Formed):
             self._found[log] = event.host, event.group_rank
 
     def keys(self, log: str) -> dict[str, Any]:
-        """Return the known facts on the node, for a line in JSON."""
+        """Return what is known about the node, as keys for a JSON line."""
         host, node = self._found.get(log, ("", -1))
         return {"log": _directory(log), "host": host, "node": node}
 
     def name(self, log: str) -> str:
-        """Return the host and the number of a node, for people."""
+        """Return the host and number of a node as display text."""
         host, node = self._found.get(log, ("", -1))
         if node < 0:
             return _directory(log)
@@ -159,7 +159,7 @@ def _names(text: str) -> frozenset[str]:
 
 
 def _read(source: Handle | str, *, follow: bool) -> Iterator[tuple[str, Line]]:
-    """Return the lines of a job's event logs, or of a file, each with the name of its log."""
+    """Yield the lines from a job's event logs or from a file, each with the name of its log."""
     if isinstance(source, str):
         event_log.check_file(source)
         texts = event_log.of_file(source, follow=follow)

@@ -1,4 +1,4 @@
-"""Resolves a PID or a JOB on a command line to ranks on this machine."""
+"""Resolves a PID or JOB argument to ranks on this machine."""
 
 import os
 
@@ -14,12 +14,12 @@ from relight.stacks import rank_processes
 
 
 def of(target: str, command: str) -> dict[int, int]:
-    """Return the pids of the ranks below a process, or of a job, by rank; empty if the process
-    neither is nor has a rank.
+    """Return the pids of the ranks in a job or below a process, by rank. The result is empty if the
+    process is neither a rank nor the ancestor of one.
 
     Args:
         target: the pid of an agent or of a rank, or the handle or id of a job.
-        command: the name of the command, for hints.
+        command: the command's name, for hints.
 
     Raises:
         RelightError: if the process does not exist, or the job has no ranks here.
@@ -34,7 +34,7 @@ def of(target: str, command: str) -> dict[int, int]:
 
 def _why_missing(pid: str) -> str:
     try:
-        handle = find_job(pid)  # its agent had this pid
+        handle = find_job(pid)  # the pid was its agent's
         return f"process {pid} has ended: {handle} is {_status(handle).state.name}"
     except RelightError:
         return f"no such process on this machine: {pid}"
@@ -59,7 +59,7 @@ def _is_over(handle: handles.Handle) -> bool:
     try:
         return JobDirectory(env.read().variables).is_over(handle.app_id)
     except OSError:
-        return False  # this user lacks the directory
+        return False  # the user has no such directory
 
 
 def _agent_of(handle: handles.Handle) -> int:
@@ -72,7 +72,7 @@ def _of_job(text: str, command: str) -> dict[int, int]:
         raise UsageError(f"{text} is part of a job", hint=f"relight {command} {handle}")
     if handle.scheduler != handles.RUN:
         found = rank_processes.of_job(str(handle))
-    elif _is_over(handle):  # the pid of its agent may be another process's by now
+    elif _is_over(handle):  # the agent's pid may have been reused by another process
         found = {}
     else:
         found = rank_processes.below(_agent_of(handle))

@@ -1,4 +1,4 @@
-"""`relight stacks`: shows the stacks of a job's ranks, from outside."""
+"""`relight stacks`: shows the stacks of a job's ranks, taken from outside the processes."""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -51,7 +51,7 @@ PAGE = Page(
 
 _AT_ONCE = 8
 _ALONE = -1
-"""The rank of a process that is not a rank."""
+"""Stands for the rank of a process that is not a rank."""
 Taken = Mapping[int, ProcessStack | str]
 
 
@@ -59,7 +59,7 @@ def main(argv: list[str]) -> int:
     """Run `relight stacks`.
 
     Raises:
-        RelightError: if the job or process does not exist here, or it may not be read.
+        RelightError: if the job or process does not exist on this machine, or can't be read.
     """
     parsed = read_arguments(argv, PAGE, 1, 1, "the pid of a process, or a job")
     target, values = parsed.command[0], parsed.values
@@ -86,15 +86,15 @@ def main(argv: list[str]) -> int:
 
 
 def of_job(jobs: JobDirectory, job: handles.Handle) -> str:
-    """Return the output of `relight stacks JOB` for a job of `relight run`: the ranks of all nodes
-    or, if its agent does not answer, those on this machine.
+    """Return the output of `relight stacks JOB` for a job started with `relight run`: the ranks on
+    all nodes or, if its agent does not respond, those on this machine.
 
     Args:
-        jobs: the jobs of this user.
-        job: its handle.
+        jobs: this user's jobs.
+        job: the job's handle.
 
     Raises:
-        RelightError: if the job does not exist here.
+        RelightError: if the job does not exist on this machine.
     """
     text, _ = _of_nodes(jobs, job.app_id)
     if text:
@@ -104,7 +104,7 @@ def of_job(jobs: JobDirectory, job: handles.Handle) -> str:
 
 
 def _of_several_nodes(target: str) -> tuple[str, bool]:
-    """Return the same as `_of_nodes` for a job of several nodes; otherwise an empty text."""
+    """Return the same as `_of_nodes` for a multi-node job; otherwise an empty text."""
     handle = find_job(target)
     if handle.scheduler != handles.RUN or handle.role:
         return "", False
@@ -117,8 +117,8 @@ def _of_several_nodes(target: str) -> tuple[str, bool]:
 
 
 def _of_nodes(jobs: JobDirectory, job: str) -> tuple[str, bool]:
-    """Return the stacks of the ranks on all nodes, empty if no agent answers, and whether any
-    stack was taken.
+    """Return the stacks of the ranks on all nodes, and whether any stack was captured. The text is
+    empty if no agent responds.
     """
     nodes = jobs.stacks(job)
     own = jobs.ask(job) if nodes else None
@@ -143,7 +143,9 @@ def _text(found: Taken, pids: Mapping[int, int], every: bool) -> str:
 
 
 def _with_native(found: Taken) -> Taken:
-    """Add the C and C++ frames of threads to stacks; in parallel, as each takes seconds."""
+    """Add the C and C++ frames of threads to stacks, in parallel because each process takes
+    seconds.
+    """
     stacks_of = {rank: stack for rank, stack in found.items() if isinstance(stack, ProcessStack)}
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         native = pool.map(py_spy.native, [stack.pid for stack in stacks_of.values()])
@@ -180,7 +182,7 @@ def _naming(pids: Mapping[int, int]) -> Callable[[Sequence[int]], str]:
 def _of_group(
     group: RankGroup, found: Taken, pids: Mapping[int, int], named: Callable[[Sequence[int]], str]
 ) -> Iterator[str]:
-    """Return the lines of a group's stack, taken from its first rank."""
+    """Yield the lines for a group of identical stacks, taken from its first rank."""
     rank = group.ranks[0]
     stack = found[rank]
     thread = None if isinstance(stack, str) else stack_text.main_thread(stack)
@@ -194,7 +196,7 @@ def _of_group(
 
 
 def _of_rank(name: str, stack: ProcessStack | str) -> Iterator[str]:
-    """Return the lines of all threads of a rank."""
+    """Yield the lines for all threads of a rank."""
     if isinstance(stack, str):
         return
     for thread in stack.threads:

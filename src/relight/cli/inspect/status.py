@@ -1,4 +1,4 @@
-"""`relight status`: shows the state of a job or, without one, the agents on this machine."""
+"""`relight status`: shows a job's state or, without a job, lists the agents on this machine."""
 
 from typing import Any
 
@@ -195,7 +195,7 @@ def _print_agents(*, as_json: bool) -> int:
 
 
 def _names() -> dict[int, str]:
-    """Return the names of the jobs of agents, by pid."""
+    """Return the agents' job names, by pid."""
     try:
         return {job.pid: job.name for job in JobDirectory(env.read().variables).running()}
     except OSError:
@@ -203,10 +203,10 @@ def _names() -> dict[int, str]:
 
 
 def _slow_ranks(job: handles.Handle) -> list[str]:
-    """Return the slow ranks of a job that agents on this machine know."""
+    """Return the job's slow ranks, as reported by the agents on this machine."""
     try:
         running = agent_processes.running()
-    except UsageError:  # the system does not show them
+    except UsageError:  # the system does not reveal them
         return []
     own = [
         each
@@ -222,7 +222,7 @@ def _line(text: str) -> str:
 
 
 def _requested_run_id(agent: Running) -> str:
-    """Return the --rdzv-id in the command line of an agent whose workers have not started yet."""
+    """Return the --rdzv-id from the command line of an agent whose workers have not started yet."""
     try:
         parsed = parse(arguments(agent.command) or [], Environment({}))
     except UsageError:

@@ -1,6 +1,6 @@
-"""`relight status --web`: serves the page of a job until ctrl-C, or until the end of the job.
+"""`relight status --web`: serves a job's status page until ctrl-C or the end of the job.
 
-`relight run --status` also starts it, once workers run.
+`relight run --status` also starts it, once workers are running.
 """
 
 import contextlib
@@ -42,16 +42,16 @@ from relight.processes.running_jobs import JobDirectory
 from relight.runner.runner import Runner
 
 _LOOK_S = 0.5
-"""Interval of checks whether the job's agent still exists (`--until-end`)."""
+"""How often `--until-end` checks whether the job's agent still exists."""
 _ALL = ("0.0.0.0", "::")
 _LOCAL = ("127.0.0.1", "::1", "localhost")
 
 
 def main(parsed: ParsedFlags) -> int:
-    """Serve the page, and return when it is over.
+    """Serve the page, and return when serving has ended.
 
     Raises:
-        RelightError: if the job does not exist, or the port can't be used.
+        RelightError: if the job does not exist, or the port can't be bound.
     """
     if not parsed.values["web"]:
         raise UsageError("--listen and --until-end require --web", hint="relight status --web …")
@@ -74,14 +74,14 @@ def main(parsed: ParsedFlags) -> int:
     except RelightError as error:
         if not until_end:
             raise
-        # A child of a job that continues; one line, as a warning.
+        # This process is a child of a job that keeps running, so print a one-line warning.
         say(f"no status page: {error.message}")
         return error.exit_code
 
 
 class _Token(NamedTuple):
-    """The token of a page, empty if nobody could know it; its part of the page's address; and its
-    location if it is not in the address.
+    """The token of a page, or an empty string if there is no way to learn it; the token's part of
+    the page's address; and where to find the token if it is not in the address.
     """
 
     text: str
@@ -93,8 +93,9 @@ class _Token(NamedTuple):
 def _token(
     variables: Mapping[str, str], jobs: JobDirectory, job: str, page: PageAddress, on_terminal: bool
 ) -> Iterator[_Token]:
-    """Yield the token of a page: the user's, or a new one. It is printed only on a terminal, as a
-    log file has other readers. Otherwise it is in a file while the page is served.
+    """Yield the page's token: the user's own, or a new one. It is only printed to a terminal,
+    because other people may read a log file. Otherwise it is kept in a file while the page is
+    served.
 
     Raises:
         UsageError: if the user's token is invalid.
@@ -162,7 +163,7 @@ def _serve_until(
         who = "can connect to this port" if where.is_public else "sees the token on the network"
         say(f"note: anyone who {who} can read the page; the connection is not encrypted")
     with contextlib.suppress(RelightError):
-        metrics()  # load the modules for scrapes now, as an upgrade may remove or replace them
+        metrics()  # load the modules for scrapes now, because an upgrade may remove or replace them
     end_sending = otel.start(watched.reading, env.read().variables, say)
     if until_end:
         _wait_for_end(watched, stop)
@@ -201,7 +202,7 @@ def _wait_for_end(watched: WatchedJob, stop: threading.Event) -> None:
     agent = watched.reading().job.nodes[0]
     while not stop.wait(_LOOK_S) and agent_processes.lives(agent.pid):
         pass
-    # Its last snapshot is about to appear.
+    # The final snapshot is about to appear.
     wait_until(lambda: watched.reading(now=True).job.nodes[0].state == ENDED, _LOOK_S, _LOOK_S / 10)
 
 

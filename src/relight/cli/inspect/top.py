@@ -1,4 +1,4 @@
-"""`relight top`: watches jobs, live on a terminal, or once as a table."""
+"""`relight top`: monitors jobs, either live on a terminal or once as a table."""
 
 import sys
 import time
@@ -49,17 +49,17 @@ PAGE = Page(
     "exit code: 0; 2 the job does not exist",
 )  # fmt: skip
 _MOST_ENDED = 20
-"""Limit on jobs that ended while `top` ran and are still shown."""
+"""How many jobs that ended while `top` was running are still shown."""
 _BETWEEN_S = 1.0
-"""Interval of the two looks for one table; usage per second needs two."""
+"""The interval between the two samples for a single table; computing rates requires two."""
 
 
 def main(argv: list[str]) -> int:
     """Run `relight top`.
 
     Raises:
-        RelightError: if the job does not exist, its scheduler does not answer, or the live view
-            needs a package.
+        RelightError: if the job does not exist, its scheduler does not respond, or a package
+            required for the live view is missing.
     """
     parsed = read_arguments(argv, PAGE, 0, 1, "one job")
     values = parsed.values
@@ -73,7 +73,7 @@ def main(argv: list[str]) -> int:
         if values["once"] or not terminal or env.read().get("TERM", "dumb") == "dumb":
             return _print_once(jobs_of.look, values["sort"], values["filter"])
         if parsed.command:
-            jobs_of.look()  # report a missing job here, not in the view
+            jobs_of.look()  # report a missing job before the view opens
         view = _view().TopView(jobs_of.look, values["sort"], values["filter"], values["interval"])
         view.run()
     return view.return_code or EXIT_OK
@@ -116,12 +116,12 @@ def _view() -> ModuleType:
 
 
 class WatchedJobs:
-    """The watched jobs.
+    """The jobs that `top` is monitoring.
 
     Args:
-        runner: queries their schedulers.
-        job: the only job to watch; empty for all that are not over.
-        scheduler: watch all jobs of this scheduler; empty for those that `relight list` shows.
+        runner: queries the schedulers.
+        job: the only job to monitor; if empty, all jobs that have not ended.
+        scheduler: monitor all jobs on this scheduler; if empty, those that `relight list` shows.
 
     Raises:
         RelightError: if the job does not exist.
@@ -137,10 +137,10 @@ class WatchedJobs:
         self._names: dict[str, str] = {}
 
     def look(self) -> list[JobLook]:
-        """Return the state of the jobs, including those that ended since the first look.
+        """Return the state of the jobs, including those that have ended since the first sample.
 
         Raises:
-            RelightError: if the job does not exist, or the scheduler does not answer.
+            RelightError: if the job does not exist, or the scheduler does not respond.
         """
         found = self._all() if self._only is None else self._one(self._only)
         before, self._seen = (
@@ -168,7 +168,7 @@ class WatchedJobs:
         return self._statuses([find_job(handle) for handle in every])
 
     def _statuses(self, wanted: Sequence[handles.Handle]) -> dict[str, AppStatus]:
-        """Return the statuses of jobs by handle, with one query for all jobs of a scheduler."""
+        """Return the jobs' statuses by handle, with a single query per scheduler."""
         found = dict[str, AppStatus]()
         for name in dict.fromkeys(handle.scheduler for handle in wanted):
             ids = {each.app_id: str(each) for each in wanted if each.scheduler == name}

@@ -1,5 +1,6 @@
-"""The live view of `relight top`, a textual application: a table of ranks, and keys for actions.
-inspect/top_rows makes the rows.
+"""The live view of `relight top`, a textual application with a table of ranks and keys for actions.
+
+inspect/top_rows builds the rows.
 """
 
 import asyncio
@@ -29,23 +30,24 @@ from relight.job import handles
 from relight.job.lookup import find_job
 
 _LIMIT_S = 60.0
-"""Time limit of a command whose output is shown."""
+"""The time limit for a command whose output is displayed."""
 _LINES = 500
 _LOOKING = "looking at the jobs …"
 _HEADS = {"rank": "REPLICA", "host": "HOST", "state": "STATE", "step": "STEP", "rate": "STEP/S",
           "cpu": "CPU", "memory": "MEMORY"}  # fmt: skip
-"""The columns by which rows are sorted, by their names in top.ORDERS."""
+"""The columns by which rows can be sorted, by their names in top.ORDERS."""
 _ENDS_TELL = ("JOB", "REPLICA")
-"""Columns whose texts are cut in the middle: `train-2711`, `default/17`."""
+"""Columns whose text is shortened in the middle, such as `train-2711` or `default/17`."""
 _PART = 4
-"""Inverse of the largest share of time for looks, as a cluster may be slow to answer."""
+"""The inverse of the largest share of time spent on sampling, because a cluster may respond slowly.
+"""
 
 
 class Found(Message):
-    """The result of a thread.
+    """A result computed in a thread.
 
     Args:
-        show: shows the result.
+        show: displays the result.
     """
 
     def __init__(self, show: Callable[[], None]) -> None:
@@ -54,13 +56,13 @@ class Found(Message):
 
 
 class TopView(App[None]):
-    """Shows jobs until the user quits.
+    """The application, which shows jobs until the user quits.
 
     Args:
-        look: returns the state of the jobs; called in a thread of its own.
+        look: returns the state of the jobs; called in a separate thread.
         order: the sort order (`top.ORDERS`).
-        words: show only rows with all of these words.
-        every_s: seconds between two looks.
+        words: show only rows that contain all of these words.
+        every_s: seconds between two samples.
     """
 
     ENABLE_COMMAND_PALETTE = False
@@ -78,7 +80,8 @@ class TopView(App[None]):
         Binding("c", "cancel", "Cancel"),
         Binding("o", "order", "Order"),
         Binding("r", "reverse", "Reverse"),
-        # With priority, as the keys that follow immediately, as in a paste, are for the field.
+        # This key has priority because the keys that immediately follow it, as in a paste, belong
+        # to the field.
         Binding("slash", "filter", "Filter", key_display="/", priority=True),
         Binding("enter", "leave_filter", "Back to the table", priority=True),
         Binding("escape", "leave_filter", show=False, priority=True),
@@ -98,7 +101,7 @@ class TopView(App[None]):
         self._gpus = self._error = ""
         self._has_looked = False
         self._again = threading.Event()
-        """Set to look again immediately."""
+        """Set to request another sample immediately."""
 
     def compose(self) -> ComposeResult:
         """Return the widgets from top to bottom."""
@@ -108,7 +111,9 @@ class TopView(App[None]):
         yield Footer()
 
     def on_mount(self) -> None:
-        """Begin to look; restore the terminal if this process is asked to end."""
+        """Start sampling, and make sure that the terminal is restored if this process is
+        terminated.
+        """
         end = partial(self.exit, return_code=EXIT_SIGNAL_BASE + signal.SIGTERM)
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, end)
         threading.Thread(target=self._watch, daemon=True).start()
@@ -129,15 +134,15 @@ class TopView(App[None]):
             self._again.clear()
 
     def _pass_on(self, show: Callable[[], None]) -> bool:
-        """Let the application show a thread's result; return False if the user has quit."""
+        """Ask the application to display a thread's result; return False if the user has quit."""
         found = Found(show)
         try:
             return self.post_message(found) and found.is_shown.wait(_LIMIT_S)
-        except RuntimeError:  # its event loop is closed
+        except RuntimeError:  # its event loop has closed
             return False
 
     def on_found(self, message: "Found") -> None:
-        """Show a thread's result, unless the user has just quit."""
+        """Display a thread's result, unless the user has just quit."""
         if self._is_there:
             message.show()
         message.is_shown.set()
@@ -148,16 +153,16 @@ class TopView(App[None]):
         self._show()
 
     def _fail(self, error: str) -> None:
-        self._error = error  # keep showing the last look
+        self._error = error  # keep showing the previous sample
         self._summarize()
 
     @property
     def _is_there(self) -> bool:
-        """Whether the table still exists, as messages may come after the user has quit."""
+        """Whether the table still exists, because messages may arrive after the user has quit."""
         return bool(self.query("#ranks"))
 
     def _show(self) -> None:
-        """Fill the table; keep the cursor on its row, and the scroll position."""
+        """Fill the table, keeping the cursor on its row and the scroll position."""
         if not self._is_there:
             return
         ranks = self.query_one("#ranks", DataTable)
@@ -206,7 +211,7 @@ class TopView(App[None]):
         row = self._row()
         return "" if row is None else row.key
 
-    # Keys.
+    # Key bindings.
 
     def action_order(self) -> None:
         """Sort by the next column."""
@@ -221,7 +226,9 @@ class TopView(App[None]):
         self._show()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Return whether a key triggers an action now; in the field of words, / is a character."""
+        """Return whether a key triggers an action now; in the filter field, / is an ordinary
+        character.
+        """
         in_field = isinstance(self.focused, WordsInput)
         match action:
             case "filter":
@@ -231,25 +238,25 @@ class TopView(App[None]):
         return super().check_action(action, parameters)
 
     def action_filter(self) -> None:
-        """Ask for the words that rows must have."""
+        """Prompt for the words that rows must contain."""
         words = self.query_one("#filter", WordsInput)
         words.display = True
-        self.screen.set_focus(words)  # immediately, as `focus` leaves the next keys to the table
+        self.screen.set_focus(words)  # at once: `focus` leaves the next keys to the table
 
     def action_leave_filter(self) -> None:
-        """Go back to the table; keep the words."""
+        """Return to the table, keeping the filter words."""
         self.query_one("#filter", WordsInput).display = False
         self.screen.set_focus(self.query_one("#ranks", DataTable))
 
     def on_input_changed(self, event: Input.Changed) -> None:
-        """Show only rows with the words."""
+        """Show only rows that contain the words."""
         self._words = event.value
         self._show()
 
     def on_resize(self) -> None:
-        """Show the columns that fit now."""
+        """Show the columns that now fit."""
         if self._jobs:
-            self.call_after_refresh(self._show)  # then the new size is known
+            self.call_after_refresh(self._show)  # the new size is only known then
 
     def action_stacks(self) -> None:
         """Show the stacks of the job's ranks."""
@@ -258,7 +265,7 @@ class TopView(App[None]):
             self._show_output("stacks", row.handle)
 
     def action_logs(self) -> None:
-        """Show the last lines of the rank, or of the job."""
+        """Show the last lines of output from the rank or the job."""
         row = self._row()
         if row is not None:
             self._show_output("logs", f"--lines={_LINES}", row.key)
@@ -269,7 +276,7 @@ class TopView(App[None]):
         self._run(words, shown.fill)
 
     def action_cancel(self) -> None:
-        """Cancel the job, if the user confirms it."""
+        """Cancel the job after the user confirms."""
         row = self._row()
         if row is None:
             return
@@ -285,7 +292,7 @@ class TopView(App[None]):
         self.push_screen(ConfirmScreen(text), answered)
 
     def _run(self, words: tuple[str, ...], then: Callable[[str], None]) -> None:
-        """Run a command of relight in a thread, and pass its output to `then`."""
+        """Run a relight command in a thread, and pass its output to `then`."""
 
         def run() -> None:
             text = _output_of(words)
@@ -296,16 +303,16 @@ class TopView(App[None]):
 
 
 class WordsInput(Input):
-    """A one-line field of words that accepts all lines of a paste."""
+    """A one-line filter field that accepts all lines of a paste."""
 
     def _on_paste(self, event: events.Paste) -> None:
         event.stop()
-        event.prevent_default()  # the base class takes only the first line
+        event.prevent_default()  # the base class keeps only the first line
         self.replace(" ".join(event.text.split()), *self.selection)
 
 
 class OutputScreen(ModalScreen[None]):
-    """Shows the output of a command.
+    """A screen that shows a command's output.
 
     Args:
         title: the command.
@@ -324,9 +331,9 @@ class OutputScreen(ModalScreen[None]):
         yield box
 
     def fill(self, text: str) -> None:
-        """Show the text, from its end for logs, otherwise from its start."""
+        """Show the text, scrolled to the end for logs and to the start otherwise."""
         if not self.is_attached:
-            return  # the user has gone back
+            return  # the user has already left the screen
         box = self.query_one(RichLog)
         box.write(Text(text))
         if self._title.startswith("relight logs"):
@@ -334,7 +341,7 @@ class OutputScreen(ModalScreen[None]):
 
 
 class ConfirmScreen(ModalScreen[bool]):
-    """Asks for confirmation.
+    """A screen that asks for confirmation.
 
     Args:
         question: the question.
@@ -354,7 +361,7 @@ class ConfirmScreen(ModalScreen[bool]):
         yield Static(f"{self._question}\n\ny: yes   n: no", classes="ask", markup=False)
 
     def action_answer(self, yes: bool) -> None:
-        """Go back with the answer."""
+        """Close the screen with the answer."""
         self.dismiss(yes)
 
 
@@ -364,7 +371,7 @@ def _cell(head: str, text: str, width: int) -> Text:
 
 
 def _output_of(words: tuple[str, ...]) -> str:
-    """Return the output of a command of relight, including errors."""
+    """Return the output of a relight command, including errors."""
     command = [sys.executable, "-m", "relight", *words]
     try:
         found = subprocess.run(

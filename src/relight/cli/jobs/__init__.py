@@ -1,1 +1,1 @@
-"""Commands on submitted jobs: submit, list, logs, wait, cancel, delete, describe and others."""
+"""Commands for submitted jobs: submit, list, logs, wait, cancel, delete, describe and others."""

@@ -1,4 +1,4 @@
-"""`relight cancel`: stop jobs."""
+"""`relight cancel`: stops jobs."""
 
 from relight.base.errors import EXIT_OK
 from relight.cli.jobs.common import (

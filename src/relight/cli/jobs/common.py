@@ -1,4 +1,4 @@
-"""Shared parts of the commands on jobs: reading flags, printing, and watching a job to its end."""
+"""Shared parts of the job commands: parsing flags, printing, and following a job to its end."""
 
 import json
 import queue
@@ -27,16 +27,16 @@ HELP = Flag("help", None, False, "", "this text", short="h", from_env=False)
 JSON = Flag("json", None, False, "", "print JSON", from_env=False)
 HANDLE = "SCHEDULER://SESSION/JOB"
 EXIT_TIMEOUT = 124
-"""As with timeout(1)."""
+"""The exit code that timeout(1) uses."""
 _JOIN_S = 10.0
 _MOST_LINES = 10_000
-"""How many lines may wait to be printed."""
+"""The maximum number of lines waiting to be printed."""
 _GATHER_S = 0.05
-"""Lines are printed together that come in this time."""
+"""Lines that arrive within this time are printed together."""
 
 
 class Page(NamedTuple):
-    """The help of a command: its usage line, description, flags, examples and exit codes."""
+    """A command's help: its usage line, description, flags, examples and exit codes."""
 
     usage: str
     about: tuple[str, ...]
@@ -45,7 +45,7 @@ class Page(NamedTuple):
     footer: str = ""
 
     def text(self) -> str:
-        """Return the help."""
+        """Return the help text."""
         lines = [f"usage: relight {self.usage}", "", *self.about, "", *flag_lines(self.flags)]
         lines += ["", "examples:", *(f"  {example}" for example in self.examples)]
         if self.footer:
@@ -54,10 +54,10 @@ class Page(NamedTuple):
 
 
 def read_arguments(argv: list[str], page: Page, least: int, most: int, what: str) -> ParsedFlags:
-    """Return the flags and the arguments of a command, in any order. Exits after printing help.
+    """Parse a command's flags and arguments, which may be in any order. Exits after printing help.
 
     Raises:
-        UsageError: if a flag is wrong, or there are too few or too many arguments.
+        UsageError: if a flag or the number of arguments is wrong.
     """
     words, given, rest = list[str](), set[str](), list(argv)
     values = {flag.field: flag.default for flag in page.flags}
@@ -87,12 +87,12 @@ def say(text: str) -> None:
 
 
 def print_json(value: Any) -> None:
-    """Print JSON: on one line, or indented on a terminal."""
+    """Print JSON: on one line, or indented if stdout is a terminal."""
     print(json.dumps(value, indent=2 if sys.stdout.isatty() else None))
 
 
 def table(rows: Iterable[Sequence[str]], heads: Sequence[str]) -> list[str]:
-    """Return lines with columns as wide as they need to be."""
+    """Return the lines of a table whose columns are as wide as their contents."""
     every = [tuple(heads), *(tuple(row) for row in rows)]
     widths = [max(len(row[column]) for row in every) for column in range(len(heads))]
     return [
@@ -102,8 +102,8 @@ def table(rows: Iterable[Sequence[str]], heads: Sequence[str]) -> list[str]:
 
 
 def shown_time(text: str) -> str:
-    """Return an ISO time in this machine's time zone, as `2026-01-31 12:00:00+0000`; any other
-    text is returned unchanged.
+    """Convert an ISO time to this machine's time zone, such as `2026-01-31 12:00:00+0000`; any
+    other text is returned unchanged.
     """
     try:
         return datetime.fromisoformat(text).astimezone().strftime("%F %T%z")
@@ -112,8 +112,8 @@ def shown_time(text: str) -> str:
 
 
 def status_object(handle: Handle, found: AppStatus) -> dict[str, Any]:
-    """Return a status as JSON for `relight status --json` and `submit --json`. Keys are
-    only ever added; those of TorchX (nightly 2026.10.26) are among them.
+    """Return a status as JSON for `relight status --json` and `submit --json`. Keys may be added
+    but are never removed; they include those of TorchX (nightly 2026.10.26).
     """
     roles: dict[str, list[dict[str, Any]]] = {}
     for each in found.replicas:
@@ -150,8 +150,8 @@ def status_object(handle: Handle, found: AppStatus) -> dict[str, Any]:
 
 
 def _use_object(use: RankUse) -> dict[str, Any]:
-    """Return the resource usage of a rank; its reported numbers by their names, None for nan and
-    infinity.
+    """Return a rank's resource usage, with the numbers it reported keyed by name. NaN and infinity
+    become None.
     """
     values = numbers_in(use.reported).items()
     finite = {name: each if isfinite(each) else None for name, each in values}
@@ -159,15 +159,15 @@ def _use_object(use: RankUse) -> dict[str, Any]:
 
 
 class Follower:
-    """Prints the lines of all replicas of a job as they come, each prefixed with its replica.
+    """Prints the lines of all replicas of a job as they arrive, each prefixed with its replica.
 
-    One thread for each replica reads; another one prints all available lines together.
+    Each replica is read by its own thread, and another thread prints all available lines together.
 
     Args:
         runner: the runner of the job.
-        handle: the handle of the job or a part.
+        handle: the handle of the job or of a part of it.
         where: the output file.
-        query: arguments of `Runner.log_lines`.
+        query: keyword arguments for `Runner.log_lines`.
     """
 
     def __init__(self, runner: Runner, handle: Handle, where: Any, **query: Any) -> None:
@@ -175,10 +175,10 @@ class Follower:
         self._filters = query
         self._errors: list[RelightError] = []
         self._lines: queue.Queue[str | None] = queue.Queue(_MOST_LINES)
-        """Lines to print, and None for each reader that has finished."""
+        """The lines to print, plus a None for each reader that has finished."""
         self._steps = 0
         self._is_writing = False
-        raise_limit()  # each reader has files open
+        raise_limit()  # each reader holds open files
         replicas = runner.replicas(handle)
         for replica in replicas:
             threading.Thread(target=self._follow, args=replica, daemon=True).start()
@@ -186,11 +186,11 @@ class Follower:
         self._printer.start()
 
     def join(self, limit_s: float | None = _JOIN_S) -> None:
-        """Wait for the last lines; the limit is for a period without a new line. A slow reader of
-        the printed lines does not count against it.
+        """Wait for the last lines. The limit applies to a period without a new line; time spent
+        waiting for a slow consumer of the printed lines does not count.
 
         Raises:
-            RelightError: if the lines of a replica could not be read.
+            RelightError: if the lines of a replica can't be read.
         """
         while self._printer.is_alive():
             steps = self._steps
@@ -227,14 +227,14 @@ class Follower:
             try:
                 self._where.write("".join(filter(None, lines)))
                 self._where.flush()
-            except (OSError, ValueError):  # the reader of the output is gone
+            except (OSError, ValueError):  # the output's reader has closed it
                 return
             self._is_writing = False
             self._steps += 1
 
 
 def report(handle: Handle, found: AppStatus) -> None:
-    """Print the outcome of a job."""
+    """Print a job's outcome."""
     text = f"{handle} {found.state.name}"
     say(f"{text}: {found.message}" if found.message else text)
     if found.state.name == "FAILED" and not found.message:

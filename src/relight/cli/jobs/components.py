@@ -53,7 +53,7 @@ def main(argv: list[str]) -> int:
     found = {name: loading.find(name) for name in components.names()}
     signatures = [arguments.signature_of(name, each) for name, each in found.items()]
     for name, each in loading.registered().items():
-        with suppress(UsageError):  # a function next to components that is not one
+        with suppress(UsageError):  # a function in the same module that is not a component
             signatures.append(arguments.signature_of(name, each))
     if parsed.values["json"]:
         print_json([_object(signature) for signature in signatures])
@@ -64,7 +64,7 @@ def main(argv: list[str]) -> int:
 
 
 def _source(function: Callable[..., Any]) -> str:
-    """Return the source of a component with the parts of its module that it uses."""
+    """Return the source of a component, including the parts of its module that it uses."""
     module = inspect.getmodule(function)
     own = inspect.getsource(function).rstrip("\n")
     text = inspect.getsource(module) if module else own

@@ -1,4 +1,4 @@
-"""`relight configure`: writes a settings file to fill in, or shows the values in effect."""
+"""`relight configure`: writes a settings file for you to fill in, or shows the values in effect."""
 
 import os
 
@@ -80,7 +80,9 @@ def main(argv: list[str]) -> int:
 
 
 def _add(text: str) -> None:
-    """Append all of the text or, on a full disk, nothing, as a part would be read as settings."""
+    """Append all of the text or, if the disk is full, none of it, because partial text would still
+    be read as settings.
+    """
     size = os.path.getsize(FILE) if os.path.exists(FILE) else -1
     with open(FILE, "ab", buffering=0) as file:
         try:

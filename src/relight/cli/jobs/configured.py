@@ -15,12 +15,12 @@ from relight.runner.options import SiteOptions
 from relight.schedulers import registry
 
 Files = Mapping[str, Mapping[str, Mapping[str, str]]]
-"""The sections of each settings file, by its path; the first file takes precedence."""
+"""The sections of each settings file, keyed by path; the first file takes precedence."""
 _DEFAULT = "default"
 
 
 class Setting(NamedTuple):
-    """A value in effect, as it would be typed, and its source."""
+    """A value in effect, formatted as a user would type it, and its source."""
 
     name: str
     value: str
@@ -37,7 +37,7 @@ def lines(env: Environment, schedulers: Sequence[str], *, every: bool) -> list[s
         every: also show defaults.
 
     Raises:
-        RelightError: if a value is wrong, or a scheduler unknown.
+        RelightError: if a value is wrong, or a scheduler is unknown.
     """
     site, files = sites.load(env), settings.layers(env)
     groups = {"run": _of_run(env, site)}
@@ -61,7 +61,7 @@ def lines(env: Environment, schedulers: Sequence[str], *, every: bool) -> list[s
 
 
 def _of_run(env: Environment, site: Site) -> list[Setting]:
-    values = parse([], env, FLAGS, site).values  # refuses wrong or locked values
+    values = parse([], env, FLAGS, site).values  # rejects invalid or locked values
     found = []
     for flag in FLAGS:
         variable = flag.variable or "PET_" + flag.field.upper()
@@ -93,7 +93,7 @@ def _of_scheduler(name: str, files: Files, site: Site) -> list[Setting]:
     layers: dict[str, Mapping[str, Any]] = {}
     for path, sections in files.items():
         layers[path] = sections.get(name, {})
-        options.resolve(name, known, {}, layers[path], path, of_site)  # refuses wrong values
+        options.resolve(name, known, {}, layers[path], path, of_site)  # rejects invalid values
     layers[site.path] = of_site.values
     found = []
     for option in known:

@@ -1,4 +1,4 @@
-"""`relight delete`: stop jobs and remove their logs, state and records."""
+"""`relight delete`: stops jobs and removes their logs, state and records."""
 
 from relight.base.errors import EXIT_OK
 from relight.cli.jobs.common import HANDLE, HELP, Page, read_arguments, say

@@ -28,7 +28,7 @@ def main(argv: list[str]) -> int:
     """Run `relight describe`.
 
     Raises:
-        RelightError: if the job does not exist, or its record is broken.
+        RelightError: if the job does not exist, or its record is corrupt.
     """
     parsed = read_arguments(argv, PAGE, 1, 1, "one job")
     with Runner() as runner:
@@ -47,10 +47,10 @@ def main(argv: list[str]) -> int:
 
 
 def _has_images(runner: Runner, scheduler: str) -> bool:
-    """Return whether a job's image means something to its scheduler."""
+    """Return whether the scheduler uses a job's image."""
     try:
         return runner.scheduler(scheduler).capabilities.images
-    except RelightError:  # no longer installed
+    except RelightError:  # the scheduler is no longer installed
         return True
 
 

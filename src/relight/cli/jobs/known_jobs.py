@@ -1,8 +1,8 @@
-"""`relight completion jobs`: prints the names and ids of jobs, for the shells to complete.
+"""`relight completion jobs`: prints job names and ids for shell completion.
 
-A shell calls it while its user waits, so it never asks agents or schedulers, never reads records,
-imports little, and ignores errors. bash expands the output, so names with characters that ids
-lack are left out.
+The user is waiting while a shell runs it, so it never queries agents or schedulers, never reads
+records, imports little, and ignores errors. Because bash expands the output, names are omitted if
+they contain characters that ids can't have.
 """
 
 import os
@@ -16,7 +16,7 @@ from relight.processes.running_jobs import is_id
 
 
 def main(_: list[str]) -> int:
-    """Print the jobs of `relight run` on this machine and those submitted from here."""
+    """Print the jobs started with `relight run` on this machine and the jobs submitted from it."""
     found = set[str]()
     for jobs in (names_of_run, _submitted):
         with suppress(Exception):

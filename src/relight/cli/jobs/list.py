@@ -19,7 +19,7 @@ from relight.job.app import AppState
 from relight.runner.runner import Runner
 
 _ENDED = 10
-"""Limit on listed jobs that are over."""
+"""The maximum number of finished jobs in the list."""
 PAGE = Page(
     "list [flags]",
     (
@@ -49,7 +49,7 @@ def main(argv: list[str]) -> int:
     """Run `relight list`.
 
     Raises:
-        RelightError: if the scheduler is unknown or does not answer.
+        RelightError: if the scheduler is unknown or does not respond.
     """
     parsed = read_arguments(argv, PAGE, 0, 0, "flags")
     wanted = parsed.values["state"]

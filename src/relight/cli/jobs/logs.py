@@ -1,4 +1,4 @@
-"""`relight logs`: prints the output of a job."""
+"""`relight logs`: prints a job's output."""
 
 import json
 import re
@@ -21,7 +21,7 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def parse_time(text: str) -> datetime:
-    """Return the time given as `10m` (ago), or as an ISO 8601 date and time.
+    """Parse a time given either as `10m` (ago) or as an ISO 8601 date and time.
 
     Raises:
         ValueError: if the text is neither.
@@ -40,7 +40,7 @@ def parse_time(text: str) -> datetime:
 
 
 def parse_attempt(text: str) -> str:
-    """Return a number of restarts without leading zeros, or `all`.
+    """Parse an attempt: a number of restarts, returned without leading zeros, or `all`.
 
     Raises:
         ValueError: if the text is neither.
@@ -142,20 +142,20 @@ def _say_why(
     silent: set[tuple[str, int]],
     states: tuple[AppState, ...],
 ) -> None:
-    """Explain why replicas wait or ended where their output can't, as they have not written
-    anything, or were ended from outside (out of memory, a lost node).
+    """Explain why replicas are waiting or have ended if their output can't show it, because they
+    have not written anything, or were killed from outside (out of memory, a lost node).
 
     Args:
         runner: the runner of the job.
-        handle: the handle of the job or a part.
-        silent: replicas without output.
-        states: the relevant states of replicas.
+        handle: the handle of the job or of a part of it.
+        silent: the replicas that have not printed anything.
+        states: only replicas in these states are explained.
     """
     try:
         known = {(each.role, each.replica): each for each in runner.status(handle).replicas}
         replicas = runner.replicas(handle)
     except RelightError:
-        return  # the user asked for the lines only
+        return  # the lines themselves are all that the user asked for
     for place in replicas:
         each = known.get(place)
         if each is None or not each.error or each.state not in states:
@@ -167,7 +167,7 @@ def _say_why(
 
 
 def _with_lines(argv: list[str]) -> list[str]:
-    """Return the arguments with `--tail 3`, as in tail(1) and Docker, replaced by `--lines=3`."""
+    """Replace `--tail 3`, the form that tail(1) and Docker use, with `--lines=3`."""
     words = []
     left = list(argv)
     while left:

@@ -1,4 +1,4 @@
-"""`relight nodes`: nodes whose hardware has failed, which new jobs leave out (`--bad-nodes`)."""
+"""`relight nodes`: manages nodes with failed hardware, which new jobs exclude (`--bad-nodes`)."""
 
 import sys
 
@@ -31,7 +31,7 @@ def main(argv: list[str]) -> int:
 
     Raises:
         UsageError: if the verb is unknown, or no directory is configured.
-        MachineError: if the directory can't be read, or a record not be removed.
+        MachineError: if the directory can't be read, or a record can't be removed.
     """
     parsed = read_arguments(argv, PAGE, 0, 1 << 16, "")
     verb, *names = parsed.command or ("list",)

@@ -47,7 +47,9 @@ def main(argv: list[str]) -> int:
 def _each(
     shown: Callable[[str, Scheduler], Any], unusable: Callable[[str, str], Any]
 ) -> Iterator[Any]:
-    """Yield the entry of each scheduler; for one of another package it may be its error."""
+    """Yield an entry for each scheduler; a scheduler from another package may yield its error
+    instead.
+    """
     for name in registry.names():
         try:
             yield shown(name, guarded(name, registry.find(name)))
@@ -63,7 +65,7 @@ def _row(name: str, scheduler: Scheduler) -> tuple[str, str, str]:
 def _usable(scheduler: Scheduler) -> str:
     try:
         affinity = scheduler.affinity()
-    except RelightError:  # of another package, perhaps
+    except RelightError:  # may be raised by a scheduler from another package
         return "no"
     return "no" if affinity <= 0 else "inside" if affinity >= 50 else "yes"
 
@@ -81,7 +83,7 @@ def _object(name: str, scheduler: Scheduler) -> dict[str, Any]:
 
 
 def option_lines(scheduler: Scheduler) -> list[str]:
-    """Return a table of a scheduler's options: names, types, defaults, descriptions."""
+    """Return a table of a scheduler's options: names, types, defaults and descriptions."""
     rows = [(option.name, option.kind.__name__, _default(option), _meaning(option))
             for option in scheduler.options]  # fmt: skip
     return table(rows, ("OPTION", "TYPE", "DEFAULT", "MEANING"))

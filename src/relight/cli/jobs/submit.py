@@ -130,14 +130,14 @@ def _print_options(runner: Runner, scheduler: str) -> int:
 
 
 def split(argv: list[str], stop_at_unknown: bool) -> tuple[list[str], list[str]]:
-    """Return the flags of `relight submit`, as --NAME=VALUE, and the words from the component on.
+    """Split off the flags of `relight submit`, as --NAME=VALUE; the rest starts at the component.
 
     Args:
         argv: the arguments.
-        stop_at_unknown: whether an unknown flag belongs to the component that the settings name.
+        stop_at_unknown: whether an unknown flag belongs to the component named in the settings.
 
     Raises:
-        UsageError: if a flag is given twice, or lacks its value.
+        UsageError: if a flag is given twice, or has no value.
     """
     words: list[str] = []
     seen: set[str] = set()
@@ -190,7 +190,7 @@ def _check_only_stdin(words: list[str], rest: list[str]) -> None:
 
 
 def _from_stdin(values: dict[str, Any]) -> tuple[str, Any]:
-    """Read the object on stdin into `values`; return the component and its arguments."""
+    """Read the JSON object from stdin into `values`, and return the component and its arguments."""
     try:
         found = json.load(sys.stdin)
     except ValueError as error:
@@ -258,7 +258,7 @@ def _watch(runner: Runner, handle: Handle, *, logs: bool) -> Any:
     if follower is not None:
         try:
             follower.join()
-        except RelightError as error:  # does not change the outcome of the job
+        except RelightError as error:  # doesn't change the job's outcome
             say(f"note: the output is incomplete: {error.message}")
     report(handle, found)
     return found
@@ -269,11 +269,11 @@ def _exit_on_signal(number: int, _: object) -> NoReturn:
 
 
 def _forgotten_component(given: Sequence[str], left: Sequence[str]) -> UsageError | None:
-    """Return the error for a flag of `dist.ddp` in place of a component; None for other words.
+    """Return the error if a `dist.ddp` flag stands where the component should be, or None.
 
     Args:
         given: the preceding flags of `relight submit`.
-        left: the flag and the words after it.
+        left: the flag and all following words.
     """
     from relight.job.components.dist import ddp
 

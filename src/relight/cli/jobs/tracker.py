@@ -1,4 +1,4 @@
-"""`relight tracker`: shows the records of jobs, as `torchx tracker` does."""
+"""`relight tracker`: shows job records, like `torchx tracker`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -57,7 +57,7 @@ def main(argv: list[str]) -> int:
 
     Raises:
         UsageError: if an argument is wrong, or no tracker is configured.
-        MachineError: if the tracker can't be read.
+        MachineError: if the tracker's data can't be read.
     """
     parsed = read_arguments(argv, PAGE, 0, 3, "list, what and a RUN_ID")
     verb, what, *run = (*parsed.command, "", "")[: max(2, len(parsed.command))]
@@ -78,7 +78,7 @@ def main(argv: list[str]) -> int:
         rows, heads = _LISTED[what](tracker, _found(tracker, run[0]) if run else "", parsed)
     except RelightError:
         raise
-    except Exception as error:  # of a file system, a server or another package
+    except Exception as error:  # raised by a file system, a server or another package
         raise MachineError(f"can't read {tracker}: {plugins.one_line(error)}") from None
     if parsed.values["json"]:
         print_json([dict(zip(map(str.lower, heads), row, strict=True)) for row in rows])
@@ -92,7 +92,7 @@ def main(argv: list[str]) -> int:
 
 
 def _tracker(chosen: Mapping[str, str]) -> Any:
-    """Return the chosen tracker, or else the first configured one."""
+    """Return the selected tracker, or by default the first configured one."""
     with Runner() as runner:
         variables = names.variables(chosen) or trackers(runner.env, runner.settings)
     configs = backends.names_and_configs(variables)
@@ -105,7 +105,7 @@ def _tracker(chosen: Mapping[str, str]) -> Any:
 
 
 def _found(tracker: Any, run_id: str) -> str:
-    """Return the id of a run from its handle, in relight's session or TorchX's, or its last part.
+    """Return a run's id from its handle (with relight's or TorchX's session) or from its last part.
 
     Raises:
         UsageError: if the run does not exist, or is ambiguous.

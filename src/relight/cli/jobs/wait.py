@@ -1,4 +1,4 @@
-"""`relight wait`: waits until a job is over."""
+"""`relight wait`: waits until a job has ended."""
 
 from relight.cli.jobs.common import (
     EXIT_TIMEOUT,
@@ -18,7 +18,7 @@ from relight.runner.runner import Runner
 
 
 def parse_seconds(text: str) -> float:
-    """Return the seconds in a text; 0 checks the job once."""
+    """Parse a number of seconds; 0 checks the job once."""
     try:
         seconds = float(text)
     except ValueError:

@@ -1,12 +1,12 @@
-"""Turns the evidence about workers' ends into one account of the failure.
+"""Turns the evidence about how workers ended into a single failure report.
 
-Text comes in as lines: `tracebacks` finds the exception in them (`traceback_lines`), `last_words`
-the most telling other line, `excerpts` shortens. `causes.judge` weighs the evidence by rules and
-returns a `Verdict` (root cause, certainty, reason), `blame` reads whether an exception blames a
-peer. `failure_text` renders the verdict; console, JSON, status page and events show that and
-nothing else. `hang_text` and `stack_text` are the report of a hang.
+The input is text, split into lines. `tracebacks` finds the exception in them (`traceback_lines`),
+`last_words` finds the most informative other line, and `excerpts` shortens text. `causes.judge`
+evaluates the evidence by rules and returns a `Verdict` (root cause, certainty, reason). `blame`
+determines whether an exception blames a peer. `failure_text` renders the verdict, which is what the
+console, JSON, status page and events show. `hang_text` and `stack_text` produce the hang report.
 
-A new kind of cause: a rule in `causes.RULES`, scenarios in tests/core/test_causes.py, a fault in
-tests/diagnosis. New evidence: a field of `Failure` (core/failure.py), filled in by
+To add a kind of cause, add a rule to `causes.RULES`, scenarios to tests/core/test_causes.py, and a
+fault to tests/diagnosis. To add evidence, add a field to `Failure` (core/failure.py) and fill it in
 agent/postmortem.py.
 """

@@ -1,9 +1,9 @@
-"""Whether a worker's last words blame another worker. `core/diagnosis/causes` weighs that with
-other facts.
+"""Determines whether a worker's last messages blame another worker. `core/diagnosis/causes` weighs
+this against other facts.
 
-The patterns are the messages of gloo, NCCL, TCPStore (torch 2.13) and the kernel about a peer that
-is gone or late. Connections and time-outs of other libraries have similar messages; ambiguous ones
-blame a peer only if torch.distributed raised them.
+The patterns are messages from gloo, NCCL, TCPStore (torch 2.13) and the kernel about a peer that is
+gone or late. Other libraries have similar messages about their connections and timeouts. Ambiguous
+messages only count as blaming a peer if torch.distributed raised them.
 """
 
 import re
@@ -16,7 +16,7 @@ from relight.core.failure import ErrorReport, Failure, FailureKind
 
 
 class Blame(Enum):
-    """Whom an exception blames."""
+    """Who is blamed by an exception."""
 
     NOBODY = "the worker itself"
     CONNECTION = "whoever was at the other end of a connection of the script: a peer, or any server"
@@ -24,7 +24,7 @@ class Blame(Enum):
 
 
 class Mismatch(NamedTuple):
-    """A worker got `sent` bytes in a collective but expected `expected`."""
+    """A worker received `sent` bytes in a collective but expected `expected` bytes."""
 
     sent: int
     expected: int
@@ -53,15 +53,15 @@ _CONNECTION = re.compile(
     re.VERBOSE | re.IGNORECASE | re.MULTILINE,
 )
 _END = re.compile(r"^EOFError: ?$", re.MULTILINE)
-"""A pipe of multiprocessing has ended; but so has a file that is read."""
+"""The end of a multiprocessing pipe, but also the end of a file being read."""
 _DISTRIBUTED = "/torch/distributed/"
 _OWN = re.compile(r"server socket has failed to listen|EADDRINUSE")
-"""A port that is taken, or an address that this machine lacks."""
+"""A port that is in use, or an address that this machine doesn't have."""
 _MISMATCH = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
-"""Gloo's message if a peer sends more than a rank expects (gloo/transport/tcp/pair.cc)."""
+"""Gloo's message when a peer sends more than a rank expects (gloo/transport/tcp/pair.cc)."""
 _ADDRESS = re.compile(r"trying to connect to \(?([^\s,()]+)[,:] ?(\d+)\)?")
 _KEY_OF_RANK = re.compile(r"keys: /default_pg/0//(?:cpu|cuda)//0/(\d+)\b")
-"""The key that gloo's rank n sets in init_process_group; the other ranks wait for it."""
+"""The key that rank n sets for gloo in init_process_group. The other ranks wait for it."""
 
 OTHER_ADDRESS = "relight had set MASTER_ADDR="
 
@@ -72,17 +72,17 @@ def is_of_peer(message: str) -> bool:
 
 
 def of(report: ErrorReport | None, last_lines: Sequence[str], words: str = "") -> Blame:
-    """Return whom a worker blames.
+    """Determine who is blamed by a worker.
 
     Args:
-        report: its exception, or None.
+        report: the worker's exception, or None.
         last_lines: the end of its stderr.
-        words: the most informative line of its other output.
+        words: the most informative line in its other output.
     """
     lines = report.lines if report is not None else ()
     text = text_of(report, last_lines)
     if report is not None and report.kind is FailureKind.CRASHED:
-        text += f"\n{words}"  # a library's message before its abort
+        text += f"\n{words}"  # may be a library's message before an abort
     found = _of_text(text, lines)
     if report is not None and report.kind is FailureKind.PRINTED and found is Blame.CONNECTION:
         return Blame.NOBODY  # it did not end the worker
@@ -90,15 +90,15 @@ def of(report: ErrorReport | None, last_lines: Sequence[str], words: str = "") -
 
 
 def of_failure(failure: Failure) -> Blame:
-    """Return whom a worker blames: by the exception that it was handling when it was stopped, or
-    else by its last words.
+    """Determine who is blamed by a worker, based on the exception that it was handling when it was
+    stopped, or otherwise on its last messages.
     """
     doing = failure.doing
     if failure.stop_signal and doing is not None and doing.handling:
         return _of_text(doing.handling, ())
     found = of(failure.report, failure.last_lines, failure.words)
     if found is Blame.CONNECTION and failure.evidence and not is_at_other_address(failure):
-        return Blame.NOBODY  # the machine knows the defect
+        return Blame.NOBODY  # the machine has reported the defect
     return found
 
 
@@ -107,7 +107,7 @@ def _is_pipe(line: str) -> bool:
 
 
 def lost_a_loader(lines: Sequence[str]) -> bool:
-    """Return whether a traceback ends in a connection of torch's data loader to its own process."""
+    """Return whether a traceback ends in a connection from torch's data loader to its process."""
     frames = [line for line in lines if frame_of(line)]
     loads = any("/torch/utils/data/dataloader.py" in line for line in frames)
     return loads and _is_pipe(frames[-1])
@@ -127,32 +127,32 @@ def _of_text(text: str, lines: Sequence[str]) -> Blame:
 
 
 def mismatch(failure: Failure) -> Mismatch | None:
-    """Return the sizes that did not match, if gloo has ended the worker for that."""
+    """Return the sizes that did not match, if gloo ended the worker because of that."""
     found = _MISMATCH.search(_text(failure))
     return Mismatch(int(found[1]), int(found[2])) if found else None
 
 
 def address(failure: Failure) -> tuple[str, int] | None:
-    """Return the address that torch's store could not be reached at."""
+    """Return the address at which torch's store could not be reached."""
     found = _ADDRESS.search(_text(failure))
     return (found[1], int(found[2])) if found else None
 
 
 def missing_rank(failure: Failure) -> int | None:
-    """Return the rank that has not come to init_process_group, if gloo names it."""
+    """Return the rank that has not entered init_process_group, if gloo names it."""
     found = _KEY_OF_RANK.search(_text(failure))
     return int(found[1]) if found else None
 
 
 def is_at_other_address(failure: Failure) -> bool:
-    """Return whether the machine has found that a worker looks for torch's store at an address that
-    relight has not told it.
+    """Return whether the agent has found that a worker tries to reach torch's store at an address
+    that does not come from relight.
     """
     return OTHER_ADDRESS in failure.evidence
 
 
 def text_of(report: ErrorReport | None, last_lines: Sequence[str]) -> str:
-    """Return a worker's last words: its exception, with the first one of its chain."""
+    """Return a worker's last messages: its exception, with the first one in its chain."""
     if report is None:
         return "\n".join(last_lines)
     said = f"{report.type}: {report.message}"

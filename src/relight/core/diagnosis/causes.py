@@ -1,17 +1,18 @@
-"""Finds the root cause among the ends of workers.
+"""Finds the root cause of a failure by comparing how the workers ended.
 
-The cause is not always the first to die: a worker whose peer vanishes can be gone before the peer
-has finished dying. Nor is it the worst-looking exit, since a stopped worker may fail in its own
-clean-up. So each end is weighed by the facts about it and its time:
+The cause is not always the first worker to exit: a worker whose peer vanishes can be gone before
+the peer itself has exited. Nor is it always the worst-looking exit, because a stopped worker may
+fail in its own cleanup. Therefore each worker's end is classified by its time and other facts:
 
-    OWN        exited non-zero, unasked, and blames nobody
-    REPORTED   was asked to stop but had failed before, as it had printed its exception, or was in
-               an `except` or `finally` block when the agent looked at its stack
-    VICTIM     reports itself that a peer is gone or late, or lost a connection
+    OWN        exited with a nonzero code without being asked to, and blames nobody
+    REPORTED   was asked to stop but had failed before: it had printed its exception, or was in an
+               `except` or `finally` block when the agent inspected its stack
+    VICTIM     reports that a peer is gone or late, or lost a connection
     STOPPED    ended on request, and any exception it raised then is due to the request
 
-`RULES` are functions from the known facts to a verdict. The first one that returns a verdict
-decides. A verdict includes its certainty and its reason. This file is loaded only after a failure.
+`RULES` are functions that turn the known facts into a verdict. The first verdict that is returned
+is used. A verdict includes its certainty and its reason. This module is loaded only after a
+failure.
 """
 
 import re
@@ -31,20 +32,20 @@ from relight.core.failure import AT_EXIT, Failure, FailureKind, WorkerEnd, Worke
 _BY_REQUEST = re.compile(
     r"KeyboardInterrupt|SystemExit|SIG(?:TERM|INT|HUP|QUIT|KILL)|signal: (?:\d|Terminated|Killed)"
 )
-"""Exceptions that a handler of the agent's SIGTERM may raise, and those for child processes that
-the signal killed."""
+"""Exceptions that may be raised by a handler for the agent's SIGTERM, and exceptions about child
+processes that were killed by the signal."""
 _IN = (" in ", " is ")
-"""Prefix of a known place of a worker."""
+"""The prefix of a worker's place, if it is known."""
 _MOST_PRINTED = 200
 _AT_ONCE_S = 1.0
-"""Failures within this time may be noticed in another order on a busy machine."""
+"""On a busy machine, failures within this time may be noticed in a different order."""
 _ENDED = " has ended"
-"""The place of a worker that had ended when somebody looked."""
+"""The place of a worker that had already ended when it was inspected."""
 _COLLECTIVES = re.compile(r"/torch/distributed/(?!elastic|rendezvous)")
 
 
 class Certainty(Enum):
-    """The certainty of a verdict."""
+    """How certain a verdict is."""
 
     PROVEN = "proven"
     LIKELY = "likely"
@@ -52,7 +53,7 @@ class Certainty(Enum):
 
 
 class Role(Enum):
-    """The part that a worker has in a failure."""
+    """A worker's role in a failure."""
 
     OWN = "own"
     REPORTED = "reported"
@@ -61,8 +62,8 @@ class Role(Enum):
 
 
 class Known(NamedTuple):
-    """The known facts: non-zero exits, the ranks that exited with 0 before them, and the number of
-    ranks, 0 if unknown. `told` are exits with 0 of ranks that had printed an error.
+    """The known facts: nonzero exits, the ranks that exited with code 0 before them, and the number
+    of ranks, or 0 if unknown. `told` are ranks that exited with code 0 but had printed an error.
     """
 
     ends: tuple[Failure, ...]
@@ -71,7 +72,7 @@ class Known(NamedTuple):
     told: tuple[Failure, ...] = ()
 
     def of(self, *roles: Role) -> list[Failure]:
-        """Return the ends with one of these roles, the first to fail first."""
+        """Return the ends with one of these roles, in the order of failure."""
         found = [failure for failure in self.ends if role(failure) in roles]
         return sorted(found, key=lambda failure: (since(failure), failure.rank))
 
@@ -79,10 +80,11 @@ class Known(NamedTuple):
 class Verdict(NamedTuple):
     """The cause of a failure.
 
-    `rule` has decided, and `why` is its reason. `root` is the rank to look at, and `symptom` the
-    failure that has ended the generation: usually the same. `ranks` are blamed, if others than
-    `root` are. `says` is put before what happened to `symptom`, joined by `joint`; without a joint,
-    it says all. `detail` is shown right below the headline, `hint` after the place.
+    `rule` is the rule that produced the verdict, and `why` is its reason. `root` is the rank to
+    investigate, and `symptom` is the failure that ended the generation. They are usually the same.
+    `ranks` are the blamed ranks, if they differ from `root`. `says` is put before the description
+    of `symptom`, joined by `joint`. Without a joint, `says` is the whole headline. `detail` is
+    shown right below the headline, and `hint` after the place.
     """
 
     rule: str
@@ -104,10 +106,10 @@ def judge(ends: Iterable[Failure], succeeded_ranks: Sequence[int], world_size: i
     """Return the cause of a failure.
 
     Args:
-        ends: the non-zero exits, at least one, and the exits with 0 of ranks that had printed an
-            error.
-        succeeded_ranks: ranks that exited with 0, unasked, before.
-        world_size: the number of ranks, 0 if unknown.
+        ends: the nonzero exits, at least one, and the ranks that exited with code 0 but had printed
+            an error.
+        succeeded_ranks: ranks that exited with code 0 before, without being asked to.
+        world_size: the number of ranks, or 0 if unknown.
     """
     every = tuple(ends)
     failed = tuple(each for each in every if each.exitcode)
@@ -121,7 +123,7 @@ def judge(ends: Iterable[Failure], succeeded_ranks: Sequence[int], world_size: i
 
 
 def role(failure: Failure) -> Role:
-    """Return the part that one worker has."""
+    """Return one worker's role."""
     if not failure.stop_signal:
         return Role.OWN if blame.of_failure(failure) is Blame.NOBODY else Role.VICTIM
     had_failed = had_failed_before(failure)
@@ -135,7 +137,7 @@ def role(failure: Failure) -> Role:
 
 
 def had_failed_before(failure: Failure) -> bool | None:
-    """Return whether a worker had failed before it was asked to stop; None if unknown."""
+    """Return whether a worker had failed before it was asked to stop, or None if unknown."""
     doing = failure.doing
     by_itself = ended_by_itself(failure)
     if by_itself or (doing is not None and doing.place.startswith(_ENDED)):
@@ -145,14 +147,14 @@ def had_failed_before(failure: Failure) -> bool | None:
     if not (failure.is_explained or failure.evidence) or is_by_request(failure):
         return False
     if not failure.is_explained:
-        # Without a traceback, it could not be started.
+        # If there is no traceback, the worker could not be started.
         return failure.report is None and failure.exitcode != -failure.stop_signal
     if failure.printed_s is not None and failure.printed_s > failure.stopping_s:
         return True
     if doing is not None and doing.place.startswith(NO_CODE):
-        return True  # it has printed something, so it does not just start
+        return True  # it has printed something, so it is past its start
     if doing is not None and doing.place.startswith(_IN):
-        return not doing.in_program  # its script ran, and nothing had been raised; else it was over
+        return not doing.in_program  # its script was running without an exception, or was over
     return None if failure.printed_s is None else False
 
 
@@ -168,12 +170,16 @@ def ended_by_itself(failure: Failure) -> bool:
 
 
 def doubt(failure: Failure) -> str:
-    """Return why the exception of a worker may not have ended it; empty if it has, or none has."""
+    """Return why a worker's exception may not have ended it, or an empty string if there is no
+    doubt or no exception.
+    """
     return failure.report.doubt if failure.report is not None and failure.is_explained else ""
 
 
 def is_by_request(failure: Failure) -> bool:
-    """Return whether a worker says that it was interrupted, or lost a process that was."""
+    """Return whether a worker reports that it was interrupted, or that it lost an interrupted
+    process.
+    """
     report = failure.report
     if report is not None and report.is_interrupted:
         return True
@@ -189,8 +195,8 @@ def since(failure: Failure) -> float:
 
 
 def handling(failure: Failure) -> str:
-    """Return the exception that a worker was handling when somebody looked, if it may be one that
-    ends it.
+    """Return the exception that a worker was handling when it was inspected, if that exception may
+    end it.
     """
     doing = failure.doing
     if doing is None or doing.works_below or doing.expects_peers:
@@ -199,7 +205,7 @@ def handling(failure: Failure) -> str:
 
 
 def is_elsewhere(failure: Failure) -> bool:
-    """Return whether a worker, when it was stopped, was seen not to wait for others."""
+    """Return whether a worker was seen doing something other than waiting when it was stopped."""
     doing = failure.doing
     if doing is None or doing.expects_peers or not doing.in_program:
         return False
@@ -207,8 +213,9 @@ def is_elsewhere(failure: Failure) -> bool:
 
 
 def collective(failure: Failure) -> tuple[str, str] | None:
-    """Return the collective that a worker was in, and the line of the user's code that called it:
-    `all_reduce` and `train.py:8`. None outside one, or if unknown.
+    """Return the collective that a worker was in, and the line in the user's code that called it,
+    such as `all_reduce` and `train.py:8`. Return None if it was not in a collective, or if that is
+    unknown.
     """
     report, doing = failure.report, failure.doing
     frames = [frame for line in report.lines if (frame := frame_of(line))] if report else []
@@ -239,7 +246,7 @@ def left_script(failure: Failure) -> bool:
 
 
 def own_failure(known: Known) -> Verdict | None:
-    """The first to fail that blames nobody."""
+    """The first worker to fail without blaming anybody is the cause."""
     found = known.of(Role.OWN, Role.REPORTED)
     if _lost_a_peer(known):
         found = [failure for failure in found if not left_script(failure)]
@@ -249,8 +256,8 @@ def own_failure(known: Known) -> Verdict | None:
     if not found:
         return None
     root = found[0]
-    # A rank that lost a peer was not the first to fail; one that lost some connection may have
-    # been.
+    # A rank that lost a peer was not the first to fail. But a rank that lost some other connection
+    # may have been the first.
     victims = [f for f in known.of(Role.VICTIM) if blame.of_failure(f) is Blame.CONNECTION]
     earlier = [failure for failure in victims if since(failure) < since(root)]
     if role(root) is Role.REPORTED:
@@ -268,11 +275,12 @@ def own_failure(known: Known) -> Verdict | None:
 
 
 def _may_be_well(failure: Failure, known: Known) -> bool:
-    """Return whether a worker that was handling an exception need not have failed: all do that, or
-    nobody has lost it as a peer. It may wait in an `except` block, and try again.
+    """Return whether a worker that was handling an exception may not have failed, because all
+    workers were doing so, or no other worker has lost it as a peer. It may be waiting in an
+    `except` block before it tries again.
     """
     if failure.is_explained and _raised(failure) == handling(failure):
-        return False  # that one was fatal
+        return False  # that exception was fatal
     others = [each for each in known.ends if each is not failure]
     if any(_shares(each, handling(failure)) for each in others):
         return True
@@ -282,7 +290,7 @@ def _may_be_well(failure: Failure, known: Known) -> bool:
 
 
 def _raised(failure: Failure) -> str:
-    """Return the exception that ended a worker as `handling` does, without its module."""
+    """Return the exception that ended a worker, in the format of `handling`, without its module."""
     if failure.report is None:
         return ""
     name, message = failure.report.type.rpartition(".")[2], failure.report.message
@@ -291,8 +299,8 @@ def _raised(failure: Failure) -> str:
 
 
 def _shares(failure: Failure, handled: str) -> bool:
-    """Return whether a worker handled the same exception as another one, and failed later or was
-    stopped while doing so.
+    """Return whether a worker was handling the same exception as another worker, and failed later
+    or was stopped while doing so.
     """
     report, doing = failure.report, failure.doing
     if report is not None and report.cause.partition("\n")[0] == handled:
@@ -301,7 +309,7 @@ def _shares(failure: Failure, handled: str) -> bool:
 
 
 def raised_about_then(known: Known) -> Verdict | None:
-    """A rank raised an exception of its own at about the time it was stopped, and another one had
+    """A rank raised its own exception at about the time when it was stopped, and another rank had
     lost it as a peer.
     """
     if not any(blame.of_failure(f) is Blame.PEER for f in known.of(Role.VICTIM)):
@@ -315,7 +323,7 @@ def raised_about_then(known: Known) -> Verdict | None:
 
 
 def missing_rank(known: Known) -> Verdict | None:
-    """Ranks wait for one that the job does not have."""
+    """Ranks wait for a rank that does not exist in the job."""
     for failure in known.of(Role.VICTIM):
         missing = blame.missing_rank(failure)
         if missing is not None and 0 < known.world_size <= missing:
@@ -326,7 +334,7 @@ def missing_rank(known: Known) -> Verdict | None:
 
 
 def other_address(known: Known) -> Verdict | None:
-    """A rank looks for the store at another address than the one from relight."""
+    """A rank tries to reach the store at an address that differs from relight's."""
     for failure in known.of(Role.VICTIM):
         if blame.is_at_other_address(failure):
             why = failure.evidence
@@ -335,7 +343,7 @@ def other_address(known: Known) -> Verdict | None:
 
 
 def lost_connection(known: Known) -> Verdict | None:
-    """A connection of the script itself broke, and nobody else had failed."""
+    """One of the script's own connections broke, and no other worker had failed."""
     found = [f for f in known.of(Role.VICTIM) if blame.of_failure(f) is Blame.CONNECTION]
     if not found:
         return None
@@ -357,7 +365,7 @@ def lost_connection(known: Known) -> Verdict | None:
         why = f"{format_ranks(alike)} lost a connection at the same time, all in one function"
         return Verdict("lost_connection", Certainty.LIKELY, why, odd, odd)
     others = [f for f in known.ends if f is not root and role(f) is Role.STOPPED]
-    # A rank that ended with 0 when it was stopped is not among the ends.
+    # A rank that exited with code 0 when it was stopped is not among the ends.
     seen = len(known.ends) >= known.world_size and all(
         f.doing is not None and f.doing.place.startswith(_IN) for f in others
     )
@@ -374,7 +382,7 @@ def lost_connection(known: Known) -> Verdict | None:
 
 
 def _without_code(known: Known, symptom: Failure) -> Verdict | None:
-    """Blame a worker that was starting, or in a function of C that Python calls at exit."""
+    """Blame a worker that was starting, or was in a C function that Python calls at exit."""
     for failure in known.ends:
         if failure.doing is not None and failure.doing.place == NO_CODE:
             says = f"rank {failure.rank} ran no Python code (at start or exit)"
@@ -384,8 +392,9 @@ def _without_code(known: Known, symptom: Failure) -> Verdict | None:
 
 
 def _odd_one_out(found: Sequence[Failure]) -> Failure | None:
-    """Return the worker that alone lost its connection in another function than all others, at
-    about the same time: they have lost a common peer, and the agent may have noticed that first.
+    """Return the only worker that lost its connection in a different function from all others at
+    about the same time. The others have lost a common peer, and the agent may have noticed their
+    failures first.
     """
     groups: dict[tuple[str, str], list[Failure]] = {}
     for failure in found:
@@ -399,7 +408,7 @@ def _odd_one_out(found: Sequence[Failure]) -> Failure | None:
 
 
 def different_sizes(known: Known) -> Verdict | None:
-    """Ranks pass tensors of different sizes to one collective."""
+    """Ranks passed tensors of different sizes to the same collective."""
     for failure in known.of(Role.VICTIM):
         sizes = blame.mismatch(failure)
         if sizes is None:
@@ -420,15 +429,15 @@ def different_sizes(known: Known) -> Verdict | None:
 
 
 def _sender(collective: str, rank: int, world_size: int) -> int | None:
-    """Return who sends to a rank in gloo's rings (gloo/allreduce.cc, gloo/allgather.cc of torch
-    2.13), None for other collectives, or if the number of ranks is not known.
+    """Return which rank sends to a given rank in gloo's rings (gloo/allreduce.cc and
+    gloo/allgather.cc in torch 2.13), or None for other collectives or an unknown number of ranks.
     """
     step = {"all_reduce": 1, "all_gather": -1}.get(collective)
     return None if step is None or world_size < 2 else (rank + step) % world_size
 
 
 def left_early(known: Known) -> Verdict | None:
-    """A rank came to the end of its script while others still needed it."""
+    """A rank reached the end of its script while others still needed it."""
     aborted = [failure for failure in known.ends if left_script(failure)]
     victims = _lost_a_peer(known) if aborted else known.of(Role.VICTIM)
     if not victims:
@@ -450,8 +459,8 @@ def left_early(known: Known) -> Verdict | None:
 
 
 def _lost_a_peer(known: Known) -> list[Failure]:
-    """Return the victims, or else those that lost a peer while they were being stopped: a worker
-    that aborts at exit may be noticed before its peers fail.
+    """Return the victims or, if there are none, the workers that lost a peer while they were being
+    stopped, because a worker that aborts at exit may be noticed before its peers fail.
     """
     stopped = known.of(Role.STOPPED)
     return known.of(Role.VICTIM) or [
@@ -460,15 +469,15 @@ def _lost_a_peer(known: Known) -> list[Failure]:
 
 
 def had_succeeded(end: WorkerEnd, first_at: float, doing: WorkerState | None) -> bool:
-    """Return whether a worker had come to the end of its script before the first failure.
+    """Return whether a worker had reached the end of its script before the first failure.
 
     A process closes its connections before it can be reaped. A peer that fails because of that may
-    be reaped first, and then this worker gets a stop signal although it had finished.
+    be reaped first. This worker then receives a stop signal although it had already finished.
 
     Args:
-        end: its end.
-        first_at: time of the first failure, on the same clock.
-        doing: its last known state before the stop signal.
+        end: how the worker ended.
+        first_at: the time of the first failure, on the same clock.
+        doing: the worker's last known state before the stop signal.
     """
     if end.exitcode:
         return False
@@ -478,13 +487,15 @@ def had_succeeded(end: WorkerEnd, first_at: float, doing: WorkerState | None) ->
 
 
 def _is_leaving(doing: WorkerState) -> bool:
-    """Return whether a worker was shutting down, perhaps in an exit function."""
+    """Return whether a worker was shutting down, possibly in an exit function."""
     in_exit_function = doing.place.startswith(_IN) and not doing.in_program
     return doing.place == SHUTTING_DOWN or in_exit_function
 
 
 def _left_script(known: Known) -> list[Failure]:
-    """Return the workers that were seen to have left their script, if others had not."""
+    """Return the workers that were seen after the end of their script, if others had not reached
+    it.
+    """
     over = [f for f in known.ends if f.doing is not None and _is_leaving(f.doing)]
     over = [failure for failure in over if not failure.is_explained]
     return over if len(over) < len(known.ends) else []
@@ -505,7 +516,7 @@ def _ranks_of(failures: Sequence[Failure]) -> tuple[int, ...]:
 
 
 def elsewhere(known: Known) -> Verdict | None:
-    """A rank was seen somewhere else while others waited for it."""
+    """A rank was seen in a different place while others were waiting for it."""
     victims = known.of(Role.VICTIM)
     found = [f for f in known.of(Role.STOPPED, Role.REPORTED) if is_elsewhere(f)]
     if not victims or not found:
@@ -521,8 +532,8 @@ def elsewhere(known: Known) -> Verdict | None:
 
 
 def _printed(failures: Sequence[Failure]) -> str:
-    """Return the last output of the first of these workers that printed anything: an exception,
-    such as a thread's, or else the most informative line.
+    """Return the last output of the first of these workers that printed anything. This is an
+    exception, such as one from a thread, or otherwise the most informative line.
     """
     for failure in failures:
         report, said = failure.report, failure.words
@@ -547,7 +558,7 @@ def _was_handling(failure: Failure, known: Known) -> str:
 
 
 def different_collectives(known: Known) -> Verdict | None:
-    """The ranks waited for each other in different calls."""
+    """The ranks were waiting for each other in different calls."""
     victims = known.of(Role.VICTIM)
     where = {f.rank: found for f in known.ends if (found := collective(f))}
     calls: dict[tuple[str, str], list[int]] = {}
@@ -566,7 +577,7 @@ def different_collectives(known: Known) -> Verdict | None:
 
 
 def first_victim(known: Known) -> Verdict | None:
-    """No rank visibly failed on its own."""
+    """No rank is known to have failed on its own."""
     victims = known.of(Role.VICTIM)
     if not victims:
         return None
@@ -579,7 +590,9 @@ def first_victim(known: Known) -> Verdict | None:
 
 
 def first_stopped(known: Known) -> Verdict:
-    """All were stopped. Choose the first one that raised an exception, or else the first."""
+    """All workers were stopped. Choose the first one that raised an exception, or otherwise the
+    first one.
+    """
     ends = sorted(known.ends, key=lambda f: (not f.is_explained, f.at, f.rank))
     why = "all ranks were stopped"
     return Verdict("stopped", Certainty.UNKNOWN, why, ends[0], ends[0])
@@ -601,7 +614,9 @@ RULES: tuple[Rule, ...] = (
 
 
 def places(failures: Sequence[Failure], most: int = 3) -> str:
-    """Return where workers were, the likeliest cause first: `rank 2 in read (data.py:41); …`."""
+    """Describe where workers were, such as `rank 2 in read (data.py:41); …`. The likeliest cause
+    comes first.
+    """
     groups: dict[tuple[bool, str], list[int]] = {}
     for failure in failures:
         if failure.doing is not None and failure.doing.place.startswith(_IN):

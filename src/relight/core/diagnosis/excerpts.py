@@ -1,9 +1,10 @@
-"""Shortens a long traceback to its most telling lines, within the rows of a report.
+"""Shortens a long traceback to its most informative lines, so that it fits into a report.
 
-The least telling lines are dropped first: frames of libraries, marks under the source, all but the
-first lines of a message, all but the first exception of a group, headers of earlier tracebacks of a
-chain, the exceptions between its first and its last, then the user's frames, outermost first. The
-user's innermost frame and the first and the last exception stay.
+The least informative lines are dropped first. The order is: library frames, marks under the source,
+all but the first lines of a message, all but the first exception in a group, headers of earlier
+tracebacks in a chain, the exceptions between the first and the last one in a chain, and finally the
+user's frames, starting with the outermost. The user's innermost frame and the first and last
+exceptions are kept.
 """
 
 import re
@@ -24,16 +25,16 @@ from relight.core.diagnosis.traceback_lines import (
 from relight.core.failure import ErrorReport
 
 WIDTH = 80
-"""Columns of a terminal. A longer line counts as the several rows that it fills."""
+"""Terminal width in columns. A longer line counts as the number of rows that it fills."""
 _MESSAGE = 3
 _LINE = 2
-"""Most rows of a line, except for the last exception, which may end with its reason."""
+"""Maximum rows per line, except for the last exception, whose end may contain its reason."""
 _BESIDE = 3
-"""Rows that stay for the lines before the exception."""
+"""Rows reserved for the lines before the exception."""
 _SHORTEST = 40
-"""Texts of fewer characters lack room for an address."""
+"""Strings with fewer characters don't have room for an address."""
 _SEARCHED = 4000
-"""Characters in which addresses are looked for."""
+"""Maximum number of characters to search for addresses."""
 _ADDRESS = re.compile(
     r"""\bport:?\ ?\d++
     | \[[0-9a-fA-F.:]++\]:\d++
@@ -44,7 +45,7 @@ _ADDRESS = re.compile(
     re.VERBOSE,
 )
 _NEXT_OF_GROUP = re.compile(r"^ +\+-+ (?:[2-9]|\d\d+) -+$")
-"""Separator that Python prints before the second and later exceptions of an ExceptionGroup."""
+"""The separator that Python prints before the second and later exceptions of an ExceptionGroup."""
 _UNTELLING = (
     re.compile(
         r"\[(?:enforce\ fail\ at\ )?[^\]\s]+\.(?:cc|cpp|cu|cuh|cxx|h|hpp):\d+\]\ ?"
@@ -58,14 +59,14 @@ _UNTELLING = (
         r"?(?=.)"
     ),
 )
-"""What tells a user nothing: the places in torch's own sources where an error was noticed, such as
-`[/pytorch/…/pair.cc:553] ` and `[enforce fail at alloc_cpu.cpp:127] err == 0. `, and gloo's guess
-after `Connection closed by peer`, which is wrong for a peer that left early or was stopped.
+"""Parts that are useless to users: the places in torch's own sources where an error was noticed,
+such as `[/pytorch/…/pair.cc:553] ` and `[enforce fail at alloc_cpu.cpp:127] err == 0. `, and gloo's
+guess after `Connection closed by peer`, which is wrong if the peer left early or was stopped.
 """
 
 
 def excerpt(lines: Sequence[str], rows: int) -> list[str]:
-    """Return a traceback shortened to `rows` rows, or to 3 if that is more."""
+    """Shorten a traceback to `rows` rows, but at least 3."""
     lines = without_starters(lines)
     last = max((number for number, line in enumerate(lines) if is_exception(line)), default=-1)
     sizes = {last: WIDTH * max(_LINE, rows - _BESIDE)}
@@ -83,8 +84,9 @@ def excerpt(lines: Sequence[str], rows: int) -> list[str]:
 
 
 def headline(report: ErrorReport, most: int) -> str:
-    """Return the message of an exception in at most `most` characters: its first line, with the
-    next one after a colon, and without what tells a user nothing, such as a place in C++.
+    """Return an exception's message in at most `most` characters. It consists of the first line,
+    and the next line if the first one ends with a colon. Parts that are useless to users, such as
+    a place in C++, are removed.
     """
     message = report.message
     for untelling in _UNTELLING:
@@ -97,9 +99,10 @@ def headline(report: ErrorReport, most: int) -> str:
 
 
 def cut(text: str, size: int) -> str:
-    """Return at most `size` characters; an ellipsis marks a cut. The cut is at the end of a
-    sentence, or else of a word, if one ends in the second half; never at a colon, because the
-    reason follows it. If an address would be lost, the cut is before that.
+    """Cut a string to at most `size` characters, with an ellipsis if something was cut. The cut is
+    at the end of a sentence, or otherwise at the end of a word, if one ends in the second half. It
+    is never at a colon, because the reason follows it. If an address would be lost, text before the
+    address is cut out instead.
     """
     if len(text) <= size:
         return text
@@ -116,7 +119,7 @@ def cut(text: str, size: int) -> str:
     tail = text[begin:]
     if len(tail) > room:
         tail = _cut(tail, room, least=len(address[0]))
-    if tail.endswith("…"):  # two cuts: not as if the end were that of a sentence
+    if tail.endswith("…"):  # there are two cuts, so the end is not the end of a sentence
         tail = tail.rstrip(" .;…") + " …"
     if begin + len(tail) <= size:
         return text[:begin] + tail
@@ -124,7 +127,7 @@ def cut(text: str, size: int) -> str:
 
 
 def _cut(text: str, size: int, least: int = 0) -> str:
-    """Return the beginning of a text that is longer than `size`; `least` characters stay."""
+    """Return the beginning of a string longer than `size`, with at least `least` characters."""
     least = max(least, size // 2)
     sentence = max(text.rfind(mark, least, size - 2) for mark in (". ", "; ")) + 1
     end = sentence or text.rfind(" ", least, size - 1)
@@ -139,7 +142,7 @@ def cut_left(text: str, size: int) -> str:
 
 
 def rows_of(lines: Sequence[str]) -> int:
-    """Return how many rows lines take on a terminal."""
+    """Return how many rows the lines take up on a terminal."""
     return sum(max(1, -(-len(line) // WIDTH)) for line in lines)
 
 
@@ -160,8 +163,8 @@ def _cut_line(line: str, size: int) -> str:
 
 
 def without_starters(lines: Sequence[str]) -> list[str]:
-    """Return a traceback without the frames that only start the user's program: also without that
-    of a `python -c` which runs it by runpy (`--run-path`).
+    """Remove the frames that only start the user's program from a traceback. This includes the
+    frame of a `python -c` command that runs it with runpy (`--run-path`).
     """
     kept: list[str] = []
     inside, text_at = False, -1
@@ -180,7 +183,7 @@ def without_starters(lines: Sequence[str]) -> list[str]:
 
 
 def frames_of_torch(lines: Sequence[str]) -> list[list[int]]:
-    """Return the numbers of the lines of each frame in torch's own files."""
+    """Return the line numbers of each frame in torch's own files."""
     frames: list[list[int]] = []
     inside = False
     for number, line in enumerate(lines):
@@ -197,7 +200,7 @@ def frames_of_torch(lines: Sequence[str]) -> list[list[int]]:
 
 
 def _least_telling(lines: Sequence[str]) -> list[list[int]]:
-    """Return groups of line numbers that may be left out, in the order in which to drop them."""
+    """Return groups of line numbers that may be dropped, in the order in which to drop them."""
     library: list[list[int]] = []
     own: list[list[int]] = []
     marks: list[int] = []
@@ -249,7 +252,7 @@ def _least_telling(lines: Sequence[str]) -> list[list[int]]:
 
 
 def with_gaps(lines: Sequence[str], parts: Iterable[Sequence[int]]) -> list[str]:
-    """Return the lines without those with the numbers in `parts`; a note replaces each gap."""
+    """Remove the lines with the numbers in `parts`. A note replaces each gap."""
     dropped = {number for part in parts for number in part}
     kept: list[str] = []
     gap: list[str] = []

@@ -1,7 +1,7 @@
-"""The account of a failure: a report that fits on a screen, and what nodes send each other for it.
+"""The failure report, which fits on a screen, and the data that nodes exchange for it.
 
-`core/diagnosis/causes` says which end is the cause. Ends with the same symptoms (same exception,
-same place) are merged with it. This file is loaded only after a failure.
+`core/diagnosis/causes` determines which worker's end is the cause. Ends with the same symptoms
+(same exception, same place) are merged with it. This module is loaded only after a failure.
 """
 
 import re
@@ -26,44 +26,46 @@ from relight.core.diagnosis.traceback_lines import (
 from relight.core.failure import CRASHES, ErrorReport, Failure, FailureKind, WorkerState
 
 _ROWS = 25
-"""Rows of a terminal that the report takes, at `WIDTH` columns."""
+"""Number of terminal rows that the report takes up, at `WIDTH` columns."""
 _WHAT = 3 * WIDTH - 40
-"""Most characters for what happened to one worker."""
+"""Maximum number of characters to describe what happened to one worker."""
 _FOLLOWED = 2 * WIDTH - 40
-"""The same in the list of what followed."""
+"""The same maximum in the list of consequences."""
 _LOG = 8 * WIDTH - len("log: ")
-"""Most characters of the log path; a longer one would crowd out the traceback."""
+"""Maximum number of characters of the log path. A longer path would crowd out the traceback."""
 _LEAST_EVIDENCE = 5
-"""If the traceback and its blank lines have fewer rows, the consequences are shortened."""
+"""If there are fewer rows for the traceback and its blank lines, the consequences are shortened."""
 _OF_CHILD = re.compile(
     r"CalledProcessError|BrokenPipeError|BrokenProcessPool|^EOFError|"
     r"(?:worker|process)\b.*\b(?:exited|died|ended|is killed|terminated)\b",
     re.IGNORECASE,
 )
-"""Messages that point to the failure of another process."""
+"""Messages that point to a failure in another process."""
 _IMPLICIT = "During handling of the above exception"
-"""Only `raise … from` names a cause; an exception raised in an `except` block may have another."""
+"""Only `raise … from` states a cause. An exception raised in an `except` block may have a different
+one.
+"""
 _AT_ONCE_S = 2.0
-"""A worker that has been killed later than that had not ended when it was asked to."""
+"""A worker that was killed later than this had not exited when it was asked to."""
 _IN_THREAD = "Exception in thread "
 _SIGCHLD_HANDLER = "/torch/utils/data/_utils/signal_handling.py"
 _MAX_CONSEQUENCES = 4
 _MAX_RECORDED = 7
-"""Most rows for what torch's flight recorder says."""
+"""Maximum number of rows for information from torch's flight recorder."""
 _RECORDED = 1000
-"""Most characters of each text of a failure that is sent to other nodes."""
+"""Maximum number of characters of each string in a failure that is sent to other nodes."""
 _MAX_LINES, _MAX_LAST = 200, 10
 _MOST_OTHERS = 100
 _NOTED_S = 0.3
-"""Exceptions printed longer than this before the exit are reported with that time."""
+"""Exceptions printed longer than this before the exit are reported with their age."""
 _OLD_S = 5.0
-"""Exceptions older than this did not cause the exit, even with a slow shutdown of torch."""
+"""Exceptions older than this did not cause the exit, even if torch shuts down slowly."""
 _SHARED = 256 * 1024
-"""Most characters of all failures of a node, so that they fit into a message."""
+"""Maximum number of characters of all failures on a node, so that they fit into a message."""
 
 
 class Diagnosis(NamedTuple):
-    """The cause, the failures with the same symptoms, and what followed."""
+    """The cause, the failures with the same symptoms, and the consequences."""
 
     verdict: Verdict
     same: tuple[Failure, ...]
@@ -71,23 +73,23 @@ class Diagnosis(NamedTuple):
 
     @property
     def root(self) -> Failure:
-        """The rank to look at."""
+        """The failure of the rank to investigate."""
         return self.verdict.root
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The ranks that are blamed."""
+        """The blamed ranks."""
         own = (self.root.rank, *(failure.rank for failure in self.same))
         return self.verdict.ranks or tuple(sorted(own))
 
     @property
     def exit_code(self) -> int:
-        """The exit code of the failure that ended the job, as a shell would give it."""
+        """The exit code of the failure that ended the job, as a shell would report it."""
         failure = self.verdict.symptom
         raised = failure.is_explained and -failure.exitcode not in CRASHES
         stopped = not causes.ended_by_itself(failure)
         if failure.aborted_at_exit or (stopped and (raised or role(failure) is Role.REPORTED)):
-            return 1  # what Python exits with after an exception
+            return 1  # Python's exit code after an exception
         return shell_exit_code(failure.exitcode)
 
     def headline(self) -> str:
@@ -97,19 +99,20 @@ class Diagnosis(NamedTuple):
         return f"{self._what()}{at} (pid {root.pid} on {root.host})"
 
     def render(self, *, formed_at: float, ended: str, verdict: str) -> list[str]:
-        """Return the lines of the report: what, why, where, who and when, and what followed.
+        """Return the lines of the report: what happened, why, where, to whom and when, and the
+        consequences.
 
-        It takes at most 25 rows of a terminal.
+        The report takes up at most 25 terminal rows.
 
         Args:
             formed_at: when the generation was formed, on the clock of `Failure.at`.
-            ended: the time of day, as text.
+            ended: the time of day as text.
             verdict: the consequence, such as why the job does not restart.
         """
         root, symptom = self.root, self.verdict.symptom
         lines = [self._what(), *self._reasons()]
         where = _where(symptom)
-        # The first line begins with another rank.
+        # The first line begins with a different rank.
         is_other = root is not symptom or bool(self.verdict.says and self.verdict.joint)
         if where:
             at = f"rank {symptom.rank} at " if is_other else ""
@@ -130,7 +133,7 @@ class Diagnosis(NamedTuple):
         lines += [cut(f"  {hint}", 4 * WIDTH)] if hint else []  # it may contain two paths
         end = [f"log: {cut_left(root.log, _LOG)}"] if root.log else []
         end.append(f"exit code {self.exit_code}; {verdict}")
-        # The agent's prefix takes a little of the first row.
+        # The agent's prefix takes up a little of the first row.
         room = _ROWS - rows_of([f"relight: {lines[0]}", *lines[1:], *end])
         followed = _consequences(self.consequences, symptom.at, 2)
         recorded = self._recorded(_MAX_RECORDED)
@@ -148,7 +151,7 @@ class Diagnosis(NamedTuple):
         return [*lines, *evidence, *followed, *recorded, *end]
 
     def _recorded(self, most: int) -> list[str]:
-        """Return what torch's flight recorder says of ranks that waited for each other."""
+        """Return what torch's flight recorder knows about ranks that waited for each other."""
         every = dict.fromkeys([self.root, self.verdict.symptom, *self.same, *self.consequences])
         if role(self.verdict.symptom) is not Role.VICTIM:
             return []
@@ -166,7 +169,7 @@ class Diagnosis(NamedTuple):
         alike = [f for f in self.same if f is not verdict.symptom]
         named = format_ranks([verdict.symptom.rank, *(failure.rank for failure in alike)])
         happened = what_happened(verdict.symptom, many=bool(alike))
-        own = role(verdict.symptom) is not Role.VICTIM  # those name ports, which always differ
+        own = role(verdict.symptom) is not Role.VICTIM  # victims name ports, which always differ
         if own and any(_differs_in_numbers(what_happened(f, many=True), happened) for f in alike):
             happened += f" (numbers of rank {verdict.symptom.rank})"
         if says:
@@ -176,7 +179,7 @@ class Diagnosis(NamedTuple):
         return f"{named} {happened}"
 
     def _reasons(self) -> list[str]:
-        """Return lines that say more of the cause."""
+        """Return lines with more information about the cause."""
         verdict, symptom = self.verdict, self.verdict.symptom
         lines = [verdict.detail] if verdict.detail else []
         if verdict.says and not verdict.joint and role(symptom) is Role.VICTIM:
@@ -209,7 +212,7 @@ class Diagnosis(NamedTuple):
         return [cut(f"  {line}", 4 * WIDTH) for line in lines]
 
     def _adds_something(self, failure: Failure) -> bool:
-        """Return whether the words of a worker report another error than its exception."""
+        """Return whether a worker's other output reports a different error from its exception."""
         report, words = failure.report, failure.words
         if report is None or report.kind is FailureKind.CRASHED or failure.aborted_at_exit:
             return False
@@ -243,12 +246,12 @@ class Diagnosis(NamedTuple):
 
 
 def shell_exit_code(exitcode: int) -> int:
-    """Return the exit code that a shell gives a process: its own, or 128 + n for signal n."""
+    """Return the exit code as reported by a shell: the process's own, or 128 + n for signal n."""
     return exit_code_of_signal(-exitcode) if exitcode < 0 else exitcode
 
 
 def waited_for_others(failure: Failure) -> bool:
-    """Return whether a worker may have waited for others: somebody has looked where it was, or it
+    """Return whether a worker may have been waiting for others, because its place is known or it
     blames a peer.
     """
     return failure.doing is not None or blame.of_failure(failure) is not blame.Blame.NOBODY
@@ -257,7 +260,7 @@ def waited_for_others(failure: Failure) -> bool:
 def diagnose(
     failures: Iterable[Failure], succeeded_ranks: Sequence[int] = (), world_size: int = 0
 ) -> Diagnosis:
-    """Return the cause of a failure; arguments are those of `causes.judge`."""
+    """Return the cause of a failure. The arguments are the same as for `causes.judge`."""
     every = sorted(with_others(failures), key=lambda failure: (failure.at, failure.rank))
     verdict = causes.judge(every, succeeded_ranks, world_size)
     ends = [failure for failure in every if failure.exitcode]
@@ -276,8 +279,8 @@ def diagnose(
 
 
 def with_others(failures: Iterable[Failure]) -> list[Failure]:
-    """Return failures without exceptions that have ended nothing: ranks that ran on until they were
-    stopped have printed the same.
+    """Remove exceptions that did not end a worker from failures. These were also printed by ranks
+    that kept running until they were stopped.
     """
     ends = list(failures)
     went_on: dict[object, list[int]] = {}
@@ -296,8 +299,9 @@ def with_others(failures: Iterable[Failure]) -> list[Failure]:
 
 
 def _printed(report: ErrorReport) -> tuple[str, ...]:
-    """Return a traceback without numbers in its messages. All frames count: a function that prints
-    an exception, and tries again, is not the end of one that nobody has caught.
+    """Return a traceback without the numbers in its messages, to compare it with others. All frames
+    count, because a function that prints an exception and tries again is different from an uncaught
+    exception.
     """
     return tuple(line if frame_of(line) else without_numbers(line) for line in report.lines)
 
@@ -311,7 +315,9 @@ def _differs_in_numbers(text: str, other: str) -> bool:
 
 
 def _in_signal_handler(report: ErrorReport | None) -> bool:
-    """Return whether torch's data loader raised an exception when one of its processes ended."""
+    """Return whether the exception comes from torch's data loader because one of its processes
+    ended.
+    """
     frames = [frame for line in report.lines if (frame := frame_of(line))] if report else []
     return bool(frames) and frames[-1].file.endswith(_SIGCHLD_HANDLER)
 
@@ -325,8 +331,8 @@ def _where(failure: Failure) -> str:
 
 
 def _caller(failure: Failure) -> TracebackLine | None:
-    """Return where the user's code called the function that raised an exception on purpose, such
-    as a check of an argument.
+    """Return where the user's code called a function that raised an exception on purpose, such as
+    an argument check.
     """
     report = failure.report
     if report is None or not (failure.is_explained and report.source.startswith("raise")):
@@ -339,8 +345,8 @@ def _caller(failure: Failure) -> TracebackLine | None:
 
 
 def _may_have_ended(failure: Failure) -> bool:
-    """Return whether a worker printed an exception right before its exit that, on the evidence, did
-    not end it.
+    """Return whether a worker printed an exception right before its exit that, judging by the
+    evidence, did not end it.
     """
     report, age_s = failure.report, failure.printed_s
     if report is None or report.others or failure.exitcode < 0:
@@ -351,13 +357,14 @@ def _may_have_ended(failure: Failure) -> bool:
 
 
 def repeatable(failure: Failure) -> tuple[object, ...] | None:
-    """Return what this failure and an equal one have in common, if it is likely to happen again in
-    the same way: an exception of the script, or wrong arguments. None for other failures.
+    """Return a key that equal failures have in common, if this one is likely to happen again in the
+    same way. This is the case for an exception in the script or wrong arguments. Return None for
+    other failures.
     """
     if role(failure) is not Role.OWN or failure.exitcode < 0:
         return None
     if failure.is_explained:
-        symptoms = _symptoms(failure)  # it may have handled that, and failed for another reason
+        symptoms = _symptoms(failure)  # it may have handled that exception and failed otherwise
         said = map(without_numbers, (failure.words, causes.doubt(failure)))
         return (*symptoms, *said) if symptoms is not None else None
     # argparse
@@ -366,12 +373,12 @@ def repeatable(failure: Failure) -> tuple[object, ...] | None:
 
 
 def shared(failures: Iterable[Failure], now: float) -> tuple[Failure, ...]:
-    """Return this node's failures in the form for other nodes: times relative to now, short texts
-    and, if there are many, no texts for the least likely causes.
+    """Return this node's failures in the form that is sent to other nodes, with times relative to
+    now and shortened text. If there are many failures, the least likely causes have no text.
     """
     short_ones, room = [], _SHARED
     ordered = sorted(failures, key=_likeliest_first)
-    lowest: dict[str, int] = {}  # of ranks in the same place, one stack is enough
+    lowest: dict[str, int] = {}  # for ranks in the same place, one stack is enough
     for failure in sorted(ordered, key=lambda failure: failure.rank):
         if failure.doing is not None:
             lowest.setdefault(failure.doing.place, failure.rank)
@@ -384,7 +391,7 @@ def shared(failures: Iterable[Failure], now: float) -> tuple[Failure, ...]:
             gpu_error=_short(failure.gpu_error),
             doing=_doing(failure, False),
         )  # fmt: skip
-        # To shorten the texts of hundreds of workers would take seconds.
+        # Shortening the text of hundreds of workers would take seconds.
         if _size(failure._replace(doing=None), _RECORDED // 2) <= room:
             report = failure.report
             whole = short._replace(
@@ -437,7 +444,7 @@ def _short(text: str, field: str = "") -> str:
 
 
 def _size(failure: Failure, most: int = _RECORDED) -> int:
-    """Return the size of the texts to share, of each at most `most` characters."""
+    """Return the size of the text to share, counting at most `most` characters per string."""
     report = failure.report
     texts = [failure.evidence, failure.gpu_error, failure.log, failure.words]
     texts += failure.last_lines[-_MAX_LAST:]
@@ -451,8 +458,8 @@ def _size(failure: Failure, most: int = _RECORDED) -> int:
 
 
 def what_happened(failure: Failure, *, many: bool = False, most: int = _WHAT) -> str:
-    """Return what happened to one worker, or to each of `many` workers, as half a line of text of
-    at most `most` characters.
+    """Describe what happened to one worker, or to each of `many` workers, as part of a line with at
+    most `most` characters.
     """
     report = failure.report
     if report is not None and failure.is_explained and report.kind is not FailureKind.CRASHED:
@@ -467,7 +474,7 @@ def what_happened(failure: Failure, *, many: bool = False, most: int = _WHAT) ->
         if number in (*CRASHES, signal.SIGKILL, signal.SIGTERM):
             text += f" (128 + {signal_name(number)})"
         elif 256 - failure.exitcode in (*CRASHES, signal.SIGKILL, signal.SIGTERM):
-            number = failure.exitcode - 256  # the return code of a Popen
+            number = failure.exitcode - 256  # from a Popen return code
             text += f", which is sys.exit({number}), perhaps for a process that got "
             text += signal_name(-number)
             text += _after_printing(failure, most) if by_itself else ""
@@ -490,7 +497,7 @@ def what_happened(failure: Failure, *, many: bool = False, most: int = _WHAT) ->
 
 
 def _after_printing(failure: Failure, most: int) -> str:
-    """Return the last output of a worker before its exit, with its age if that is long."""
+    """Return a worker's last output before its exit, with its age if it is old."""
     report = failure.report
     if failure.words:
         return f" after printing: {failure.words}"
@@ -505,7 +512,9 @@ def _after_printing(failure: Failure, most: int) -> str:
 
 
 def _printed_exception(report: ErrorReport, most: int) -> str:
-    """Return an exception after the line before its traceback, `Exception in thread reader:`."""
+    """Return an exception, preceded by the line before its traceback, such as `Exception in thread
+    reader:`.
+    """
     said = f"{report.type}: {headline(report, most)}"
     if report.lines and not is_header(report.lines[0]):
         said = f"{record(report.lines[0])}: {said}"
@@ -513,7 +522,7 @@ def _printed_exception(report: ErrorReport, most: int) -> str:
 
 
 def _is_of_thread(report: ErrorReport) -> bool:
-    """Return whether an exception has ended a thread: nobody has handled it."""
+    """Return whether an exception ended a thread because it was not handled."""
     is_printed = report.kind is FailureKind.PRINTED and not report.others
     return is_printed and bool(report.lines) and report.lines[0].startswith(_IN_THREAD)
 
@@ -530,7 +539,7 @@ def _first_line(report: ErrorReport) -> str:
 
 
 def _symptoms(failure: Failure) -> tuple[object, ...] | None:
-    """Return what equal failures have in common; None for a mere consequence."""
+    """Return a key that equal failures have in common, or None for a mere consequence."""
     if failure.is_explained and failure.report is not None:
         if failure.stop_signal and causes.is_by_request(failure):
             return None
@@ -544,7 +553,7 @@ def _symptoms(failure: Failure) -> tuple[object, ...] | None:
 
 
 def _evidence(root: Failure, room: int) -> list[str]:
-    """Return the traceback, or what else the worker printed last, in at most `room` rows."""
+    """Return the traceback, or otherwise the worker's last output, in at most `room` rows."""
     report = root.report
     if report is not None and root.is_explained:
         return ["", *excerpt(report.lines, room - 2), ""] if report.lines else [""]
@@ -562,14 +571,14 @@ def _evidence(root: Failure, room: int) -> list[str]:
             title = cut(f"its last traceback; {others} printed it too and kept running:", WIDTH)
         lines += ["", title, *excerpt(printed, left)]
     if not (lines or root.evidence) and root.exitcode > 0:
-        # An exception ends Python with 1.
+        # Python's exit code after an exception is 1.
         hidden = "; use @record to report errors that go elsewhere" if root.exitcode == 1 else ""
         lines = [f"  it printed nothing to stderr{hidden}"]
     return [*lines, ""]
 
 
 def _consequences(failures: Sequence[Failure], root_at: float, most_rows: int) -> list[str]:
-    """Return the consequences, up to `most_rows` rows for all workers that ended alike."""
+    """Return the consequences. Workers that ended alike share at most `most_rows` rows."""
     groups: dict[str, list[Failure]] = {}
     for failure in failures:
         groups.setdefault(without_numbers(_consequence(failure, many=False)), []).append(failure)
@@ -591,20 +600,20 @@ def _consequences(failures: Sequence[Failure], root_at: float, most_rows: int) -
 
 
 def _in_rows(text: str) -> str:
-    """Return a line cut to one row if a sentence ends there, or else to two, to keep the reason."""
+    """Cut a line to one row if a sentence ends there, or otherwise to two, to keep the reason."""
     row = cut(text, WIDTH)
     return row if row == text or row.endswith((". …", "; …")) else cut(text, 2 * WIDTH)
 
 
 def how_it_ended(failure: Failure) -> str:
-    """Return how a worker ended, as half a line: in the list of what followed, and in JSON."""
+    """Describe how a worker ended, as part of a line in the list of consequences and in JSON."""
     return _consequence(failure, many=False)
 
 
 def _consequence(failure: Failure, *, many: bool) -> str:
     if not _was_stopped(failure):
         return what_happened(failure, many=many, most=_FOLLOWED)
-    # A worker without a handler for the signal also gets SIGKILL, and may end by either.
+    # A worker without a handler for the signal also receives SIGKILL, and either one may end it.
     text = f"stopped by the agent ({signal_name(failure.stop_signal)})"
     if failure.exitcode == -signal.SIGKILL and failure.stopping_s >= _AT_ONCE_S:
         text += f", killed {format_duration(failure.stopping_s)} later"

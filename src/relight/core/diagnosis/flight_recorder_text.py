@@ -1,9 +1,9 @@
-"""Renders the records of torch's flight recorder for waiting workers: which rank is missing from
+"""Renders torch flight recorder dumps from waiting workers, to show which rank is missing from
 which collective.
 
-A dump has the last entries of a process's ring buffer (torch 2.13, FlightRecorderDetail.hpp and
-torch/distributed/flight_recorder). Of each process group, the last collective that a rank has
-entered is compared with those of the other ranks. Messages between two ranks are left out.
+A dump has the last entries in a process's ring buffer (torch 2.13, FlightRecorderDetail.hpp and
+torch/distributed/flight_recorder). For each process group, the last collective that each rank has
+entered is compared with that of the other ranks. Messages between two ranks are ignored.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,15 +16,15 @@ from relight.core.diagnosis.excerpts import WIDTH, cut
 from relight.core.failure import Collective, Failure
 
 MOST_GROUPS = 8
-"""Most process groups that are compared per rank; the ones it waits in come first."""
+"""Maximum number of process groups to compare per rank. Those in which it is waiting come first."""
 _MOST_SIZES = 60
-"""Most characters for the sizes of tensors."""
+"""Maximum number of characters for tensor sizes."""
 _DEFAULT = "default_pg"
 """Torch's name for the group of all ranks."""
 
 
 class DumpEntry(NamedTuple):
-    """The used fields of a dump's entry. `process_group` is its name and its description."""
+    """The fields of a dump entry that are used. `process_group` is its name and description."""
 
     process_group: tuple[str, ...]
     collective_seq_id: int
@@ -39,7 +39,7 @@ def last_collectives(dump: object) -> tuple[Collective, ...]:
     """Return the last collective of each process group in a dump.
 
     Raises:
-        Malformed: if it is not a dump.
+        Malformed: if the object is not a dump.
     """
     entries = dump.get("entries") if isinstance(dump, dict) else None
     if not isinstance(entries, list):
@@ -54,12 +54,12 @@ def last_collectives(dump: object) -> tuple[Collective, ...]:
 
 
 def lines(failures: Iterable[Failure], most: int = 7) -> list[str]:
-    """Return which ranks are in which collective, and which are not; nothing if fewer than two
-    ranks are known, or all of them have left the same one.
+    """Describe which ranks are in which collective, and which are not. There are no lines if fewer
+    than two ranks are known, or if all of them have left the same collective.
 
     Args:
         failures: the failures of all ranks.
-        most: the most lines to return; a limit below three returns nothing.
+        most: the maximum number of lines; with a maximum below three, there are no lines.
     """
     known = {each.rank: each.collectives for each in failures if each.collectives is not None}
     groups = sorted({each.group for last in known.values() for each in last})
@@ -76,7 +76,7 @@ def lines(failures: Iterable[Failure], most: int = 7) -> list[str]:
 
 
 def _of_group(last: Mapping[int, Collective], absent: Iterable[int]) -> list[str]:
-    """Return a line for all ranks of a group with the same last collective, the furthest first."""
+    """Return a line for all ranks of a group with the same last collective, furthest first."""
     ranks_of: dict[Collective, list[int]] = {}
     for rank, each in sorted(last.items()):
         ranks_of.setdefault(each, []).append(rank)
@@ -113,7 +113,7 @@ def _collective(entry: DumpEntry) -> Collective:
 
 
 def _as_json(entry: object) -> object:
-    """Return an entry with a list where a pickle has a tuple."""
+    """Convert the tuples from a pickle to lists in an entry."""
     if not isinstance(entry, dict):
         return entry
     return {

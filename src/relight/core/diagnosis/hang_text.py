@@ -1,12 +1,12 @@
-"""The report of a hang: which rank is somewhere else than the others, and where it is.
+"""The hang report, which shows which rank is in a different place from the others, and where it is.
 
-Nothing has failed by itself in a hang, so the ranks are compared by where they were when they were
-stopped (`Failure.doing`). A rank that has raised an exception and can't end, as a thread of it
-still runs, is the cause. Ranks that wait for their peers in a collective come last: the cause is
-rather one that has not come there. Of the others, those that can't run (stopped, or in an
-uninterruptible call) come first, then the smallest group, then those that do not wait for data from
-a socket, which somebody else has to send. If as many ranks are in one place as in another, the
-suspect is a guess. Loaded only after a hang.
+In a hang, nothing has failed by itself, so the ranks are compared by where they were when they were
+stopped (`Failure.doing`). A rank that has raised an exception but can't exit, because one of its
+threads is still running, is the cause. Ranks that wait for their peers in a collective come last,
+because the cause is more likely a rank that has not entered that collective. Among the others,
+ranks that can't run (stopped, or in an uninterruptible call) come first, then the smallest group,
+then ranks that are not waiting for data from a socket, which another process has to send. If there
+are equally many ranks in two places, the suspect is a guess. Loaded only after a hang.
 """
 
 from collections.abc import Iterable, Sequence
@@ -27,10 +27,10 @@ _UNKNOWN = ": location unknown"
 
 
 class Hang(NamedTuple):
-    """The rank to look at, the others in the same place, and the groups of those elsewhere.
+    """The rank to investigate, other ranks in the same place, and the groups of ranks elsewhere.
 
-    `cause`: how it was noticed, such as `no rank has made progress for 5 min`. `succeeded_ranks`
-    had ended with 0.
+    `cause`: how the hang was noticed, such as `no rank has made progress for 5 min`.
+    `succeeded_ranks` had exited with code 0.
     """
 
     root: Failure
@@ -41,7 +41,7 @@ class Hang(NamedTuple):
 
     @property
     def exit_code(self) -> int:
-        """The exit code of the job."""
+        """The job's exit code."""
         return EXIT_HUNG
 
     def headline(self) -> str:
@@ -49,11 +49,11 @@ class Hang(NamedTuple):
         return f"{self._what()} (pid {self.root.pid} on {self.root.host}); {self.cause}"
 
     def render(self, *, formed_at: float, ended: str, verdict: str) -> list[str]:
-        """Return the lines of the report, at most 25 rows of a terminal.
+        """Return the lines of the report, which takes up at most 25 terminal rows.
 
         Args:
             formed_at: when the generation was formed, on the clock of `Failure.at`.
-            ended: the time of day, as text.
+            ended: the time of day as text.
             verdict: the consequence, such as why the job does not restart.
         """
         from relight.core.diagnosis import flight_recorder_text
@@ -83,25 +83,25 @@ class Hang(NamedTuple):
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The ranks that may be the cause; they belong to several groups if these are tied."""
+        """The ranks that may be the cause. They belong to several groups if these are tied."""
         groups = ((self.root, *self.same), *self._tied)
         return tuple(sorted(failure.rank for group in groups for failure in group))
 
     @property
     def is_tied(self) -> bool:
-        """Whether ranks wait for each other in different calls, as many in one as in another."""
+        """Whether ranks wait for each other in different calls, with equally many in each call."""
         return bool(self._tied)
 
     @property
     def is_guess(self) -> bool:
-        """Whether nothing shows that this rank hangs and not one of those elsewhere."""
+        """Whether there is no evidence that this rank hangs rather than one of those elsewhere."""
         mine, other = [self.root, *self.same], self.others[:1]
         alike = bool(other) and _likelihood(mine) == _likelihood(other[0])
         return alike and not _waits(mine) and raised_before(self.root) is None
 
     @property
     def is_unknown(self) -> bool:
-        """Whether no rank is known to be the cause rather than those elsewhere."""
+        """Whether no rank is known to be the cause rather than the ranks elsewhere."""
         return self.is_tied or self.is_guess
 
     @property
@@ -131,12 +131,12 @@ class Hang(NamedTuple):
 def diagnose(
     failures: Iterable[Failure], cause: str, succeeded_ranks: Sequence[int] = ()
 ) -> Hang | None:
-    """Return which ranks are the likeliest cause of a hang; None if of none is known where it was.
+    """Return which ranks are the likeliest cause of a hang, or None if no rank's place is known.
 
     Args:
         failures: the workers that were stopped.
         cause: how the hang was noticed.
-        succeeded_ranks: ranks that had ended with 0.
+        succeeded_ranks: the ranks that had exited with code 0.
     """
     groups: dict[tuple[str, str], list[Failure]] = {}
     for failure in sorted(failures, key=lambda failure: failure.rank):
@@ -151,8 +151,9 @@ def diagnose(
 
 
 def raised_before(failure: Failure) -> ErrorReport | None:
-    """Return the exception, other than a late peer, that ended the program of a worker whose
-    process could not exit, for example because of a running thread; or None.
+    """Return the exception that ended a worker's program, although its process could not exit, for
+    example because of a running thread. Return None if there is no such exception, or if it only
+    reports a late peer.
     """
     doing, report = failure.doing, failure.report
     if doing is None or doing.in_program or report is None:
@@ -163,7 +164,7 @@ def raised_before(failure: Failure) -> ErrorReport | None:
 
 
 def hung(failure: Failure) -> str:
-    """Return where a rank hangs, as half a line: `hangs in read (data.py:41)`."""
+    """Describe where a rank hangs, as part of a line, such as `hangs in read (data.py:41)`."""
     return _doing([failure], hangs=True).strip(": ")
 
 
@@ -185,8 +186,8 @@ def _likeliest_first(group: Sequence[Failure]) -> tuple[object, ...]:
 
 
 def _exception(failure: Failure) -> str:
-    """Return what had ended the program of a worker, as `ValueError: bad record`; empty if nothing
-    had.
+    """Return the exception that had ended a worker's program, such as `ValueError: bad record`, or
+    an empty string.
     """
     report = raised_before(failure)
     if report is None:
@@ -196,7 +197,7 @@ def _exception(failure: Failure) -> str:
 
 
 def _line(group: Sequence[Failure], *, hangs: bool = False) -> str:
-    """Return `rank 2 in read (data.py:41)`, or `rank 2 hangs in …`."""
+    """Return a line such as `rank 2 in read (data.py:41)`, or `rank 2 hangs in …`."""
     return f"{format_ranks([failure.rank for failure in group])}{_doing(group, hangs=hangs)}"
 
 

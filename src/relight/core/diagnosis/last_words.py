@@ -1,14 +1,14 @@
-"""Finds the most informative line in a worker's output, tracebacks excluded.
+"""Finds the most informative line in a worker's output, excluding tracebacks.
 
-Known ways in which programs report why they give up:
+Programs are known to report why they give up in the following ways:
 
-    argparse, click, typer,    usage errors, in a frame or not
+    argparse, click, typer,    usage errors, with or without a frame
     fire, hydra, absl
     loggers and print          `FATAL: …`, `2026-01-02 ERROR …`, `config error: …`, lines of JSON
     shells, C, C++, Rust, Go   `line 3: foo: command not found`, `Assertion … failed`,
                                `terminate called …`, `panicked at …`, `panic: …`
 
-Any text is accepted. No function raises, and the time is linear in the text.
+Any text is accepted. No function raises an exception, and the time is linear in the text length.
 """
 
 import re
@@ -25,11 +25,11 @@ from relight.core.diagnosis.tracebacks import ProgramFacts, besides
 from relight.core.failure import ErrorReport, FailureKind
 
 _LINES = 30
-"""Number of lines at the end that are weighed, noise excluded."""
+"""Number of lines at the end to consider, excluding noise."""
 _LOOKED_AT = 500
-"""Number of lines at the end that are read; a program may print a lot as it shuts down."""
+"""Number of lines at the end to read. A program may print a lot while it shuts down."""
 _LONGEST = 1000
-"""Characters of a line that are looked at."""
+"""Number of characters to examine in a line."""
 _NOISE = re.compile(
     r"""^\W*$
     | ^(?:\[rank\d+\]:)?\[?[WI]\d{4}[ ] | \w*Warning: | \bwarnings\.warn\( | \bNCCL\ (?:INFO|WARN)\b
@@ -58,32 +58,33 @@ _ERROR = re.compile(
     | ^terminate\ called\b | ^(?:\S+:\ )*Killed\b""",
     re.VERBOSE,
 )
-"""Marks of an error."""
+"""Patterns that mark an error."""
 _LIKELY = re.compile(
     r"\b(?:could(?: not|n't)|can(?: ?not|'t)|unable to|fail(?:ed|ure|s)|not found|no such|denied"
     r"|refused|invalid|unknown|missing|must be|not allowed|giving up|gave up|aborting|exceeded"
     r"|unsupported|unexpected|double free|corrupt(?:ed|ion)|errors?)\b",
     re.IGNORECASE,
 )
-"""Words for a failure, in a line that may be a mere note."""
+"""Words that indicate a failure, in a line that may also be a mere note."""
 _BOX = re.compile(r"^╭─+ Error ─")
 _LEVEL = re.compile(r'"(?:level|levelname|severity)": ?"(error|fatal|critical)', re.IGNORECASE)
 _RECORD = re.compile(r"^\W*(?:\d|(?:ERROR|FATAL|CRITICAL)\b|(?:rank\d+\]:\[)?[EF]\d{4} )")
-"""Beginning of a logger's line, unlike output of `sys.exit`."""
+"""The beginning of a logger's line, in contrast to `sys.exit` output."""
 _IN_JSON = re.compile(r'^\{.*?"(?:msg|message|event)": ?"((?:[^"\\]|\\.)++)"')
 
 
 def words(stderr_tail: str, stdout_tail: str, elsewhere: Collection[str] = ()) -> str:
-    """Return the most informative line of a worker's last output, tracebacks excluded; empty
-    without output.
+    """Return the most informative line in a worker's last output, excluding tracebacks, or an empty
+    string if there is no output.
 
-    It is the first error after the last traceback, or before it if nothing follows; else the last
-    line of stderr; else the last line of stdout. Lines that healthy ranks also print count less.
+    This is the first error after the last traceback, or before it if nothing follows. If there is
+    no error, it is the last line of stderr or, failing that, of stdout. Lines that healthy ranks
+    have also printed have a lower priority.
 
     Args:
         stderr_tail: the end of stderr.
         stdout_tail: the end of stdout.
-        elsewhere: the lines of healthy ranks, as returned by `lines_of`.
+        elsewhere: the lines printed by healthy ranks, as returned by `lines_of`.
     """
     before, after = map(_telling, besides(stderr_tail))
     if after and without_numbers(after[-1]) not in elsewhere:
@@ -96,12 +97,12 @@ def words(stderr_tail: str, stdout_tail: str, elsewhere: Collection[str] = ()) -
 
 
 def after_traceback(stderr_tail: str, program: ProgramFacts, late: int = 0) -> str:
-    """Return the last informative line after a worker's last traceback, or an empty text.
+    """Return the last informative line after a worker's last traceback, or an empty string.
 
     Args:
         stderr_tail: the end of stderr.
-        program: of the worker.
-        late: how many bytes at the end do not count.
+        program: the facts about the worker's program.
+        late: how many bytes at the end to ignore.
     """
     text = "\n".join(besides(stderr_tail, program)[1]).encode(errors="replace")
     after = _telling(text[: max(0, len(text) - late)].decode(errors="replace").split("\n"))
@@ -109,9 +110,9 @@ def after_traceback(stderr_tail: str, program: ProgramFacts, late: int = 0) -> s
 
 
 def weighed(report: ErrorReport, more: str) -> ErrorReport:
-    """Return the exception of a worker with the doubt that arises if the worker printed `more`
-    after it, and nobody knows whether its program had ended by then: `sys.exit` may have printed
-    it, or a function that Python calls at exit.
+    """Return a worker's exception with the doubt that arises if the worker printed `more` after it,
+    and it is unknown whether its program had ended by then. The output may come from `sys.exit`, or
+    from a function that Python calls at exit.
     """
     if report.kind is not FailureKind.RAISED or not more:
         return report
@@ -121,12 +122,12 @@ def weighed(report: ErrorReport, more: str) -> ErrorReport:
 
 
 def lines_of(texts: Iterable[str]) -> frozenset[str]:
-    """Return the lines of some texts, without numbers."""
+    """Return the lines of the given texts, without numbers."""
     return frozenset(without_numbers(line.strip()) for text in texts for line in text.split("\n"))
 
 
 def record(line: str) -> str:
-    """Return the text of the line directly before a traceback: `ERROR:root:it failed`."""
+    """Return the message in the line before a traceback, such as `ERROR:root:it failed`."""
     return (_from_json(line) or line.strip()).rstrip(" :")
 
 
@@ -144,8 +145,8 @@ def _first_error(lines: Sequence[str]) -> str:
 
 
 def _telling(lines: Sequence[str]) -> list[str]:
-    """Return the last lines but for warnings, progress bars and usage; an error in a frame of
-    typer is one line.
+    """Return the last lines, except for warnings, progress bars and usage. An error in a typer
+    frame counts as one line.
     """
     kept: list[str] = []
     is_warning = False
@@ -159,7 +160,7 @@ def _telling(lines: Sequence[str]) -> list[str]:
         boxed = [] if _BOX.match(line) else None
         indented = line.startswith(" ")
         if indented and is_warning:
-            continue  # the source of the warning
+            continue  # the source line of the warning
         short = line[:_LONGEST]
         is_warning = _NOISE.search(short) is not None
         if not (is_warning or is_header(line) or frame_of(short) or is_marks(short)):
@@ -170,7 +171,7 @@ def _telling(lines: Sequence[str]) -> list[str]:
 
 
 def _from_json(line: str) -> str:
-    """Return the message in a line of JSON; empty without one."""
+    """Return the message in a JSON line, or an empty string."""
     match = _IN_JSON.match(line)
     if match is None:
         return ""

@@ -1,19 +1,20 @@
 """When a worker printed its last traceback, and whether its program kept running after that.
 
 While a program prints a caught exception, its main thread is in the middle of the program. While
-Python prints the fatal exception, the program is no longer on the stack. So the agent looks at the
-stack (host/stacks) when a traceback comes, but at most four times a second, however many the worker
-prints. Unknown values stay None, as for a worker that ended before the agent could look.
+Python prints the fatal exception, the program is no longer on the stack. Therefore the agent
+inspects the stack (host/stacks) when a traceback arrives, but at most four times per second, no
+matter how many tracebacks the worker prints. Unknown values stay None, for example if a worker
+ended before the agent could inspect it.
 """
 
 from enum import Enum
 
 _PAUSE_S = 0.25
-"""The time between two looks at the worker."""
+"""The time between two inspections of the worker."""
 
 
 class Program(Enum):
-    """The activity of a worker's main thread, as far as it is visible from outside."""
+    """What a worker's main thread is doing, as seen from outside."""
 
     RUNS = "it runs its program"
     ENDS = "its program has ended: Python prints an exception, or shuts down"
@@ -22,29 +23,31 @@ class Program(Enum):
 
 
 class PrintedTraceback:
-    """The last traceback of one worker. Times are in seconds, on one clock."""
+    """One worker's last traceback. Times are in seconds, on one clock."""
 
     def __init__(self) -> None:
         self.at: float | None = None
-        """When its first line was read; None without a traceback."""
+        """When its first line was read, or None without a traceback."""
         self.went_on: bool | None = None
-        """Whether the program ran on after that."""
+        """Whether the program kept running after that."""
         self.size = 0
-        """Most bytes that the worker can have printed before its program was seen to have ended."""
+        """The most bytes that the worker can have printed before its program was seen ended."""
         self._looked_at = float("-inf")
         self._due: float | None = None
 
     def printed(self, now: float) -> None:
-        """Record the beginning of a traceback."""
+        """Record the start of a traceback."""
         self.at, self.went_on = now, None
         self._due = max(now, self._looked_at + _PAUSE_S)
 
     def deadline(self) -> float | None:
-        """Return when to look at the worker and to call `looked`; None for never."""
+        """Return when to inspect the worker and call `looked`, or None for never."""
         return self._due
 
     def looked(self, program: Program, now: float, size: int = 0) -> None:
-        """Process a look at the worker, and the most bytes it can have printed by then."""
+        """Process an inspection of the worker. `size` is the maximum number of bytes that it can
+        have printed by then.
+        """
         self._looked_at = now
         if self._due is not None:
             self._due = None

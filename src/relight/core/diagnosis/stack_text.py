@@ -1,10 +1,11 @@
-"""Where the ranks of a job are: the stacks of many processes in a few lines.
+"""Shows where a job's ranks are, by summarizing the stacks of many processes in a few lines.
 
-The main thread of each process counts. Its place is the innermost line of the user's own code, with
-the name of the library function that this line called, such as `all_reduce`. Ranks with the same
-place share one line. In a job that hangs, the suspect is the rank that never entered the collective
-or, failing that, the outlier. So groups that wait for their peers come last; of the others, those
-that can't run (stopped, or in an uninterruptible call) come first, then the smallest.
+Only the main thread of each process is considered. Its place is the innermost line in the user's
+own code, with the name of the library function called by that line, such as `all_reduce`. Ranks
+with the same place share one line. In a job that hangs, the suspect is the rank that never entered
+the collective or, failing that, the outlier. Therefore groups that wait for their peers come last.
+Among the others, those that can't run (stopped, or in an uninterruptible call) come first, then the
+smallest group.
 """
 
 import re
@@ -17,9 +18,9 @@ from relight.core.failure import WorkerState
 
 MOST_LINES = 10
 _FEW = 24
-"""Most characters for the numbers of ranks; above that, they are counted."""
+"""Maximum number of characters for rank numbers. If there are more, the ranks are counted."""
 _SHOWN, _REASON = 160, 320
-"""Most characters of a name, and of a reason, in a line."""
+"""Maximum number of characters of a name, and of a reason, in a line."""
 _LIBRARY = re.compile(
     r"""^<(?:frozen|string|stdin|attrs|.*__array_function__) | ^$
     | /lib(?:64)?/python\d(?:\.\d+)?t?/ | /(?:site|dist)-packages/ | /python\d+\.zip/
@@ -28,36 +29,37 @@ _LIBRARY = re.compile(
 )
 _TORCH = re.compile(r"/torch/")
 _OF_PEERS = re.compile(r"/torch/(?:distributed|autograd|cuda)/")
-"""Where a worker waits for others; DistributedDataParallel does so below `backward`."""
+"""Where a worker waits for others. DistributedDataParallel waits below `backward`."""
 _PARALLEL = re.compile(r"/torch/nn/parallel/distributed\.py$")
 _SYNCS = re.compile(r"_sync_|broadcast_coalesced")
-"""Functions of DistributedDataParallel in which `forward` copies the buffers of rank 0."""
+"""DistributedDataParallel functions in which `forward` copies buffers from rank 0."""
 _COLLECTIVE = re.compile(
     r"/torch/(?:distributed/(?:distributed_c10d|_functional_collectives|nn/functional)\.py|cuda/)"
 )
-"""A rank in one of these waits for all ranks, even if it uses CPU time, as NCCL does."""
+"""A rank in one of these waits for all ranks, even if it uses CPU time, which NCCL does."""
 _PERHAPS_COLLECTIVE = re.compile(
     r"/torch/(?:distributed|autograd)/|/torch/nn/parallel/distributed\.py"
 )
-"""A rank that sleeps below one of these waits for all ranks; otherwise it computes."""
+"""A rank below one of these waits for all ranks if it sleeps. Otherwise it computes."""
 _NO_COLLECTIVE = re.compile(r"/torch/distributed/(?:checkpoint|pipelining|rpc)/")
 _OF_PAIRS = re.compile(r"i?send|i?recv|batch_isend_irecv|send_object_list|recv_object_list")
-"""Functions in which two ranks meet: a stage of a pipeline waits for the stage before."""
+"""Functions that synchronize two ranks. A pipeline stage, for example, waits for the previous one.
+"""
 _OF_LOADER = re.compile(r"/torch/utils/data/dataloader\.py$")
 _OF_CHILDREN = re.compile(
     r"/torch/utils/data/dataloader\.py$|/concurrent/futures/"
     r"|/multiprocessing/(?:connection|managers|pool|popen_\w+|process|queues)\.py$"
 )
-"""Where a process waits for those that it has started with multiprocessing."""
+"""Where a process waits for processes that it has started with multiprocessing."""
 _BOOTSTRAP = re.compile(r"/multiprocessing/process\.py$")
-"""Where such a process begins; below that, a fork has its parent's frames."""
+"""Where such a process begins. Below that, a forked process has its parent's frames."""
 _FETCH = re.compile(r"/torch/utils/data/_utils/fetch\.py$")
-"""Where a loader process reads data; the data set may be one of a library."""
+"""Where a data loader process reads data. The data set may come from a library."""
 _MOST_FRAMES = 30
 _GENERIC = re.compile(r"wrapper|inner|wrapped|decorate_\w+|new_func|\w*_fn")
-"""Functions that decorators put around the one that the user has called."""
+"""Functions that decorators put around the function that the user has called."""
 _IDLE_CALLS = ("futex", "restart_syscall")
-"""Uninformative system calls; every wait for the GIL or a lock is in futex."""
+"""Uninformative system calls. Every wait for the GIL or a lock is in futex."""
 _RECEIVES = re.compile(r", system call (?:recv\w+|accept4?)$")
 _OUTERMOST = ("<module>", "_run_module_as_main")
 """The outermost function of a script, and of `python -m` (Lib/runpy.py)."""
@@ -65,7 +67,7 @@ _IMPORTS = "<frozen importlib._bootstrap>"
 NO_CODE = " runs no Python code"
 """The place of a process that is starting, compiling its script, or running a C exit function."""
 SHUTTING_DOWN = f"{NO_CODE} any more"
-"""The place of a process past its program and its exit functions."""
+"""The place of a process that has finished its program and its exit functions."""
 _STATES = {
     "T": " is stopped (SIGSTOP)",
     "t": " is stopped by a debugger",
@@ -75,8 +77,8 @@ _OF_MANY = {" is ": " are ", " has ": " have ", " runs ": " run "}
 
 
 class Frame(NamedTuple):
-    """A running line of code. `function` is the qualified name of its function; `line` is 0 if it
-    is unknown.
+    """A line of code being executed. `function` is the qualified name of its function. `line` is 0
+    if unknown.
     """
 
     file: str
@@ -85,8 +87,8 @@ class Frame(NamedTuple):
 
 
 class Handled(NamedTuple):
-    """An exception that a thread handles, in an `except`, `finally` or `with` block. `frames` are
-    where it was raised, the innermost first.
+    """An exception that a thread is handling in an `except`, `finally` or `with` block. `frames`
+    are where it was raised, with the innermost first.
     """
 
     type: str
@@ -95,12 +97,12 @@ class Handled(NamedTuple):
 
 
 class ThreadStack(NamedTuple):
-    """The stack of a thread, innermost frame first.
+    """A thread's stack, with the innermost frame first.
 
-    `native_id` is that of the system, 0 if unknown; `waits_in` the system call, or the kernel's
-    function, that the thread waits in, empty if it runs or that can't be read. `native`: functions
-    of C and C++ below the innermost frame, the innermost first, if somebody has looked. `handled`
-    is read of the main thread only.
+    `native_id` is the system's thread id, or 0 if unknown. `waits_in` is the system call or kernel
+    function in which the thread is waiting; empty if it is running or if that can't be read.
+    `native` has the C and C++ functions below the innermost frame, with the innermost first, if
+    they were captured. `handled` is only read for the main thread.
     """
 
     native_id: int
@@ -113,8 +115,8 @@ class ThreadStack(NamedTuple):
 
 
 class ProcessStack(NamedTuple):
-    """The stacks of a process, its state as proc(5) shows it (R, S, D, T, t or Z), and whether
-    Python is shutting down: the program and its exit functions are over.
+    """The stacks of a process, its state as in proc(5) (R, S, D, T, t or Z), and whether Python is
+    shutting down, which means that the program and its exit functions are over.
     """
 
     pid: int
@@ -124,16 +126,16 @@ class ProcessStack(NamedTuple):
 
 
 class CodePlace(NamedTuple):
-    """Where a process is: in which function, called on which line of the user's code."""
+    """Where a process is: in which function, and on which line of the user's code it was called."""
 
     what: str
     where: Frame
 
 
 class RankGroup(NamedTuple):
-    """Ranks in the same place, in ascending order. `text` follows the name of one rank; `line` puts
-    it in the plural. `has_stack` is false if `text` is the reason for a missing stack.
-    `expects_peers` means that they wait for other ranks.
+    """Ranks in the same place, in ascending order. `text` follows the name of a single rank, and
+    `line` turns it into the plural. `has_stack` is false if `text` is the reason for a missing
+    stack. `expects_peers` means that they are waiting for other ranks.
     """
 
     ranks: tuple[int, ...]
@@ -143,34 +145,34 @@ class RankGroup(NamedTuple):
 
 
 def main_thread(stack: ProcessStack) -> ThreadStack | None:
-    """Return the main thread of a process, or else the first that has frames."""
+    """Return a process's main thread, or otherwise the first thread that has frames."""
     main = next((thread for thread in stack.threads if thread.is_main and thread.frames), None)
     return main or next((thread for thread in stack.threads if thread.frames), None)
 
 
 def runs_program(stack: ProcessStack) -> bool:
-    """Return whether the main thread of a process is in its program, or Python still starts. It is
-    not while Python prints the exception that ends it, runs exit functions, or shuts down.
+    """Return whether a process's main thread is in its program, or Python is still starting. It is
+    not in its program while Python prints the fatal exception, runs exit functions or shuts down.
     """
     main = next((thread for thread in stack.threads if thread.is_main and thread.frames), None)
     if main is None:
         return False
     outermost = main.frames[-1]
-    # C code imports site, and with it what .pth files name, before there is a program.
+    # Before the program starts, C code imports site and the modules named in .pth files.
     return outermost.function in _OUTERMOST or outermost.file == _IMPORTS
 
 
 def place(frames: Sequence[Frame]) -> CodePlace:
-    """Return the place of a thread, given at least one frame, the innermost first.
+    """Return a thread's place, given at least one frame, with the innermost frame first.
 
-    The name is the innermost public one of torch, or else of any library, above the user's line. If
-    none of the frames is the user's own, it is the innermost frame.
+    The name is the innermost public name from torch, or otherwise from any library, that is called
+    by the user's line. If none of the frames is the user's own, the innermost frame is used.
     """
     own = next((n for n, frame in enumerate(frames) if not _LIBRARY.search(frame.file)), 0)
     called = frames[:own]
     name = _public([frame for frame in called if _TORCH.search(frame.file)])
     if not name and any(_OF_LOADER.search(frame.file) for frame in called):
-        name = "__next__"  # all that it calls is private
+        name = "__next__"  # everything that it calls is private
     name = name or _public(called)
     if not name:
         name = _short(called[-1].function if called else frames[own].function)
@@ -178,12 +180,12 @@ def place(frames: Sequence[Frame]) -> CodePlace:
 
 
 def groups(stacks: Mapping[int, ProcessStack | str]) -> list[RankGroup]:
-    """Group ranks by state and place. Groups that wait for other ranks come last, those that can't
-    run first; otherwise the smallest group comes first, then those that do not wait for data from
-    a socket, then the lowest rank.
+    """Group ranks by state and place. Groups that wait for other ranks come last, and groups that
+    can't run come first. Otherwise the smallest group comes first, then groups that are not waiting
+    for data from a socket, then the group with the lowest rank.
 
     Args:
-        stacks: the stacks by rank; a text is the reason for a missing one.
+        stacks: the stack of each rank, or the reason for a missing stack as a string.
     """
     ranks_of: dict[tuple[object, ...], list[int]] = {}
     first_of: dict[tuple[object, ...], tuple[str, bool, bool]] = {}
@@ -196,14 +198,14 @@ def groups(stacks: Mapping[int, ProcessStack | str]) -> list[RankGroup]:
 
 
 def waits_for_children(stack: ProcessStack) -> bool:
-    """Return whether the main thread of a process waits for processes of multiprocessing."""
+    """Return whether a process's main thread is waiting for multiprocessing processes."""
     thread = main_thread(stack)
     return thread is not None and any(_OF_CHILDREN.search(each.file) for each in _called(thread))
 
 
 def child_at_work(child: ProcessStack) -> ProcessStack | None:
-    """Return a process of multiprocessing without its parent's frames; None for one that waits for
-    work, and for any other process.
+    """Return a multiprocessing process without its parent's frames. Return None if it is waiting
+    for work, or for any other kind of process.
     """
     thread = main_thread(child)
     if thread is None:
@@ -217,11 +219,11 @@ def child_at_work(child: ProcessStack) -> ProcessStack | None:
 
 
 def doing(stack: ProcessStack | str, child: ProcessStack | None = None) -> WorkerState:
-    """Return the state of a worker for the failure report.
+    """Return a worker's state for the failure report.
 
     Args:
-        stack: the stack of its process; a text is the reason for a missing one.
-        child: the process that it waits for, as returned by `child_at_work`.
+        stack: the stack of its process, or the reason for a missing stack as a string.
+        child: the process that it is waiting for, as returned by `child_at_work`.
     """
     _, text, has_stack = _describe(stack)
     thread = None if isinstance(stack, str) or not has_stack else main_thread(stack)
@@ -247,32 +249,32 @@ def doing(stack: ProcessStack | str, child: ProcessStack | None = None) -> Worke
 
 
 def is_halted(doing: WorkerState) -> bool:
-    """Return whether a worker could not run: stopped, or in an uninterruptible call."""
+    """Return whether a worker was unable to run: stopped, or in an uninterruptible call."""
     return doing.place.startswith(tuple(_STATES.values()))
 
 
 def receives(text: str) -> bool:
-    """Return whether processes wait for data from a socket, or for a connection.
+    """Return whether processes are waiting for data from a socket, or for a connection.
 
     Args:
-        text: of their group, or `WorkerState.place`.
+        text: the `text` of their group, or `WorkerState.place`.
     """
     return _RECEIVES.search(text) is not None
 
 
 def is_locked(found: WorkerState) -> bool:
-    """Return whether a worker was in state D, and nobody has read its stack."""
+    """Return whether a worker was in state D and its stack could not be read."""
     return found.place.startswith(_STATES["D"]) and not found.stack
 
 
 def render(
     found: Sequence[RankGroup], named: Callable[[Sequence[int]], str] | None = None
 ) -> list[str]:
-    """Return a line for each group, of at most 10, and then how many there are more.
+    """Return a line for each of up to 10 groups, and then the number of remaining groups.
 
     Args:
         found: the groups.
-        named: names their processes, `few_or_many` if None.
+        named: returns the names of their processes; None for `few_or_many`.
     """
     lines = [line(group, named) for group in found[:MOST_LINES]]
     more = len(found) - MOST_LINES
@@ -282,7 +284,7 @@ def render(
 
 
 def line(group: RankGroup, named: Callable[[Sequence[int]], str] | None = None) -> str:
-    """Return the line of one group: `rank 5 in read (data.py:41)`."""
+    """Return the line for one group, such as `rank 5 in read (data.py:41)`."""
     text = group.text
     if len(group.ranks) > 1:
         for one, many in _OF_MANY.items():
@@ -291,17 +293,17 @@ def line(group: RankGroup, named: Callable[[Sequence[int]], str] | None = None) 
 
 
 def few_or_many(ranks: Sequence[int]) -> str:
-    """Return `rank 3`, `ranks 0-3, 5`, or `31 ranks` where that would be long."""
+    """Format ranks as `rank 3`, `ranks 0-3, 5`, or `31 ranks` if the list would be long."""
     text = format_ranks(ranks)
     return text if len(text) <= _FEW else f"{len(ranks)} ranks"
 
 
 def waits_for_all(frames: Sequence[Frame], state: str) -> bool:
-    """Return whether a thread waits for all other ranks, as in a collective.
+    """Return whether a thread is waiting for all other ranks, as it does in a collective.
 
     Args:
-        frames: its stack, the innermost first.
-        state: its state in proc(5).
+        frames: its stack, with the innermost frame first.
+        state: its state as in proc(5).
     """
     called = list(takewhile(lambda frame: _LIBRARY.search(frame.file), frames))
     if any(
@@ -316,7 +318,7 @@ def waits_for_all(frames: Sequence[Frame], state: str) -> bool:
 
 
 def traceback_lines(frames: Iterable[Frame]) -> list[str]:
-    """Return frames as the lines of a traceback of Python, the innermost last."""
+    """Format frames as lines of a Python traceback, with the innermost last."""
     return [
         f'File "{frame.file}", line {frame.line or "?"}, in {frame.function}'
         for frame in reversed(list(frames))
@@ -324,7 +326,7 @@ def traceback_lines(frames: Iterable[Frame]) -> list[str]:
 
 
 def native_lines(functions: Sequence[str]) -> list[str]:
-    """Return functions of C and C++ as lines below those of Python, the innermost last."""
+    """Format C and C++ functions as lines to put below Python's, with the innermost last."""
     return [f"  in {_cut(function)}" for function in reversed(functions)]
 
 
@@ -334,8 +336,8 @@ def _likeliest_first(group: RankGroup) -> tuple[bool, bool, int, bool, tuple[int
 
 
 def _describe(stack: ProcessStack | str) -> tuple[tuple[object, ...], str, bool]:
-    """Return what equal processes have in common, the text after their names, and whether they have
-    a stack.
+    """Return a key that equal processes have in common, the text after their names, and whether
+    they have a stack.
     """
     if isinstance(stack, str):
         reason = _cut(" ".join(stack.split()), _REASON)
@@ -367,12 +369,12 @@ def _in_call(call: str) -> str:
 
 
 def _called(thread: ThreadStack) -> list[Frame]:
-    """Return the frames of libraries that the user's innermost line has called."""
+    """Return the library frames called by the user's innermost line."""
     return list(takewhile(lambda frame: _LIBRARY.search(frame.file), thread.frames))
 
 
 def _expects_peers(stack: ProcessStack | str) -> bool:
-    """Return whether the main thread waits for other ranks, in a library that the user called."""
+    """Return whether the main thread is waiting for other ranks in a library called by the user."""
     if isinstance(stack, str) or stack.state in ("T", "t", "D"):
         return False
     thread = main_thread(stack)
@@ -392,15 +394,17 @@ def _named(handled: Handled) -> str:
 
 
 def _raised_at(handled: Handled) -> str:
-    """Return the innermost line of the user's code that raised an exception, or else of any."""
+    """Return the innermost line in the user's code, or otherwise in any code, where an exception
+    was raised.
+    """
     frames = handled.frames
     own = [frame for frame in frames if not _LIBRARY.search(frame.file)] or frames
     return f"{own[0].file}:{own[0].line}" if own else ""
 
 
 def _works_below(thread: ThreadStack) -> bool:
-    """Return whether a thread is in a function of the user that its `except` block has called: the
-    function with that block is the outermost place of the traceback.
+    """Return whether a thread is in a user function called from its `except` block. The function
+    with that block is the outermost place in the traceback.
     """
     if thread.handled is None or not thread.handled.frames:
         return False
@@ -414,7 +418,7 @@ def _works_below(thread: ThreadStack) -> bool:
 
 
 def _public(frames: Iterable[Frame]) -> str:
-    """Return the innermost public name that is not a decorator's, or an empty text."""
+    """Return the innermost public name that is not a decorator's, or an empty string."""
     names = (_short(frame.function) for frame in frames)
     return next((n for n in names if n[:1] not in ("_", "<") and not _GENERIC.fullmatch(n)), "")
 

@@ -1,7 +1,7 @@
-"""The lines of a traceback: kinds of lines, and other forms of tracebacks rewritten as Python's.
+"""The lines of a traceback. Classifies lines, and rewrites other traceback formats as Python's.
 
-The forms are those of CPython 3.11 to 3.14 (Lib/traceback.py), rich, ray (python/ray/exceptions.py)
-and of loggers that escape newlines, as in JSON.
+Supported formats are those of CPython 3.11 to 3.14 (Lib/traceback.py), rich, ray
+(python/ray/exceptions.py), and loggers that escape newlines, for example in JSON.
 """
 
 import re
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class TracebackLine(NamedTuple):
-    """One line `File "file", line 12, in function`; no function if a SyntaxError is there."""
+    """A line like `File "file", line 12, in function`. For a SyntaxError, there is no function."""
 
     file: str
     line: str
@@ -18,15 +18,15 @@ class TracebackLine(NamedTuple):
 
     @property
     def library(self) -> str:
-        """The installed package or standard module of the file, such as `torch`, or an empty
-        string.
+        """The installed package or standard module that contains the file, such as `torch`, or an
+        empty string.
         """
         match = _LIBRARY.match(self.file)
         return match[1].removesuffix(".py") if match is not None else ""
 
     @property
     def starter(self) -> bool:
-        """Whether the frame only starts the user's program: `-m`, `--run-path`, or a function."""
+        """Whether the frame only starts the user's program (`-m`, `--run-path`, or a function)."""
         return self.file == "<frozen runpy>" or self.file.endswith(_STARTERS)
 
     @property
@@ -36,20 +36,20 @@ class TracebackLine(NamedTuple):
 
     @property
     def outermost(self) -> bool:
-        """Whether Python's main thread can have begun here."""
+        """Whether Python's main thread may have started here."""
         return self.function in ("", "<module>", "_run_module_as_main") or self.starter
 
 
 HEADER = "Traceback (most recent call last):"
 ORIGINAL = f"Original {HEADER}"
-"""Torch's introduction of another process's or thread's traceback in a message."""
+"""Torch's introduction to another process's or thread's traceback within a message."""
 FRAMED = f"│ {HEADER}"
-"""The header that replaces the upper edge of a rich frame."""
+"""The header that replaces the top edge of a rich frame."""
 _STARTERS = ("/relight/worker/call.py",)
 _ESCAPE = re.compile(
     r"\x1b(?:\[[0-?]*+[ -/]*+[@-~]|[]PX^_][^\x07\x1b\n]*+(?:\x07|\x1b\\)?|[ -/]*+[0-~])?"
 )
-# C0, C1, lone surrogates, and characters of zero width or that change the text direction.
+# C0, C1, lone surrogates, zero-width characters, and characters that change the text direction.
 _CONTROL = re.compile(
     "[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff]"
 )
@@ -75,7 +75,7 @@ _ESCAPED = {
     '"': re.compile(r'(?:[^"\\]|\\.)*+'),
     "'": re.compile(r"(?:[^'\\]|\\.)*+"),
 }
-"""The rest of a string whose newlines are escaped, by its quotation mark."""
+"""The rest of a string with escaped newlines, by quotation mark."""
 _IN_STRING = re.compile(r"\\(u[0-9a-fA-F]{4}|.)")
 _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")
 _OMITTED = re.compile(
@@ -85,7 +85,7 @@ _OMITTED = re.compile(
 
 
 def clean(text: str) -> str:
-    """Return a text without characters that move the cursor, or hide or reorder text."""
+    """Remove characters that move the cursor, hide text or reorder text."""
     text = _ESCAPE.sub("", text).replace("\r\n", "\n").replace("\r", "\n").expandtabs(4)
     return _CONTROL.sub("\ufffd", text)
 
@@ -94,7 +94,7 @@ def clean(text: str) -> str:
 
 
 def frame_of(line: str) -> TracebackLine | None:
-    """Return the frame in a line, in a box or not."""
+    """Return the frame in a line, with or without a box around it."""
     match = _FRAME.match(line)
     if match is None:
         return None
@@ -102,12 +102,12 @@ def frame_of(line: str) -> TracebackLine | None:
 
 
 def is_header(line: str) -> bool:
-    """Return whether a traceback begins here; a progress bar may stand before it."""
+    """Return whether a traceback begins here, possibly after a progress bar."""
     return line.rstrip().endswith(HEADER)
 
 
 def is_chained(line: str) -> bool:
-    """Return whether a line separates a traceback from the next one in its chain."""
+    """Return whether a line separates a traceback from the next one in the chain."""
     return in_box(line) in _CHAINED
 
 
@@ -127,18 +127,18 @@ def is_fatal(line: str) -> bool:
 
 
 def in_box(line: str) -> str:
-    """Return a line of an ExceptionGroup without the box around it; other lines are unchanged."""
+    """Remove the box around a line of an ExceptionGroup. Other lines are unchanged."""
     return _IN_BOX.sub("", line)
 
 
 def fatal_message(line: str) -> str:
-    """Return what Python's fatal error message says."""
+    """Return the text of Python's fatal error message."""
     match = _FATAL.match(line)
     return match["message"] if match is not None else ""
 
 
 def split_exception(text: str) -> tuple[str, str]:
-    """Return the type and the message of an exception; an empty type for a text without one."""
+    """Split an exception into its type, which may be empty, and its message."""
     match = _EXCEPTION.match(text)
     if match is None:
         return "", text
@@ -146,18 +146,18 @@ def split_exception(text: str) -> tuple[str, str]:
 
 
 def without_numbers(text: str) -> str:
-    """Return a text without what differs between ranks that fail in the same way: addresses, ranks
+    """Remove numbers that differ between ranks that fail in the same way, such as addresses, ranks
     and sizes.
     """
     return _NUMBERS.sub("#", text)
 
 
-# Lines that are left out.
+# Omitted lines.
 
 
 def omitted(lines: Sequence[str]) -> list[str]:
-    """Return the line that replaces omitted lines; nothing if they are uninformative. It counts the
-    lines that earlier omissions among them replaced.
+    """Return the line that replaces omitted lines, or nothing if they are uninformative. If some of
+    them replace omitted lines themselves, those are included in the count.
     """
     frames = count = 0
     before = 0
@@ -181,7 +181,7 @@ def omitted(lines: Sequence[str]) -> list[str]:
     if frames:
         of = f" of {', '.join(list(names)[:3])}" if names and only_libraries else ""
         parts.append(f"{frames:,} frame{'s' if frames > 1 else ''}{of}")
-        count = 0  # the sources of the frames
+        count = 0  # only the source lines of frames
     if count := count + before:
         parts.append(f"{count:,} more line{'s' if count > 1 else ''}")
     return [f"  … {' and '.join(parts)} …"] if parts else []
@@ -193,7 +193,7 @@ def is_omission(line: str) -> bool:
 
 
 def without_middle(lines: Sequence[str], most: int) -> list[str]:
-    """Return at most `most` lines, with one in the middle for those that are left out."""
+    """Return at most `most` lines, with a line in the middle that replaces the omitted ones."""
     if len(lines) <= most:
         return list(lines)
     begin = most // 2
@@ -202,15 +202,15 @@ def without_middle(lines: Sequence[str], most: int) -> list[str]:
 
 
 def _number(text: str | None) -> int:
-    # A worker may print anything that looks like such a line.
+    # Workers can print arbitrary text that looks like such a line.
     return int(text.replace(",", "")) if text and len(text) < 20 else 0
 
 
-# Other forms of tracebacks.
+# Other traceback formats.
 
 
 def as_python(lines: Sequence[str]) -> list[str]:
-    """Return the lines with other forms of tracebacks rewritten as Python would print them."""
+    """Rewrite other traceback formats in the same way as Python would print them."""
     result: list[str] = []
     inside = False
     for line in lines:

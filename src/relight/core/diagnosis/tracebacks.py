@@ -1,19 +1,19 @@
-"""Finds a worker's exception, and the script's line, in its output or its error file.
+"""Finds a worker's exception, and the line of the script, in its output or its error file.
 
-The script needs no decorator: Python prints an uncaught exception to stderr, and the agent keeps
-the end of each worker's stderr. Supported are
+The script doesn't need a decorator, because Python prints an uncaught exception to stderr, and the
+agent keeps the end of each worker's stderr. The following formats are supported:
 
-    CPython 3.11 to 3.14   tracebacks (Lib/traceback.py), chained, grouped, coloured, without a
-                           beginning, and as torch prints them: `[rank0]: ` before each line
-    faulthandler           (Python/traceback.c) when a signal ends Python
+    CPython 3.11 to 3.14   tracebacks (Lib/traceback.py), chained, grouped, coloured, without their
+                           beginning, or as torch prints them, with `[rank0]: ` before each line
+    faulthandler           output when a signal ends Python (Python/traceback.c)
     libstdc++              the message about an exception in native code before the abort
     rich, ray, JSON        see core/diagnosis/traceback_lines
-    other processes        the exceptions of data loaders, pools and spawned processes, in messages
-                           (torch/_utils.py, torch/multiprocessing/spawn.py) or as a cause
+    other processes        exceptions from data loaders, pools and spawned processes, within
+                           messages (torch/_utils.py, torch/multiprocessing/spawn.py) or as a cause
                            (multiprocessing/pool.py, concurrent/futures/process.py)
-    error files            of torch.distributed.elastic.multiprocessing.errors
+    error files            from torch.distributed.elastic.multiprocessing.errors
 
-Any text is accepted. No function raises, and the time is linear in the text.
+Any text is accepted. No function raises an exception, and the time is linear in the text length.
 """
 
 import json
@@ -44,7 +44,7 @@ from relight.core.failure import ErrorReport, FailureKind
 
 
 class _Traceback(NamedTuple):
-    """Numbers of its first line, of the line with the exception, and of the line after it."""
+    """The numbers of its first line, the line with the exception, and the line after its end."""
 
     start: int
     exception: int
@@ -52,10 +52,11 @@ class _Traceback(NamedTuple):
 
 
 class _Raised(NamedTuple):
-    """An exception of a chain: the number of its line, and of the line after its message.
+    """An exception in a chain, with the number of its line and of the line after its message.
 
-    `stack` are the tracebacks that lead to it, the outermost first: an exception of another process
-    has that process's traceback after the one of the process that re-raised it.
+    `stack` has the tracebacks that lead to it, with the outermost first. For an exception from
+    another process, that process's traceback follows the traceback of the process that re-raised
+    it.
     """
 
     exception: int
@@ -67,9 +68,9 @@ class ProgramFacts(NamedTuple):
     """Known facts about a worker's program.
 
     `went_on`: whether it kept running after the last traceback; None if unknown. `is_function`: the
-    program is a function of the user, so uncaught exceptions begin there and not in a module.
-    `script`: its file name, or empty if unknown; tracebacks that begin in another file are those of
-    other processes.
+    program is a user function, so tracebacks of uncaught exceptions begin there and not in a
+    module. `script`: the program's file name, or empty if unknown. Tracebacks that begin in a
+    different file come from other processes.
     """
 
     went_on: bool | None = None
@@ -81,7 +82,7 @@ _UNKNOWN = ProgramFacts()
 
 
 class _Chain(NamedTuple):
-    """Exceptions in the order of raising, at least one, and their positions."""
+    """One or more exceptions, in the order in which they were raised, and their positions."""
 
     start: int
     end: int
@@ -91,9 +92,9 @@ class _Chain(NamedTuple):
 _OF_WORKER = re.compile(r"/relight/worker/\w+\.py$")
 """Modules that run a script in an existing process."""
 _WRAPPERS = ("ProcessRaisedException", "RayTaskError")
-"""Exceptions that wrap another process's exception."""
+"""Exceptions that wrap an exception from another process."""
 _FROM_TEXT = ("<string>", "<stdin>", "<dynamic-code>")
-"""Files of code without a file; the last is that of cloudpickle, for functions of a notebook."""
+"""File names of code without a file. The last one is cloudpickle's, for notebook functions."""
 _RANK = re.compile(r"^\[rank\d+\]: ", re.MULTILINE)
 _SYNTAX = re.compile(r"^(?:SyntaxError|IndentationError|TabError): ")
 _NOT_FATAL = re.compile(
@@ -101,13 +102,13 @@ _NOT_FATAL = re.compile(
     r"|Process \S+:$|--- Logging error)"
 )
 _WITHOUT_STARTERS = re.compile(r"^Error executing job with overrides")
-"""Hydra's message before the fatal traceback, which lacks the outermost frames."""
+"""Hydra's message before the fatal traceback. That traceback lacks the outermost frames."""
 _LOG = re.compile(
     r"^(?:(?:DEBUG|INFO|WARNING|ERROR|CRITICAL|FATAL)\b|\[?\d{4}-\d\d-\d\d[ T]|\[?\d\d:\d\d:\d\d"
     r"|(?:\[rank\d+\]:)?\[?[IWEF]\d{4} )"
 )
 _LOGGED = re.compile(r"^(?:\[?\d.*)?\b(?:WARNING|ERROR|CRITICAL)\b|.*[=:] ?[\"']$")
-"""A line of a logger before a traceback, or the line in whose last string the traceback is."""
+"""A logger's line before a traceback, or a line whose last string contains the traceback."""
 _RECORD = re.compile(r"^(?:\[?\d.*)?\b(?:WARNING|ERROR|CRITICAL)\b.*[^\"']$")
 _AFTERWARDS = re.compile(
     r"^(?:Fatal Python error|terminate called|Original exception was|\S+\.py:\d+: \w*Warning"
@@ -115,11 +116,11 @@ _AFTERWARDS = re.compile(
     r"|(?:Call stack|usage|Usage|wandb): ?|\[[IWEF] )"
 )
 _REMOTE = re.compile(r"^[\w.]*RemoteTraceback: *$")
-"""The line before the traceback of another process (multiprocessing, concurrent.futures, loky)."""
+"""The line before another process's traceback (multiprocessing, concurrent.futures, loky)."""
 _AT_EXIT = re.compile(r"^(?:\[?[IW](?: |\d{4} )|wandb: |\S+\.py:\d+: \w*Warning)")
-"""Library messages during the exit of a process, at times many."""
+"""Library messages during a process's exit. There may be many of them."""
 _NO_FRAME = "<no Python frame>"
-"""A stack of faulthandler without frames (dump_traceback of Python/traceback.c)."""
+"""A faulthandler stack without frames (dump_traceback in Python/traceback.c)."""
 _STACK = re.compile(r"^(?:Current thread|Thread|Stack) .*\(most recent call first\):$")
 _ABORTED = "Aborted"
 _ABORTS = re.compile(
@@ -127,7 +128,7 @@ _ABORTS = re.compile(
     r"|free\(\)|Watchdog|watchdog|^(?:\[rank\d+\]:)?\[[EF]|\b(?:abort|fatal|FATAL|terminat)"
     r"|stack smashing"
 )
-"""Messages before abort(3), by the C library, glog and NCCL."""
+"""Messages from the C library, glog and NCCL before abort(3)."""
 _NEAR = 5
 _TERMINATE = re.compile(r"^terminate called after throwing an instance of '(?P<type>[^']+)'")
 _BOX = re.compile(r"^ +[|+]")
@@ -139,13 +140,13 @@ _RAISES = re.compile(
     (?P<quote>["'])(?P<literal>(?:(?!(?P=quote))[^\\])+)(?P=quote)\)?(?:\ from\ .*)?$""",
     re.VERBOSE,
 )
-"""A line of source that raises an exception whose message is a literal."""
+"""A source line that raises an exception whose message is a literal."""
 _FORMATS = re.compile(
     r"""^\ +raise\ [\w.]+\(f(?P<quote>["'])(?:(?!(?P=quote))[^\\])*\}
     (?P<end>(?:(?!(?P=quote))[^\\{}]){4,})(?P=quote)\)(?:\ from\ .*)?$""",
     re.VERBOSE,
 )
-"""The same, but for values in the message; it ends with a text."""
+"""A source line that raises an exception whose message contains values and ends with a literal."""
 _ONE_LINE = re.compile(
     r"""^(?:ModuleNotFoundError:\ No\ module\ named\ '[\w.]+'(?:;\ .*)?
     | ImportError:\ cannot\ import\ name\ '\w+'\ from\ .*
@@ -161,44 +162,44 @@ _ONE_LINE = re.compile(
     )$""",
     re.VERBOSE,
 )
-"""Exceptions of Python itself."""
+"""Exceptions from Python itself."""
 _LONGEST_SOURCE = 500
 _PACKAGE = re.compile(r".*/(?:site|dist)-packages/[^/]+")
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?|\b(?:nan|inf)\b")
 
 _INTERRUPTS = ("SystemExit", "KeyboardInterrupt", "GeneratorExit")
-"""Exceptions raised by signal handlers and in generators; the last one alone never ends a program.
+"""Exceptions raised by signal handlers and in generators. The last one never ends a program by
+itself.
 """
 _CONTROL_FLOW = (*_INTERRUPTS, "StopIteration", "StopAsyncIteration", "CancelledError", "Empty")
-"""Exceptions that aren't errors, and so don't cause one."""
+"""Exceptions that aren't errors and therefore don't cause an error."""
 
 _FOREIGN = 10
-"""Most foreign lines, such as those of threads in C, between the lines of a traceback."""
+"""Maximum number of foreign lines, such as lines from C threads, within a traceback."""
 _MESSAGE = 100
-"""Most lines of a message, not counting indented lines, and list entries that resemble the lines
-before them. A program that continued after an exception also prints lines that resemble each other,
-but never after a colon, and never indented.
+"""Maximum number of lines in a message, not counting indented lines and list entries that resemble
+the lines before them. A program that continued after an exception may also print lines that
+resemble each other, but not after a colon, and not indented.
 """
 _MOST_LINES = 200
-"""Most lines of a report, whose middle is left out."""
+"""Maximum number of lines in a report. The middle of a longer one is left out."""
 _LATER = 50
-"""More lines than an exit prints: an exception followed by more did not end the process."""
+"""An exit prints fewer lines than this. An exception followed by more did not end the process."""
 _LOOKED_AT = 200
-"""Lines after an exception that are counted, with empty ones."""
+"""Maximum number of lines to examine after an exception, including empty lines."""
 _LIMIT = 4000
 
 
 def keep(head: str, tail: str, newlines: int) -> str:
-    """Return the text of a long stderr of which only two parts are known, with a line in the middle
-    that counts the omitted lines.
+    """Join two parts of a long stderr, with a line in the middle that counts the omitted lines.
 
     Args:
-        head: a part that begins up to three lines before the header of the last traceback, which
-            may name a thread or a logger.
+        head: a part that begins up to three lines before the header of the last traceback, because
+            these lines may name a thread or a logger.
         tail: the end.
-        newlines: the number of newlines between the two.
+        newlines: the number of newlines between the two parts.
     """
-    rest = tail.partition("\n")[2]  # without the line that has lost its beginning
+    rest = tail.partition("\n")[2]  # drop the first line, whose beginning is missing
     is_whole = head.endswith("\n")
     count = newlines + is_whole
     mark = [f"  … {count:,} more line{'s' if count > 1 else ''} …\n"] if count else []
@@ -206,9 +207,9 @@ def keep(head: str, tail: str, newlines: int) -> str:
 
 
 def from_stderr(text: str, program: ProgramFacts = _UNKNOWN) -> ErrorReport | None:
-    """Return the exception that ended a worker, from the end of its stderr, or None.
+    """Find the exception that ended a worker in the end of its stderr, or return None.
 
-    The last exception counts. Exceptions that do not end a process (in threads, destructors, logs
+    The last exception is used. Exceptions that don't end a process (in threads, destructors, logs
     or other processes, or handled by the program) are a fallback.
     """
     lines = _lines(text)
@@ -216,8 +217,8 @@ def from_stderr(text: str, program: ProgramFacts = _UNKNOWN) -> ErrorReport | No
 
 
 def printed_before(text: str) -> ErrorReport | None:
-    """Return the last exception printed before the fatal one, such as that of a thread; None
-    without one, or if the fatal one is unknown.
+    """Return the last exception printed before the fatal one, such as an exception in a thread, or
+    None if there is none or if the fatal exception is unknown.
     """
     lines = _lines(text)
     chains = _chains(lines)
@@ -226,13 +227,13 @@ def printed_before(text: str) -> ErrorReport | None:
         return None
     report = _report(lines, chains[at - 1])
     if (report.type, report.message) == (ending.type, ending.message):
-        return None  # it was logged, and raised again
+        return None  # it was logged and raised again
     return report._replace(kind=FailureKind.PRINTED)
 
 
 def besides(text: str, program: ProgramFacts = _UNKNOWN) -> tuple[list[str], list[str]]:
-    """Return the lines of a worker's stderr outside tracebacks, in two parts: before and after the
-    end of the last one. Without a traceback, all lines are in the second part.
+    """Return the lines of a worker's stderr outside of tracebacks, in two parts: before and after
+    the end of the last traceback. Without a traceback, all lines are in the second part.
     """
     lines = _lines(text)
     before: list[str] = []
@@ -247,7 +248,7 @@ def besides(text: str, program: ProgramFacts = _UNKNOWN) -> tuple[list[str], lis
 
 def last_raised(printed: Sequence[str]) -> tuple[list[str], int]:
     """Return the lines that a worker printed up to the end of its fatal exception, and their
-    number; no lines without such an exception.
+    number. There are no lines if there is no such exception.
     """
     lines = [_RANK.sub("", clean(line.rstrip("\r"))).rpartition("\n")[2] for line in printed]
     for chain in reversed(_chains(lines)):
@@ -257,8 +258,8 @@ def last_raised(printed: Sequence[str]) -> tuple[list[str], int]:
 
 
 def from_error_file(text: str) -> ErrorReport | None:
-    """Return the exception in a file written by torch's `@record`, or by the user; None if it can't
-    be parsed.
+    """Parse the exception in a file written by torch's `@record` or by the user. Return None if
+    that fails.
     """
     try:
         message = json.loads(text)["message"]
@@ -283,7 +284,7 @@ def from_error_file(text: str) -> ErrorReport | None:
 
 
 def last_lines(text: str, count: int = 3) -> tuple[str, ...]:
-    """Return the last lines that are not empty."""
+    """Return the last nonempty lines."""
     lines = _RANK.sub("", clean(text)).split("\n")
     return tuple([line for line in lines if line.strip()][-count:])
 
@@ -296,7 +297,7 @@ def _lines(text: str) -> list[str]:
 
 
 def _chains(lines: Sequence[str]) -> list[_Chain]:
-    """Return all tracebacks, grouped by the chains in which Python printed them."""
+    """Return all tracebacks, grouped into the chains in which Python printed them."""
     groups: list[list[tuple[_Traceback, bool]]] = []
     for traceback in _tracebacks(lines):
         quoted = _is_quoted(lines, groups[-1][-1][0], traceback) if groups else None
@@ -311,8 +312,8 @@ def _chains(lines: Sequence[str]) -> list[_Chain]:
 
 
 def _is_quoted(lines: Sequence[str], before: _Traceback, traceback: _Traceback) -> bool | None:
-    """Return whether a traceback is in the message of the exception before it; None if it belongs
-    to another chain.
+    """Return whether a traceback is part of the message of the previous exception, or None if it
+    belongs to another chain.
     """
     between = [n for n in range(before.end, traceback.start) if lines[n].strip(' "')]
     if between:
@@ -324,7 +325,7 @@ def _is_quoted(lines: Sequence[str], before: _Traceback, traceback: _Traceback) 
 
 
 def _raised(lines: Sequence[str], group: Sequence[tuple[_Traceback, bool]]) -> list[_Raised]:
-    """Return the exceptions of a chain in the order of raising."""
+    """Return the exceptions of a chain in the order in which they were raised."""
     raised: list[_Raised] = []
     quoting: list[_Traceback] = []
     telling: list[_Raised] = []
@@ -348,7 +349,7 @@ def _raised(lines: Sequence[str], group: Sequence[tuple[_Traceback, bool]]) -> l
         text = lines[new.exception]
         same = next((n for n, each in enumerate(raised) if lines[each.exception] == text), None)
         if same is not None:
-            # The same exception, as another process or an outer block raised it.
+            # The same exception, raised again by another process or an outer block.
             inner = [part for each in reversed(raised[same:]) for part in each.stack]
             del raised[same:]
             new = new._replace(stack=(traceback, *inner))
@@ -358,8 +359,8 @@ def _raised(lines: Sequence[str], group: Sequence[tuple[_Traceback, bool]]) -> l
 
 
 def _raises_again(lines: Sequence[str], outer: _Raised, traceback: _Traceback) -> bool:
-    """Return whether an exception re-raises the one whose traceback its message quotes, on behalf
-    of another process or thread, or merely reports it.
+    """Return whether an exception re-raises the exception whose traceback its message quotes, on
+    behalf of another process or thread, rather than merely reporting it.
     """
     if lines[traceback.start].startswith(ORIGINAL):
         return True
@@ -368,10 +369,10 @@ def _raises_again(lines: Sequence[str], outer: _Raised, traceback: _Traceback) -
 
 
 def _is_outermost(lines: Sequence[str], traceback: _Traceback) -> bool:
-    """Return whether a traceback presumably begins at the start of Python's main thread."""
+    """Return whether a traceback probably begins at the start of Python's main thread."""
     header = lines[traceback.start]
     if header == FRAMED or not is_header(header):
-        return True  # typer leaves out frames; the beginning may be lost
+        return True  # typer omits frames, or the beginning may be lost
     frames = map(frame_of, lines[traceback.start : traceback.exception])
     first = next((frame for frame in frames if frame is not None), None)
     return first is None or first.outermost
@@ -380,7 +381,7 @@ def _is_outermost(lines: Sequence[str], traceback: _Traceback) -> bool:
 def _tracebacks(lines: Sequence[str]) -> list[_Traceback]:
     found = []
     number = 0
-    if not any(is_header(line) for line in lines[:4]):  # a long one may have lost its beginning
+    if not any(is_header(line) for line in lines[:4]):  # the beginning of a long one may be lost
         first = next((n for n in range(min(4, len(lines))) if frame_of(lines[n])), None)
         traceback = _traceback(lines, first, 0)[0] if first is not None else None
         if traceback is not None:
@@ -404,7 +405,8 @@ def _tracebacks(lines: Sequence[str]) -> list[_Traceback]:
 def _traceback(lines: Sequence[str], start: int, foreign: int) -> tuple[_Traceback | None, int]:
     """Return the traceback that begins at a line, and the line where reading continues.
 
-    A traceback without its exception is None, as when the process was killed while writing it.
+    The traceback is None if its exception is missing, for example because the process was killed
+    while writing it.
     """
     if _BOX.match(lines[start]):
         return _boxed(lines, start)
@@ -423,7 +425,7 @@ def _traceback(lines: Sequence[str], start: int, foreign: int) -> tuple[_Traceba
 
 
 def _boxed(lines: Sequence[str], start: int) -> tuple[_Traceback | None, int]:
-    """Return the traceback of an ExceptionGroup, as `_traceback` does."""
+    """Return an ExceptionGroup's traceback, in the same way as `_traceback`."""
     exception = None
     end = start + 1
     while end < len(lines) and _is_in_box(lines[end : end + _FOREIGN]):
@@ -434,8 +436,8 @@ def _boxed(lines: Sequence[str], start: int) -> tuple[_Traceback | None, int]:
 
 
 def _is_in_box(lines: Sequence[str]) -> bool:
-    """Return whether the first line belongs to the box of the lines before it. Python draws no box
-    around the second and later lines of a message.
+    """Return whether the first line belongs to the same box as the lines before it. Python does not
+    draw a box around the second and later lines of a message.
     """
     box = next((line for line in lines if _BOX.match(line)), None)
     return box is not None and not _GROUP.match(box)
@@ -465,10 +467,10 @@ def _end_of_message(lines: Sequence[str], exception: int) -> int:
 
 
 def _is_whole(lines: Sequence[str], exception: int) -> bool:
-    """Return whether the message of an exception certainly has at most one line, because it
-    is empty, was written by Python itself, or matches the literal in the source line above.
-    Programs that caught the exception may print anything after it. Notes (PEP 678) would follow
-    there, but are rare.
+    """Return whether an exception's message certainly has at most one line, because it is empty,
+    comes from Python itself, or matches the literal in the source line above. Programs that caught
+    the exception may print anything after it. Notes (PEP 678) would also be printed there, but are
+    rare.
     """
     line = lines[exception].rstrip()
     message = split_exception(line)[1]
@@ -487,7 +489,7 @@ def _is_whole(lines: Sequence[str], exception: int) -> bool:
 
 
 def _shape(line: str) -> str:
-    """Return the common part of lines that report the same about different things."""
+    """Return the common part of lines that report the same problem about different things."""
     return _NUMBER.sub("#", line)
 
 
@@ -508,7 +510,7 @@ def _is_other(line: str) -> bool:
 def _ending(
     lines: Sequence[str], chains: Sequence[_Chain], program: ProgramFacts = _UNKNOWN
 ) -> tuple[int, ErrorReport | None]:
-    """Return the fatal report of a worker, and how many exception chains come before it."""
+    """Return the report on a worker's fatal exception, preceded by the number of earlier chains."""
     crash = _crash(lines)
     printed: tuple[int, ErrorReport] | None = None
     for number, chain in reversed(list(enumerate(chains))):
@@ -538,7 +540,7 @@ def _report(lines: Sequence[str], chain: _Chain, program: ProgramFacts = _UNKNOW
         lines, last, before, followed=after > 0 or end > last.exception + 1, program=program
     ):
         kind = FailureKind.PRINTED
-        end = end if boxed else last.exception + 1  # the next lines may not be a message
+        end = end if boxed else last.exception + 1  # the next lines may not belong to the message
     else:
         kind = FailureKind.RAISED
     if kind is FailureKind.PRINTED and before and _RECORD.match(before[-1]):
@@ -548,7 +550,7 @@ def _report(lines: Sequence[str], chain: _Chain, program: ProgramFacts = _UNKNOW
         report = _group(lines, last.stack[0], kind, shown)
     else:
         said = lines[last.exception : end]
-        if last.end < chain.end == end:  # it quotes a traceback
+        if last.end < chain.end == end:  # the message quotes a traceback
             said = [*lines[last.exception : last.end], lines[chain.raised[-2].exception]]
         type_, message = _split("\n".join(said))
         report = ErrorReport(kind, type_, message, *_place(lines, last.stack), shown)
@@ -563,8 +565,8 @@ def _report(lines: Sequence[str], chain: _Chain, program: ProgramFacts = _UNKNOW
 def _with_quoted(
     lines: Sequence[str], chain: _Chain, following: Sequence[_Chain], report: ErrorReport
 ) -> ErrorReport:
-    """Return a report with the traceback quoted in its exception's message, from another process or
-    machine: directly after it and without an outermost frame.
+    """Return a report that includes the traceback quoted in its exception's message. That traceback
+    comes from another process or machine. It follows directly and does not have an outermost frame.
     """
     if not following or following[0].start != chain.end or report.kind is not FailureKind.RAISED:
         return report
@@ -590,7 +592,8 @@ def _was_handled(
     program: ProgramFacts,
 ) -> bool:
     """Return whether an exception was printed by the program itself, a logger or another process,
-    so that the program could continue: caught in a function, or logged, with more output after it.
+    and the program could continue. Such exceptions are caught in a function, or logged and followed
+    by more output.
     """
     if before and _LOGGED.match(before[-1]) and followed:
         return True
@@ -603,7 +606,7 @@ def _was_handled(
 
 
 def _is_of_other(lines: Sequence[str], traceback: _Traceback, script: str) -> bool:
-    """Return whether a traceback begins in another program than the worker's script."""
+    """Return whether a traceback begins in a program other than the worker's script."""
     if not script or lines[traceback.start] != HEADER:
         return False
     frame = next((f for line in lines[traceback.start : traceback.exception]
@@ -614,7 +617,7 @@ def _is_of_other(lines: Sequence[str], traceback: _Traceback, script: str) -> bo
 
 
 def _shown(lines: Sequence[str], chain: _Chain, end: int) -> tuple[str, ...]:
-    """Return the lines of a report: without the progress bar before them, and not too many."""
+    """Return the lines of a report, shortened and without the progress bar before them."""
     exception = chain.raised[-1].exception + 1
     stack = [HEADER if line == FRAMED else line for line in lines[chain.start : exception]]
     if is_header(stack[0]) and not _BOX.match(stack[0]):
@@ -632,7 +635,7 @@ def _type(lines: Sequence[str], raised: _Raised) -> str:
 
 
 def _cause(lines: Sequence[str], chain: _Chain, report: ErrorReport) -> tuple[str, str]:
-    """Return the first error of a chain and its place, unless the last one is or includes it."""
+    """Return the first error in a chain and its place, unless the last error is or includes it."""
     for each in chain.raised[:-1]:
         type_, message = _split(in_box(lines[each.exception]))
         if type_ and type_ not in _CONTROL_FLOW:
@@ -642,7 +645,7 @@ def _cause(lines: Sequence[str], chain: _Chain, report: ErrorReport) -> tuple[st
             package = _PACKAGE.match(report.where)
             program = package is not None and where.startswith(package[0])
             if TracebackLine(where, "", "").library and not program:
-                where = ""  # no place in the user's code
+                where = ""  # it is not in the user's code
             return f"{type_}: {message}" if message else type_, where
     return "", ""
 
@@ -650,8 +653,8 @@ def _cause(lines: Sequence[str], chain: _Chain, report: ErrorReport) -> tuple[st
 def _group(
     lines: Sequence[str], traceback: _Traceback, kind: FailureKind, shown: tuple[str, ...]
 ) -> ErrorReport:
-    """Return the report of an ExceptionGroup: place and message of its first exception, and where
-    the group itself was raised.
+    """Return the report on an ExceptionGroup, with the place and message of its first exception,
+    and the place where the group itself was raised.
     """
     type_, message = _split(in_box(lines[traceback.exception]))
     begin = traceback.exception
@@ -701,7 +704,7 @@ def _crash(lines: Sequence[str]) -> tuple[int, ErrorReport] | None:
             message = reason.strip()
             shown.append(reason)
         begin, end = _stack(lines, fatal)
-        where, source = _place_in(lines[begin:end][::-1])  # the innermost comes first
+        where, source = _place_in(lines[begin:end][::-1])  # the innermost frame comes first
         shown += [line for line in [lines[fatal], *lines[begin:end]] if line.strip()]
     if not shown:
         return None
@@ -713,8 +716,8 @@ def _crash(lines: Sequence[str]) -> tuple[int, ErrorReport] | None:
 
 
 def _reason(before: Sequence[str]) -> str:
-    """Return why C or C++ code has called abort(3), as it prints that just before: a failed
-    assertion, damaged memory, the watchdog of NCCL. Empty if it has not.
+    """Return why C or C++ code called abort(3), which it prints just before, such as a failed
+    assertion, damaged memory or NCCL's watchdog. Return an empty string if it did not call abort.
     """
     near = [line for line in before[-_NEAR:] if line.strip()]
     if not near or any(frame_of(line) for line in near):
@@ -737,7 +740,7 @@ def _stack(lines: Sequence[str], fatal: int) -> tuple[int, int]:
             break
         number += 1
         if number < len(lines) and not lines[number].strip():
-            number += 1  # between two threads
+            number += 1  # an empty line between two threads
     end = begin + 1
     while end < len(lines) and frame_of(lines[end]):
         end += 1
@@ -745,7 +748,7 @@ def _stack(lines: Sequence[str], fatal: int) -> tuple[int, int]:
 
 
 def _is_of_stack(line: str) -> bool:
-    # A thread of C++ that has run Python code once is listed without frames.
+    # A C++ thread that has run Python code before is listed without frames.
     return bool(_STACK.match(line) or frame_of(line)) or line.strip() == _NO_FRAME
 
 
@@ -762,7 +765,7 @@ def _place(lines: Sequence[str], stack: Sequence[_Traceback]) -> tuple[str, str]
 
 
 def _place_in(lines: Sequence[str]) -> tuple[str, str]:
-    """Return the last place in the user's own code in some lines, and its source."""
+    """Return the last place in the user's own code within some lines, and its source."""
     found = [(number, frame) for number, line in enumerate(lines) if (frame := frame_of(line))]
     if not found:
         return "", ""
@@ -777,7 +780,7 @@ def _place_in(lines: Sequence[str]) -> tuple[str, str]:
 
 
 def _innermost(found: Sequence[tuple[int, TracebackLine]]) -> tuple[int, TracebackLine]:
-    """Return the user's innermost frame; an installed program counts as the user's."""
+    """Return the user's innermost frame. An installed program counts as the user's own code."""
     files = [frame.file for _, frame in found]
     packages = [match[0] for file in files if (match := _PACKAGE.match(file)) is not None]
     own = [each for each in found if each[1].own and not _is_stub(each[1].file, files)]
@@ -787,6 +790,6 @@ def _innermost(found: Sequence[tuple[int, TracebackLine]]) -> tuple[int, Traceba
 
 
 def _is_stub(file: str, files: Sequence[str]) -> bool:
-    """Return whether a file is a console script, which only calls the installed package."""
+    """Return whether a file is a console script that only calls the installed package."""
     prefix, found, _ = file.rpartition("/bin/")
     return bool(found) and any(other.startswith(f"{prefix}/lib") for other in files)

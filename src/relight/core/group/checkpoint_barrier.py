@@ -1,35 +1,38 @@
 """Finds the call of `relight.worker.should_checkpoint` at which all workers save and exit.
 
-Workers that train together call it equally often, but they would see a flag at different steps. So
-the coordinator first sets a limit: a worker that reaches this call blocks until it learns the
-decision.
+Workers that train together call it equally often, but they would see a flag at different steps.
+Therefore the coordinator first sets a limit on the number of calls. A worker that reaches the limit
+blocks until it receives the decision.
 
-    COUNTING  all nodes know the limit; the first one is 0, which only counts
+    COUNTING  all nodes know the limit; the first limit is 0, which only counts the calls
       | all have answered, and no worker had reached the limit  -> AGREED: on this limit
       | all have answered, and a worker had reached it          -> COUNTING, with a higher limit
-      | this takes too long                                     -> AGREED: each at its next call
-    AGREED    the workers learn the call
+      | the time limit passes                                   -> AGREED: each at its next call
+    AGREED    the workers receive the number of the call
 
-The limit exceeds all counted calls by a margin that grows eightfold, because fast workers call it
-many times between two messages. Deliberately not here: messages, and the workers' side.
+The limit exceeds all counted calls by a margin that grows eightfold each time, because fast workers
+call the function many times between two messages. Messages and the workers' side are deliberately
+kept out of this module.
 """
 
 from collections.abc import Iterable
 
 AT_ONCE = 0
-"""The workers could not agree, and each exits at its next call."""
+"""The workers could not agree, so each of them exits at its next call."""
 _PATIENCE_S = 5.0
-"""Time limit of the agreement in seconds; a few messages between all nodes take milliseconds."""
+"""Time limit for the agreement in seconds. It normally takes milliseconds, as it only needs a few
+messages between all nodes.
+"""
 _LONGEST_S = 15.0
-"""Time limit in seconds while a node that has not answered is silent; at most half of the time that
-workers have to save.
+"""Time limit in seconds while a node that has not answered is silent. It is at most half of the
+time that workers have to save a checkpoint.
 """
 _AGAIN_S = 1.0
 _MARGIN_GROWS = 8
 
 
 def longest_s(limit_s: float) -> float:
-    """Return the time limit of an agreement in seconds.
+    """Return the time limit for an agreement in seconds.
 
     Args:
         limit_s: how long the workers may take afterwards; 0 for no limit.
@@ -38,26 +41,26 @@ def longest_s(limit_s: float) -> float:
 
 
 class Agreement:
-    """The search for one call at which all workers exit.
+    """The search for a call at which all workers exit.
 
     Args:
         nodes: the nodes with workers.
         cause: why the workers should save and exit, for users.
-        limit_s: how long they may take afterwards; 0 if each agent knows.
-        now: the time.
+        limit_s: how long they may take afterwards; 0 if each agent uses its own limit.
+        now: the current time.
     """
 
     def __init__(self, nodes: Iterable[str], cause: str, limit_s: float, now: float) -> None:
         self.cause = cause
         self.limit_s = limit_s
         self.limit = 0
-        """The limit that was last sent to the nodes."""
+        """The latest limit sent to the nodes."""
         self.until = now + _PATIENCE_S
-        """When the search ends in any case."""
+        """When the search ends, even if answers are missing."""
         self._silent_until = now + longest_s(limit_s)
         self._nodes = set(nodes)
         self._unanswered = set(nodes)
-        self._most = 0  # the most calls of any worker
+        self._most = 0  # the highest number of calls made by any worker
         self._margin = 1
 
     @property
@@ -71,7 +74,7 @@ class Agreement:
         return not self._unanswered
 
     def answer(self, node: str, limit: int, calls: int) -> None:
-        """Record a node's answer to a limit: the highest number of calls of any of its workers."""
+        """Record a node's answer to a limit: the highest call count among its workers."""
         if limit == self.limit:
             self._unanswered.discard(node)
             self._most = max(self._most, calls)
@@ -86,7 +89,7 @@ class Agreement:
         sent.
 
         Args:
-            now: the time.
+            now: the current time.
             silent: nodes that may not have received the limit yet, and may come back.
         """
         waits = any(node in self._unanswered for node in silent)

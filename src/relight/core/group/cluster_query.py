@@ -6,9 +6,9 @@ status`).
     each node      Answer
     coordinator    NodeAnswered, one for each node, once all have answered or the time limit passes
 
-Without queries, nothing is sent. A repeated question joins the open one and gets the same answers,
-so many observers on many nodes cost the job as much as a single one. The group's state never
-depends on queries.
+Nothing is sent unless there are queries. A question that is already open shares the answers of the
+open one, so many observers on many nodes cost the job no more than a single observer does. The
+group's state never depends on queries.
 """
 
 from collections.abc import Iterable
@@ -17,19 +17,19 @@ from relight.core.group.group_types import Send
 from relight.core.group.messages import Answer, Join, NodeAnswered, Question
 
 LIMIT_S = 1.0
-"""Time limit of an answer in seconds. Slower nodes are shown without one."""
+"""Time limit for an answer in seconds. Slower nodes are shown without an answer."""
 _MOST_OPEN = 8
 _MOST_CHARS = 8 << 20
-"""Limit for all answers to one question. They share the connection with heartbeats and must not
-fill it.
+"""Size limit for all answers to one question. They share the connection with heartbeats, so they
+must not fill it.
 """
 
 
 class _Open:
-    """An open question: its askers, the nodes that were asked, and their answers.
+    """An open question, with the nodes that sent it, the nodes that received it, and their answers.
 
-    Nodes of older versions, which don't know questions, are among the hosts but not among the
-    `awaited` nodes.
+    Nodes that run an older version without support for questions are among the hosts, but not among
+    the `awaited` nodes.
     """
 
     def __init__(self, question: str, joins: Iterable[Join]) -> None:
@@ -42,7 +42,7 @@ class _Open:
         self.room = _MOST_CHARS
 
     def take(self, node: str, answer: str) -> None:
-        """Keep the first answer of a node that was asked, while it fits the limit."""
+        """Keep the first answer from each awaited node, as long as the size limit allows."""
         if node in self.awaited:
             self.awaited.remove(node)
             if len(answer) <= self.room:
@@ -50,7 +50,7 @@ class _Open:
                 self.answers[node] = answer
 
     def told(self) -> list[Send]:
-        """Return the messages to the askers."""
+        """Return the messages to the nodes that sent the question."""
         messages = [
             NodeAnswered(self.question, host, self.answers.get(node), len(self.hosts) - number)
             for number, (node, host) in enumerate(self.hosts.items(), 1)
@@ -66,11 +66,11 @@ class Questions:
         self._latest = 0
 
     def ask(self, node: str, question: str, joins: Iterable[Join]) -> tuple[int, list[Send]]:
-        """Return the number of a question and the messages that put it to the nodes; no messages if
-        it is already open or too many questions are.
+        """Return the number of a question and the messages that send it to the nodes. There are no
+        messages if the question is already open, or if too many questions are open.
 
         Args:
-            node: the node that asks.
+            node: the node that sends the question.
             question: the text of the question.
             joins: the `Join` of each connected node.
         """
@@ -88,7 +88,9 @@ class Questions:
         return self._latest, sends or self.close(self._latest)
 
     def answer(self, node: str, answer: Answer) -> list[Send]:
-        """Record a node's answer; return the messages to the askers if it was the last one."""
+        """Record a node's answer. If it was the last one, return the messages to the nodes that
+        sent the question.
+        """
         opened = self._open.get(answer.number)
         if opened is None:
             return []  # too late
@@ -96,8 +98,8 @@ class Questions:
         return [] if opened.awaited else self.close(answer.number)
 
     def close(self, number: int) -> list[Send]:
-        """End a question; return the messages to the askers, or an empty list if it has already
-        ended.
+        """End a question. Return the messages to the nodes that sent it, or an empty list if it has
+        already ended.
         """
         opened = self._open.pop(number, None)
         return [] if opened is None else opened.told()

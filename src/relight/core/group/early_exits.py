@@ -1,12 +1,13 @@
-"""Reports ranks that finished while others still run.
+"""Reports ranks that finished while others are still running.
 
-The report is a fact, not a verdict, because ranks may have different work. But a rank that had
-fewer batches than the others, or returned by mistake, exits with code 0 unnoticed while the others
-wait for it or train on without it. So one line reports it, after 5 % of the time for which the
-generation had run by then, at least 5 s and at most 10 min. It is repeated only if more ranks have
-finished, after twice that time.
+The report states a fact rather than a failure, because ranks may have different work. But a rank
+that had fewer batches than the others, or returned by mistake, exits with code 0 unnoticed while
+the others wait for it or continue training without it. One line reports this after a delay: 5 % of
+the generation's running time at that point, but at least 5 s and at most 10 min. The line is
+repeated, after twice that delay, only if more ranks have finished.
 
-An agent uses this for the ranks of its node, the coordinator for whole nodes. Loaded on first use.
+An agent uses this for the ranks on its node, and the coordinator for whole nodes. Loaded on first
+use.
 """
 
 from collections.abc import Sequence
@@ -18,15 +19,15 @@ _MOST_S, _SHARE = 600.0, 0.05
 
 
 class EarlyExits:
-    """The ranks of one node, or the nodes by group rank, that finished in one generation.
+    """The ranks of one node, or the group ranks of nodes, that finished in one generation.
 
     Args:
-        began: when the generation began to run.
+        began: when the generation started running.
     """
 
     def __init__(self, began: float) -> None:
         self.at: dict[int, float] = {}
-        """By number, the time when it finished."""
+        """The finish time of each rank or node, by number."""
         self._began = began
         self._first: float | None = None  # when the first unreported one finished
         self._factor = 1
@@ -38,8 +39,8 @@ class EarlyExits:
             self._first = now if self._first is None else min(self._first, now)
 
     def deadline(self) -> float | None:
-        """Return when to report, provided that something still runs then; None if everything was
-        reported.
+        """Return when to report, provided that something is still running then, or None if
+        everything has been reported.
         """
         first = self._first
         if first is None:
@@ -48,7 +49,9 @@ class EarlyExits:
         return first + min(self._factor * wait_s, _MOST_S)
 
     def is_due(self, now: float) -> bool:
-        """Return whether to report now; the next report is due only after more have finished."""
+        """Return whether to report now. After that, the next report is due only once more ranks or
+        nodes have finished.
+        """
         due = self.deadline()
         if due is None or now < due:
             return False
@@ -63,13 +66,13 @@ class EarlyExits:
 def of_ranks(
     finished: Sequence[int], ages_s: Sequence[float], running: Sequence[int], where: str = ""
 ) -> str:
-    """Return the line on ranks: `rank 1 finished 40 s ago with exit code 0; rank 0 is still …`.
+    """Return the line about ranks, `rank 1 finished 40 s ago with exit code 0; rank 0 is still …`.
 
     Args:
         finished: the ranks that finished, at least one.
         ages_s: how many seconds ago each one finished.
         running: the other known ranks, at least one.
-        where: the suffix of their names, such as ` on this node`.
+        where: a suffix for their names, such as ` on this node`.
     """
     verb = "is" if len(running) == 1 else "are"
     others = f"{format_ranks(running)}{where} {verb} still running"
@@ -77,8 +80,8 @@ def of_ranks(
 
 
 def of_nodes(finished: Sequence[str], ages_s: Sequence[float], running: Sequence[str]) -> str:
-    """Return the line on nodes. All ranks of the finished nodes have finished; each other node
-    still runs some.
+    """Return the line about nodes. All ranks of the finished nodes have finished, and each of the
+    other nodes still has running ranks.
     """
     return (
         f"all ranks on {format_names(finished)} {_finished(ages_s)}; "

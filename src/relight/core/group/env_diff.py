@@ -18,15 +18,15 @@ T = TypeVar("T")
 def compare(
     known: Mapping[str, Mapping[str, str]], new_host: str, new: Mapping[str, str]
 ) -> list[str]:
-    """Return a line for each fact of a new node whose value no other node has.
+    """Return a line for each fact whose value on a new node differs from all other nodes.
 
-    A value that another node shares was reported when the first such node joined. The value with
-    the fewest nodes comes first, as it is probably the wrong one. Facts that a node does not report
-    are not compared.
+    A value that another node shares was already reported when the first such node joined. The value
+    shared by the fewest nodes comes first, because it is probably the wrong one. Facts that a node
+    does not report are not compared.
 
     Args:
         known: the facts of the other nodes, by host.
-        new_host: the host of the node that joins.
+        new_host: the host of the new node.
         new: its facts.
     """
     lines = []
@@ -51,7 +51,7 @@ def _sentence(name: str, hosts_by_value: Mapping[str, Sequence[str]]) -> str:
 
 
 def by_value(values: Iterable[tuple[T, str]]) -> dict[T, list[str]]:
-    """Return the hosts that have each value, from pairs of a value and a host."""
+    """Group the hosts in (value, host) pairs by value."""
     hosts_by_value: dict[T, list[str]] = {}
     for value, host in values:
         hosts_by_value.setdefault(value, []).append(host)
@@ -59,7 +59,7 @@ def by_value(values: Iterable[tuple[T, str]]) -> dict[T, list[str]]:
 
 
 def names_of(hosts: Iterable[str]) -> str:
-    """Return host names for users, shortened if there are many."""
+    """Format host names for users; long lists are shortened."""
     names = sorted(hosts, key=natural)
     if len(names) <= _MAX_HOSTS:
         return ", ".join(names)
@@ -67,7 +67,7 @@ def names_of(hosts: Iterable[str]) -> str:
 
 
 def _shorten(values: Sequence[str]) -> dict[str, str]:
-    """Cut long values to the words from the first difference on."""
+    """Shorten long values by dropping the words before their first difference."""
     if max(map(len, values)) <= _MAX_LENGTH:
         return {value: value or "nothing" for value in values}
     words = [value.split(" ") for value in values]

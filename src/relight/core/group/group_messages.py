@@ -1,5 +1,5 @@
-"""User messages about an incomplete group: its nodes, the reason for the wait and the time left;
-and why a node can't join or is suspicious.
+"""User messages about an incomplete group, with its nodes, the reason for the wait and the time
+left, and messages about nodes that can't join or look suspicious.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,22 +10,22 @@ from relight.core.group.group_types import GroupSettings
 from relight.core.group.messages import Join
 
 _MAX_KINDS = 8
-"""Maximum number of fact sets to compare. If all nodes differ, more notes would not help."""
+"""Maximum number of fact sets to compare. If all nodes differ, further notes would not help."""
 
 
 class Differences:
-    """Facts that should be equal on all nodes; each new set that differs is reported once."""
+    """Facts that should be equal on all nodes. Each new set that differs is reported once."""
 
     def __init__(self) -> None:
         self._kinds: dict[str, dict[str, str]] = {}  # the facts of one host for each distinct set
 
     def of(self, join: Join) -> list[str]:
-        """Return a line for each fact whose value no other node has."""
+        """Return a line for each fact whose value differs from all other nodes."""
         kinds = self._kinds
         if join.facts in kinds.values() or len(kinds) >= _MAX_KINDS:
             return []
         lines = []
-        if kinds:  # not in a job of one node, which starts sooner without the import
+        if kinds:  # empty in a single-node job, which starts faster without the import
             from relight.core.group.env_diff import compare
 
             lines = compare(kinds, join.host, join.facts)
@@ -42,7 +42,7 @@ def shared_machine(joins: Sequence[Join]) -> str:
             counts[machine] = counts.get(machine, 0) + 1
     if max(counts.values(), default=0) < 2:
         return ""
-    fullest = max(counts, key=lambda machine: counts[machine])  # the first of these
+    fullest = max(counts, key=lambda machine: counts[machine])  # the first one if tied
     host, count = fullest[0], counts[fullest]
     those = "all nodes" if count == len(joins) else f"{count} of {len(joins)} nodes"
     return (
@@ -52,7 +52,9 @@ def shared_machine(joins: Sequence[Join]) -> str:
 
 
 def refusal(settings: GroupSettings, join: Join, holder: Join | None) -> str:
-    """Return why a node can't join, or an empty string. `holder` already has its node rank."""
+    """Return why a node can't join, or an empty string. `holder` is the node that already has its
+    node rank.
+    """
     if (join.min_nodes, join.max_nodes) != (settings.min_nodes, settings.max_nodes):
         return (
             f"--nnodes={Nodes(join.min_nodes, join.max_nodes)} on {join.host}, "
@@ -70,7 +72,7 @@ def refusal(settings: GroupSettings, join: Join, holder: Join | None) -> str:
 
 
 def held_by_silent(join: Join, host: str) -> str:
-    """Return the line for a node whose node rank is held by a silent node."""
+    """Return the line for a node whose node rank belongs to a silent node."""
     return (
         f"--node-rank={join.node_rank} belongs to a silent node on {host}; the new one on "
         f"{join.host} can join once that node is lost"
@@ -78,7 +80,7 @@ def held_by_silent(join: Join, host: str) -> str:
 
 
 def other_lost_after(asked_s: float, settings: GroupSettings) -> str:
-    """Return why a node with another heartbeat timeout can't join, or an empty string."""
+    """Return why a node with a different heartbeat timeout can't join, or an empty string."""
     if asked_s == settings.lost_after_s:
         return ""
     return (
@@ -89,7 +91,7 @@ def other_lost_after(asked_s: float, settings: GroupSettings) -> str:
 
 
 def too_few(hosts: Sequence[str], needed: int, most: int, left_s: float, cause: str) -> str:
-    """Return the line for a group with too few nodes. `cause`: why the last generation ended, or
+    """Return the line for a group with too few nodes. `cause` is why the last generation ended, or
     empty.
     """
     least = "at least " if most > needed else ""
@@ -100,10 +102,10 @@ def too_few(hosts: Sequence[str], needed: int, most: int, left_s: float, cause: 
 
 
 def several_jobs(waiting: Mapping[str, tuple[Sequence[str], int]]) -> str:
-    """Return the line for jobs that all lack nodes at one endpoint.
+    """Return the line for several jobs at one endpoint that all lack nodes.
 
     Args:
-        waiting: by job, the hosts of the nodes that have joined, and how many are needed.
+        waiting: the hosts of the nodes that have joined, and how many are needed, by job.
     """
     jobs = [
         f"{job} ({len(hosts)} of {needed} nodes: {format_names(hosts)})"
@@ -125,17 +127,17 @@ def only_this_machine(where: str, addresses: Sequence[str]) -> str:
 
 
 def coming_back(missing: int, generation: int) -> str:
-    """Return the line for a new coordinator that waits for nodes of a live generation."""
+    """Return the line for a new coordinator that is waiting for nodes of a live generation."""
     return f"waiting for {pluralize(missing, 'more node')} of generation {generation} to reconnect"
 
 
 def not_ready(hosts: Sequence[str], left_s: float) -> str:
-    """Return the line for nodes that still have workers of an older generation."""
+    """Return the line for nodes that still have workers from an older generation."""
     return f"waiting for {format_names(hosts)} to get ready ({_timeout(left_s)})"
 
 
 def last_call(hosts: Sequence[str], most: int, quiet_s: float) -> str:
-    """Return the line for a group that has enough nodes but waits for more."""
+    """Return the line for a group that has enough nodes but is waiting for more."""
     return (
         f"{len(hosts)} of at most {most} nodes have joined: {format_names(hosts)}; "
         f"the group starts if no further node joins within {quiet_s:g} s"
@@ -143,7 +145,7 @@ def last_call(hosts: Sequence[str], most: int, quiet_s: float) -> str:
 
 
 def on_probation(host: str, times: int, seconds: float) -> str:
-    """Return the line for a node of a host with flapping nodes."""
+    """Return the line for a node on a host with flapping nodes."""
     return (
         f"{host} is flapping ({times} joins); it can join after staying connected "
         f"for {format_duration(seconds)}"

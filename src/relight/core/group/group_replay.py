@@ -1,8 +1,8 @@
 """Records and replays the steps of a group's state machine (--record-group).
 
-`core/group/membership` is pure: the same inputs at the same times lead to the same effects. So a
-record of its inputs explains its decisions afterwards, and shows whether another version of relight
-would decide differently.
+`core/group/membership` is pure: the same inputs at the same times lead to the same effects.
+Therefore a recording of its inputs explains its decisions afterwards, and shows whether another
+version of relight would decide differently.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -29,16 +29,16 @@ from relight.events.event_types import GroupBegan, GroupStep, Tick
 
 _MOST_SHOWN = 160
 Seen = NodeSilent | NodeHeard | NodeLost | Slept
-"""A coordinator's inputs other than the messages of nodes."""
+"""A coordinator's inputs other than messages from nodes."""
 
 
 class GroupRecorder:
-    """Writes the steps of one group as events.
+    """Writes a group's steps as events.
 
     Args:
-        job: the group's.
-        settings: the group's.
-        origin: the group's.
+        job: the group's job.
+        settings: the group's settings.
+        origin: the group's origin.
         write: writes an event.
     """
 
@@ -59,10 +59,10 @@ class GroupRecorder:
 
 
 class Step(NamedTuple):
-    """A replayed step: its time in seconds since the first one; the input; the state after it, with
-    a reason to wait; and its effects in words.
+    """A replayed step, with its time in seconds since the first step, its input, the state after it
+    (including the reason for a wait), and a description of its effects.
 
-    `recorded` are the recorded effects if they differ, else None.
+    `recorded` holds the recorded effects if they differ, or None otherwise.
     """
 
     number: int
@@ -76,7 +76,7 @@ class Step(NamedTuple):
 
 
 def replay(lines: Iterable[Line]) -> Iterator[Step]:
-    """Replay the recorded steps in the lines of an event log with this version of relight.
+    """Replay the steps recorded in an event log with this version of relight.
 
     Raises:
         Malformed: if a step can't be read.
@@ -129,7 +129,7 @@ class _Group:
         )
 
     def _in_words(self, told: Message) -> str:
-        """Return an input or an effect in one line."""
+        """Format an input or an effect as one line."""
         name = str(told.get("node", ""))
         node = self._hosts.get(name, name)
         if list(self._hosts.values()).count(node) > 1:
@@ -141,7 +141,7 @@ class _Group:
 
 
 def _in_line(message: Message) -> str:
-    """Return the informative fields of a message."""
+    """Format the informative fields of a message."""
 
     def words(record: Message, before: str = "") -> Iterator[str]:
         for key, value in record.items():

@@ -8,16 +8,17 @@ from relight.events.event_types import Tick
 
 
 class GroupSettings(NamedTuple):
-    """The user's settings. Times in seconds.
+    """The user's settings. Times are in seconds.
 
-    `ordered`: every node brings its rank (the static rendezvous). `rejoin_grace_s`: how long the
-    nodes of a live generation may take to reach a new coordinator. `checkpoint_first`: newcomers
-    are admitted only after the workers have saved a checkpoint. `lost_after_s`: how long a node may
-    be silent before it is lost; worker leases derive from this (`core/link/lease`), so all nodes of
-    a job must agree on it. `restart_window_s`: the time within which `max_restarts` are allowed; 0
-    for the whole job. `smart`, `restart_on`, `fail_on`: see `core/group/restart_budget`; signal n
-    is exit code 128 + n. `by_topology`: ranks follow the network (`core/group/rank_order`).
-    `segment`: a generation has a multiple of so many nodes, as do `min_nodes` and `max_nodes`.
+    `ordered`: every node specifies its own rank (the static rendezvous). `rejoin_grace_s`: how long
+    the nodes of a live generation may take to reach a new coordinator. `checkpoint_first`:
+    newcomers are admitted only after the workers have saved a checkpoint. `lost_after_s`: how long
+    a node may be silent before it is considered lost. Worker leases derive from this
+    (`core/link/lease`), so all nodes of a job must agree on it. `restart_window_s`: the time within
+    which `max_restarts` are allowed; 0 for the whole job. `smart`, `restart_on`, `fail_on`: see
+    `core/group/restart_budget`; signal n is exit code 128 + n. `by_topology`: ranks follow the
+    network topology (`core/group/rank_order`). `segment`: the number of nodes in a generation is a
+    multiple of this, and so are `min_nodes` and `max_nodes`.
     """
 
     min_nodes: int
@@ -48,15 +49,15 @@ class GroupSettings(NamedTuple):
         return self.max_nodes if self.ordered else self.min_nodes
 
     def whole(self, nodes: int) -> int:
-        """Return how many of so many nodes make up whole segments."""
+        """Round a number of nodes down to whole segments."""
         return nodes - nodes % self.segment
 
 
 class Hello(NamedTuple):
     """How a peer introduces itself, before it has proved its identity.
 
-    `sender` is empty for an agent. An agent and an elector name their `job` and its `settings`.
-    `jobs` are the jobs that a coordinator serves, if they are few.
+    `sender` is empty for an agent. An agent or elector names its `job` and the job's `settings`.
+    `jobs` lists the jobs that a coordinator serves, unless there are too many.
     """
 
     sender: str = ""
@@ -76,15 +77,15 @@ class GroupState(Enum):
 
 
 class Received(NamedTuple):
-    """Event: a message of a node."""
+    """Event: a message from a node."""
 
     node: str
     message: FromAgent
 
 
 class NodeSilent(NamedTuple):
-    """Event: a node has been silent `since` a time, because its connection ended or is quiet. That
-    proves nothing.
+    """Event: a node has been silent since the time `since`, because its connection ended or carries
+    no messages. This does not prove that the node is gone.
     """
 
     node: str
@@ -93,7 +94,7 @@ class NodeSilent(NamedTuple):
 
 
 class NodeHeard(NamedTuple):
-    """Event: a silent node is heard again, over the connection that it had."""
+    """Event: a message from a silent node has arrived, over its existing connection."""
 
     node: str
 
@@ -105,7 +106,9 @@ class Slept(NamedTuple):
 
 
 class NodeLost(NamedTuple):
-    """Event: a node and its workers are gone. That is proven, or the node is not in this group."""
+    """Event: a node and its workers are gone. Either this is proven, or the node is not in this
+    group.
+    """
 
     node: str
     reason: str
@@ -119,8 +122,8 @@ class Send(NamedTuple):
 
 
 class Drop(NamedTuple):
-    """Effect: drop a node. Its connection is closed and it receives no more answers, so that the
-    lease of its workers expires.
+    """Effect: drop a node. Its connection is closed and it receives no more answers, so that its
+    workers' lease expires.
     """
 
     node: str

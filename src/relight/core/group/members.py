@@ -1,7 +1,7 @@
-"""The connected nodes: the ones that may join, are ready for a generation, or have to wait.
+"""The connected nodes, which may join, are ready for a generation, or have to wait.
 
-A newcomer is refused if it was started for another job. It gets a note on its differences from the
-other nodes, and is on probation if the nodes of its host are flapping (core/group/flapping).
+A newcomer is refused if it was started for another job. It receives a note about its differences
+from the other nodes, and is put on probation if its host has flapping nodes (core/group/flapping).
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Member:
-    """A node that is connected."""
+    """A connected node."""
 
     def __init__(self, join: Join, number: int, arrived_at: float) -> None:
         self.node = join.node
@@ -29,27 +29,27 @@ class Member:
         self.arrived_at = arrived_at
         self.probation_s = 0.0  # how long it must stay before it is admitted
         self.ready: NodeReady | None = None
-        self.idle = True  # it joined without workers and was not ordered to start any
+        self.idle = True  # joined without workers and has not been ordered to start any
 
     @property
     def admitted_after(self) -> float:
-        """When the node has stayed for long enough to be admitted."""
+        """When the node will have stayed long enough to be admitted."""
         return self.arrived_at + self.probation_s
 
 
 class Members:
-    """The nodes that are connected, in the order of their arrival.
+    """The connected nodes, in order of arrival.
 
     Args:
-        settings: the settings of the group.
+        settings: the group's settings.
     """
 
     def __init__(self, settings: GroupSettings) -> None:
         self.reachability: Reachability | None = None
         """The nodes that reach each other; None if no node asks for the check."""
         self.leaving: dict[str, bool] = {}
-        """Nodes that have left the job while workers of their generation are being stopped, and
-        whether they wait until all have stopped.
+        """Nodes that have left the job while their generation's workers are being stopped, and
+        whether they wait until all workers have stopped.
         """
         self.silence = Silence(settings.lost_after_s)
         self._settings = settings
@@ -60,7 +60,7 @@ class Members:
         self._flapping: Flapping | None = None  # created once a node is gone
         self._arrivals = 0
         self._told_shared = False
-        self._turned_back: set[str] = set()  # nodes whose node rank a silent node has
+        self._turned_back: set[str] = set()  # nodes whose node rank belongs to a silent node
 
     def __len__(self) -> int:
         return len(self._by_node)
@@ -87,15 +87,15 @@ class Members:
         return group_messages.refusal(self._settings, join, other)
 
     def silent_holder(self, join: Join) -> str:
-        """Return the host of a silent node that has the node rank of a newcomer, or an empty
-        string. It may be gone, and the newcomer may be its successor.
+        """Return the host of a silent node that has a newcomer's node rank, or an empty string. The
+        silent node may be gone, and the newcomer may be its replacement.
         """
         holder = self._by_node_rank.get(join.node_rank, join.node)
         taken = self._settings.ordered and holder != join.node and holder in self.silence
         return self._by_node[holder].join.host if taken else ""
 
     def is_first_try(self, join: Join) -> bool:
-        """Return whether a node tries for the first time to join while a silent node has its node
+        """Return whether this is a node's first attempt to join while a silent node has its node
         rank.
         """
         before = len(self._turned_back)
@@ -103,8 +103,8 @@ class Members:
         return len(self._turned_back) > before
 
     def admit(self, join: Join, now: float) -> list[tuple[str, str]]:
-        """Add a node, or update one that joins again; return the notes to send: pairs of a node and
-        a text.
+        """Add a node, or update one that joins again. Return the notes to send, as pairs of node
+        and text.
         """
         node, notes = join.node, list[tuple[str, str]]()
         if node not in self._by_node:
@@ -121,7 +121,7 @@ class Members:
         if self._settings.ordered:
             self._by_node_rank[join.node_rank] = node
         member = self._by_node[node]
-        # Its facts have been compared. Those of thousands of nodes would be most of the memory.
+        # The facts have been compared. With thousands of nodes, they would take most of the memory.
         member.join = join._replace(facts={})
         member.ready = None
         member.idle = join.announce is None or join.announce.ended
@@ -130,7 +130,7 @@ class Members:
         return notes
 
     def remove(self, member: Member, now: float) -> None:
-        """Remove a node that is gone or done with the job."""
+        """Remove a node that is gone or has finished the job."""
         del self._by_node[member.node]
         if self._by_node_rank.get(member.join.node_rank) == member.node:
             del self._by_node_rank[member.join.node_rank]
@@ -140,7 +140,7 @@ class Members:
             self.reachability.remove(member.node)
 
     def lose(self, member: Member, now: float) -> None:
-        """Remove a node that is gone before the end of its job."""
+        """Remove a node that was lost before the end of its job."""
         self.remove(member, now)
         if self._flapping is None:
             from relight.core.group.flapping import Flapping
@@ -149,12 +149,12 @@ class Members:
         self._flapping.gone(member.join.host, now - member.arrived_at)
 
     def note_on(self, chosen: Sequence[Member]) -> str:
-        """Return the note on nodes of a generation that share a machine, the first time."""
+        """Return a note about nodes that share a machine in a generation, only the first time."""
         text = "" if self._told_shared else group_messages.shared_machine([m.join for m in chosen])
         self._told_shared = self._told_shared or bool(text)
         return text
 
-    # Silence. A silent node is in no new generation, ready or not.
+    # Silence. A silent node never enters a new generation, even if it is ready.
 
     def fall_silent(self, member: Member, heard_at: float, reason: str) -> None:
         """Record that a node has been silent since `heard_at`."""
@@ -162,7 +162,7 @@ class Members:
         self._ready.pop(member.node, None)
 
     def hear(self, member: Member, now: float) -> None:
-        """Record that a node is heard again over the same connection."""
+        """Record that a message from a silent node has arrived over the same connection."""
         self.silence.end(member.node, now)
         if member.ready is not None:
             self._ready[member.node] = None
@@ -170,11 +170,11 @@ class Members:
     # Readiness.
 
     def is_ready(self, node: str) -> bool:
-        """Return whether a node is without workers and waits for a generation."""
+        """Return whether a node has no workers and waits for a generation."""
         return node in self._by_node and self._by_node[node].ready is not None
 
     def set_ready(self, member: Member, ready: NodeReady) -> None:
-        """Record that a node is without workers and waits for a generation."""
+        """Record that a node has no workers and waits for a generation."""
         member.ready = ready
         if member.node not in self.silence:
             self._ready[member.node] = None
@@ -187,7 +187,7 @@ class Members:
         del self._ready[member.node]
 
     def ready(self) -> list[Member]:
-        """Return the nodes that are ready, by the arrival of their NodeReady."""
+        """Return the nodes that are ready, ordered by the arrival of their NodeReady."""
         return [self._by_node[node] for node in self._ready]
 
     def count_ready(self) -> int:
@@ -195,26 +195,26 @@ class Members:
         return len(self._ready)
 
     def not_ready(self) -> list[Member]:
-        """Return the nodes that are not ready, or silent."""
+        """Return the nodes that are not ready or are silent."""
         return [member for member in self if member.node not in self._ready]
 
     def regular(self) -> list[Member]:
-        """Return the nodes that are ready, except those on probation (core/group/flapping)."""
+        """Return the ready nodes, except those on probation (core/group/flapping)."""
         return [member for member in self.ready() if not member.probation_s]
 
     def latest_regular_arrival(self, default: float) -> float:
-        """Return when the latest node joined that is not on probation."""
+        """Return when the most recent node that is not on probation joined."""
         members = reversed(self._by_node.values())
         return next((m.arrived_at for m in members if not m.probation_s), default)
 
     def count_ready_from(self, generation: GenerationId) -> int:
-        """Return how many of the ready nodes were in a generation."""
+        """Return how many of the ready nodes belonged to a generation."""
         readies = (member.ready for member in self.ready())
         return sum(ready is not None and ready.generation == generation for ready in readies)
 
     def candidates(self, now: float) -> list[Member]:
-        """Return the nodes for the next generation, in the order of their arrival. A node on
-        probation is taken only if it is needed.
+        """Return the nodes for the next generation, in order of arrival. A node on probation is
+        included only if it is needed.
         """
         ready = sorted(self.ready(), key=lambda member: member.number)
         settled = [member for member in ready if now >= member.admitted_after]
@@ -223,5 +223,5 @@ class Members:
 
     @staticmethod
     def by_host(members: list[Member]) -> list[Member]:
-        """Return nodes in the natural order of host names."""
+        """Sort nodes by host name, in natural order."""
         return sorted(members, key=lambda m: (ranks.natural(m.join.host), m.number))

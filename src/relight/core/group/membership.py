@@ -1,66 +1,72 @@
-"""The group: its nodes, the live generation, when to form the next one, and why not yet.
+"""The group: its nodes, the live generation, when to form the next one, and the reason for a delay.
 
 One coordinator runs this for all agents of a job. It takes their messages and returns the answers.
 
     GATHERING   no workers run; nodes join
       | a node announces a live generation                         -> RECOVERING
-      | the maximum, or enough and then no newcomer for a while    -> RUNNING
+      | the maximum has joined, or the minimum has joined and no
+      | newcomer arrives for a while                               -> RUNNING
       | the join timeout passes                                    -> ENDED
     RUNNING     a generation is live
-      | a worker failed, a node was lost, or no node's workers do
-      | anything                                                   -> STOPPING
-      | newcomers are to be admitted, or a node is preempted: first,
-      | where workers can save, they agree on when (core/group/checkpoint_barrier) -> STOPPING
+      | a worker fails, a node is lost, or the workers of all
+      | nodes are idle for too long                                -> STOPPING
+      | newcomers are to be admitted, or a node is preempted. If
+      | workers can save a checkpoint, they first agree on when
+      | to do so (core/group/checkpoint_barrier)                   -> STOPPING
       | the workers of all nodes have succeeded                    -> ENDED
     STOPPING    all nodes of the generation have been ordered to stop their workers
-      | all of them have, or are lost or overdue                   -> GATHERING, then onwards
+      | all of them have done so, or are lost or overdue           -> GATHERING, then onwards
       | a worker had failed and no restart is left                 -> ENDED
     RECOVERING  this coordinator is new; nodes announce the generation that they are in
-      | all of its nodes are here, and their workers run. If the
-      | leases of all were over, or their workers have ended, this
-      | first waits for a lease: others may be in a later one      -> RUNNING
-      | workers of a node have ended, a node leaves, or one has not
-      | come within that time                                      -> STOPPING
-    ENDED       all nodes receive JobEnded, latecomers included
+      | all of its nodes are here and their workers are running.
+      | If all leases were over, or the workers had ended, it
+      | first waits for the length of a lease, because other
+      | nodes may be in a later generation                         -> RUNNING
+      | the workers of a node have ended, a node leaves, or one
+      | has not arrived within that time                           -> STOPPING
+    ENDED       all nodes receive JobEnded, including late arrivals
 
 Rules:
 
-- On the way to the next generation the group waits only for survivors, never for nodes that have
+- Before it forms the next generation, the group waits only for survivors, never for nodes that have
   not joined. A silent node never enters a new generation, and newcomers are not admitted while a
-  node of the generation is silent. A silent survivor keeps its place until it is heard or lost
-  (core/group/silence).
-- Survivors keep their order, a newcomer takes the place of a lost node, other newcomers come last.
-  A first generation is in the natural order of host names. Numbered nodes are in the order of their
-  numbers; the group does not wait for missing numbers. A node that `comes_first` hosts rank 0.
-  On request, all are in the order of the network instead (core/group/rank_order).
-- A generation has whole segments only (`--segment`): other nodes are spares, and newcomers wait
-  until they fill one. A survivor is left out rather than waited for.
-- `restart` counts failures of workers. A change of membership is not counted; where both happen
-  during a stop, the stop counts as a change of membership. core/group/restart_decision decides the
-  consequence of a failure, based on core/group/restart_budget.
+  node of the generation is silent. A silent survivor keeps its place until a message from it
+  arrives or it is lost (core/group/silence).
+- Survivors keep their order, a newcomer takes the place of a lost node, and other newcomers come
+  last. In the first generation, nodes are sorted by host name in natural order. Numbered nodes are
+  sorted by their numbers, and the group does not wait for missing numbers. A node that
+  `comes_first` hosts rank 0. On request, all nodes are sorted by network topology instead
+  (core/group/rank_order).
+- A generation consists of whole segments (`--segment`). The remaining nodes are spares, and
+  newcomers wait until they fill a segment. A survivor that would need to wait is left out instead.
+- `restart` counts worker failures. Membership changes are not counted. If both happen during a
+  stop, the stop counts as a membership change. core/group/restart_decision decides what happens
+  after a failure, based on core/group/restart_budget.
 - A node that was lost and returns in time, with its workers, gets its place back.
-- A generation with a node whose workers run, and whose lease was not over, takes precedence over
-  one without.
+- A generation takes precedence if it has a node whose workers are running and whose lease was not
+  over.
 - A new generation's number is higher than all numbers that nodes have reported. If two groups
-  formed generations of the same number, their `origin` differs. Nodes above the maximum are spares.
-- A coordinator that hears of an unknown generation does not form one while workers of that
-  generation may run.
+  formed generations with the same number, their `origin` differs. Nodes above the maximum are
+  spares.
+- A coordinator that learns about an unknown generation does not form a new one while workers of
+  that generation may be running.
 - A node that is not ready although its workers must have exited is dropped: its connection is
-  closed, and the others wait until its lease has expired. If a stop takes long, all nodes get a
-  message that names the nodes it waits for.
-- If the workers of some nodes have succeeded while others run for long, all nodes get one message
-  (core/group/early_exits), without further effect.
-- Nodes may report how much of the time their workers wait for others. All nodes then learn which
-  ranks are slow (core/group/straggler_detector), without further effect.
+  closed, and the others wait until its lease has expired. If a stop takes long, all nodes receive a
+  message that names the nodes it is waiting for.
+- If the workers of some nodes have succeeded while others keep running for long, all nodes receive
+  one message (core/group/early_exits). It has no further effect.
+- Nodes may report the share of time that their workers spend waiting for others. All nodes are then
+  notified which ranks are slow (core/group/straggler_detector). This has no further effect.
 - Workers that can leave their group may keep their process in the next generation
-  (core/group/survivors). A node reports them as a node without workers.
+  (core/group/survivors). Their node reports itself as a node without workers.
 - On request, the nodes of the next generation first probe each other, and unreachable ones are left
-  out (core/group/reachability). Nodes that run workers are never left out; newcomers probe before
-  those workers stop.
+  out (core/group/reachability). Nodes with running workers are never left out. Newcomers probe
+  before those workers stop.
 - The last call ends even if nodes keep joining. A host with flapping nodes (core/group/flapping)
   does not make other nodes wait or restart.
 
-Invariants are in `check`. Deliberately not here: connections, heartbeats, leases, processes.
+`check` has the invariants. Connections, heartbeats, leases and processes are deliberately kept out
+of this module.
 """
 
 from collections.abc import Iterable
@@ -119,25 +125,25 @@ if TYPE_CHECKING:
     from relight.core.group.restart_budget import RestartHistory
 
 _WAIT_EVERY_S = 1.0
-"""Minimum time between two messages to a node on why it waits, so that many joins don't flood
-nodes.
+"""Minimum time between two messages that tell a node why it is waiting, so that many joins don't
+flood the nodes with messages.
 """
 _SUCCESSES_EVERY_S = 0.5
-"""Minimum time between two messages about succeeded nodes."""
+"""Minimum time between two messages about nodes that have succeeded."""
 _TELL_AFTER_S = 0.3
 """A shorter wait is not reported."""
 _MAX_NUMBER = 1 << 40
-"""Sanity limit; higher generation numbers from nodes are ignored."""
+"""Sanity limit. Higher generation numbers from nodes are ignored."""
 _TELL_STOP_AFTER_S = 5.0
-"""A longer stop is reported to all nodes, with the names of those it waits for."""
+"""A stop that takes longer is reported to all nodes, with the names of the nodes it waits for."""
 _STACKS_S = 1.0
 """How long a node leaves its workers running after it has captured their stacks, so that the other
-nodes can capture theirs. A worker whose peer is stopped ends within milliseconds.
+nodes can capture theirs. A worker exits within milliseconds after one of its peers is stopped.
 """
 _READ_S = 1.0
-"""Time limit for reading the backlog of messages after this process has slept."""
+"""Time limit for reading the message backlog after this process was suspended."""
 _LAST_CALLS = 3
-"""Upper bound of the last call, in multiples of `settle_timeout_s`, as each join extends it."""
+"""Maximum length of the last call, in multiples of `settle_timeout_s`. Each join extends it."""
 
 
 class _StopDeadlines:
@@ -145,7 +151,8 @@ class _StopDeadlines:
 
     Attributes:
         message: the order sent to the nodes.
-        tell_at: when to report to the nodes which ones it waits for; None if they know.
+        tell_at: when to report to all nodes which ones the stop is waiting for; None if that has
+            been reported.
         drop_at: when to drop nodes that are not ready; None for never.
         dropped: the nodes that were dropped.
     """
@@ -167,11 +174,11 @@ class _StopDeadlines:
 
 
 class _GenerationCounter:
-    """Numbers generations, each one above all that the group has heard of."""
+    """Numbers generations. Each number is higher than all numbers known to the group."""
 
     def __init__(self, origin: str) -> None:
         self.latest = NO_GENERATION
-        """The generation with the highest known number."""
+        """The known generation with the highest number."""
         self.origin = origin
 
     def hear_of(self, generation: GenerationId) -> None:
@@ -192,11 +199,11 @@ class _RateLimit:
     """Debounces and rate-limits broadcasts."""
 
     def __init__(self) -> None:
-        self.is_pending = False  # something has changed since the last report
+        self.is_pending = False  # whether something has changed since the last report
         self.at = 0.0
 
     def after_join(self, now: float) -> None:
-        """Report that a node has joined; later joins do not delay the report."""
+        """Schedule a report because a node has joined. Later joins do not delay the report."""
         if not self.is_pending:
             self.is_pending, self.at = True, max(self.at, now + _TELL_AFTER_S)
 
@@ -207,14 +214,14 @@ class _Formation:
     def __init__(self) -> None:
         self.since = 0.0
         self.enough_since: float | None = None  # when the last call began
-        self.unknown_may_run_until = 0.0  # workers of an unknown generation may run
-        self.not_before = 0.0  # the next generation waits until then, after repeated failures
-        self.departure = ""  # the node that left during this time, and why
+        self.unknown_may_run_until = 0.0  # until then, workers of an unknown generation may run
+        self.not_before = 0.0  # earliest start of the next generation, after repeated failures
+        self.departure = ""  # the node that left in the meantime, and why
 
 
 class _Teardown:
-    """How a generation ends, as far as known: the agreement on when workers save, the stop of the
-    workers, the reasons, and the nodes' reports.
+    """What is known about the end of a generation: the agreement on when workers save, the stop of
+    the workers, the reasons for it, and the nodes' reports.
     """
 
     def __init__(self, formed_at: float) -> None:
@@ -226,19 +233,19 @@ class _Teardown:
         self.stopping: _StopDeadlines | None = None  # set once the nodes were ordered to stop
         self.failure_cause = ""  # why a worker failed; empty without a failure
         self.blamed_at: float | None = None  # when it failed, if it blames a peer
-        self.blamed_by = ""  # the node of that worker
-        self.addresses: dict[str, str] = {}  # of all nodes, including those that are gone
-        self.failed_host = ""  # of the failure, or of a lost node
+        self.blamed_by = ""  # the node where that worker ran
+        self.addresses: dict[str, str] = {}  # for all nodes, including those that are gone
+        self.failed_host = ""  # the host of the failed worker, or of a lost node
         self.membership_changed = False  # a node was lost or admitted during this stop
         self.has_lost_node = False
         self.hung = False
         self.early_exits: EarlyExits | None = None  # nodes that have succeeded while others run
-        self.hosts: dict[int, str] = {}  # of these nodes, by group rank
+        self.hosts: dict[int, str] = {}  # the hosts of these nodes, by group rank
         self.progressed: bool | None = None  # None: unknown
         self.failures: list[Failure] = []  # `at` on our clock
         self.waiting: list[Failure] = []  # survivors of a hang
         self.succeeded_ranks: set[int] = set()
-        self._reported: set[tuple[int, int, str]] = set()  # rank, pid and host of each failure
+        self._reported: set[tuple[int, int, str]] = set()  # the rank, pid and host of each failure
 
     def add(self, ready: NodeReady, host: str, now: float) -> None:
         """Add a node's report on its workers."""
@@ -248,7 +255,7 @@ class _Teardown:
         ):
             for failure in reports:
                 process = failure.rank, failure.pid, failure.host
-                if process not in self._reported:  # a node that was away repeats it
+                if process not in self._reported:  # a node that was disconnected repeats it
                     self._reported.add(process)
                     all_reports.append(failure._replace(at=failure.at + now))
         self.succeeded_ranks.update(ready.succeeded_ranks)
@@ -259,12 +266,13 @@ class _Teardown:
 
 
 class Membership:
-    """The state machine of one job's group. A step is O(1) in the number of nodes, unless it
+    """The state machine for one job's group. A step is O(1) in the number of nodes, unless it
     changes the whole group.
 
     Args:
         settings: the user's settings.
-        origin: a random text, unique to this group, part of the ids of the generations formed here.
+        origin: a random string, unique to this group, that becomes part of the ids of the
+            generations formed here.
     """
 
     def __init__(self, settings: GroupSettings, origin: str) -> None:
@@ -276,7 +284,7 @@ class Membership:
         self.end: JobEnded | None = None
         self.members = Members(settings)
         self.roster = Roster()
-        """The nodes of the live or last generation."""
+        """The nodes of the live or most recent generation."""
         self._gathering = _Formation()
         self._numbers = _GenerationCounter(origin)
         self._cause = "start"
@@ -351,7 +359,7 @@ class Membership:
         return min(times, default=None)
 
     def states(self) -> tuple[tuple[str, str], ...]:
-        """Return the name and state of this core and of its short-lived sub-machines."""
+        """Return the name and state of this state machine and its short-lived sub-machines."""
         agreement, reachability = self._ending.agreement, self.members.reachability
         return (
             ("membership", self.state.value),
@@ -360,16 +368,16 @@ class Membership:
         )
 
     def present(self) -> int:
-        """Return how many nodes are connected, have left after their workers succeeded, or have
-        left the job during this stop, in which workers of the others may still be saving a
-        checkpoint.
+        """Count the nodes that are connected, those that left after their workers succeeded, and
+        those that left the job during this stop, while the workers of other nodes may still be
+        saving a checkpoint.
         """
         left = len(self.members.leaving) if self.state is GroupState.STOPPING else 0
         return len(self.members) + self.roster.done_and_gone + left
 
     def lost(self) -> int:
-        """Return how many nodes of the live or last generation are, or may be, gone before they
-        succeeded.
+        """Return how many nodes of the live or most recent generation are gone, or may be gone,
+        without having succeeded.
         """
         silent = sum(node in self.roster.active for node in self.members.silence)
         return self.roster.lost + silent
@@ -449,14 +457,14 @@ class Membership:
             or self.state is not GroupState.STOPPING
         )
 
-    # Messages of nodes.
+    # Messages from nodes.
 
     def _on_join(self, join: Join, now: float) -> None:
         if self.end is not None:
             self._send(join.node, self.end)
             return
         if holder := self.members.silent_holder(join):
-            if self.members.is_first_try(join):  # it retries until the holder is lost
+            if self.members.is_first_try(join):  # the node retries until the holder is lost
                 self._send(join.node, Note(group_messages.held_by_silent(join, holder)))
             self._effects.append(Drop(join.node))
             return
@@ -474,15 +482,15 @@ class Membership:
         self._wait_reasons.after_join(now)
         if join.announce is not None and self._is_news(join.node, join.announce):
             self._on_announce(self.members[join.node], join.announce, now)
-        elif join.node in self.roster:  # it is without workers, or never got its GenerationFormed
+        elif join.node in self.roster:  # it has no workers, or never received GenerationFormed
             if self.state is GroupState.RUNNING:
                 self._stop(f"{join.host} came back without its workers", now)
             elif self.state is GroupState.STOPPING:
-                self.roster.active.add(join.node)  # until its NodeReady comes
+                self.roster.active.add(join.node)  # until its NodeReady arrives
                 self._stop_joined(join.node, now)
 
     def _on_announce(self, member: Member, announce: Announce, now: float) -> None:
-        """Handle a node that joins with the workers of a generation, or after these ended."""
+        """Handle a node that joins with workers of a generation, or after those workers ended."""
         generation, node = announce.generation, member.node
         place, size = announce.group_rank, announce.group_world_size
         possible = 0 <= place < size <= self.settings.max_nodes and generation.number < _MAX_NUMBER
@@ -521,12 +529,14 @@ class Membership:
         if announce.done:
             self._succeed(node, now)
         elif self.state is GroupState.RECOVERING and not (announce.may_be_over or announce.ended):
-            # The others could only continue without it once its lease was over, so this
+            # The others could only have continued without it after its lease was over, so this
             # generation is live. Waiting for them first would freeze its workers.
             self._send(node, Confirm(self.generation, recovers=True))
 
     def _is_news(self, node: str, announce: Announce) -> bool:
-        """Return whether this announcement says more than that a node comes without workers."""
+        """Return whether this announcement contains more than the arrival of a node without
+        workers.
+        """
         if not announce.ended or self.state is GroupState.RECOVERING:
             return True
         if self.state is GroupState.GATHERING:
@@ -535,7 +545,9 @@ class Membership:
         return stopping and node not in self.roster and announce.generation == self.generation
 
     def _outranks(self, announce: Announce) -> bool:
-        """Return whether a generation, not the one announced before, may be the live one."""
+        """Return whether the announced generation, rather than the one announced before, may be
+        live.
+        """
         number, before = announce.generation.number, self.generation.number
         if self.state is GroupState.RECOVERING and announce.generation != self.generation:
             sure, sure_before = not announce.may_be_over, not self.roster.may_be_over
@@ -543,22 +555,22 @@ class Membership:
         return number > before
 
     def _until_others_are_back(self, now: float) -> float:
-        """Return until when nodes may come with workers that a former coordinator let run. Their
-        leases are over `lost_after_s` after this coordinator began.
+        """Return until when nodes may join with workers that are running on a lease from a former
+        coordinator. Those leases are over `lost_after_s` after this coordinator started.
         """
         assert self._began_at is not None
         return max(now + self.settings.rejoin_grace_s, self._began_at + self.settings.lost_after_s)
 
     def _others_may_run(self, now: float) -> None:
-        """Delay the first generation while workers that a former coordinator let run may still do
-        so.
+        """Delay the first generation while workers may still be running on a lease from a former
+        coordinator.
         """
         if self.generation == NO_GENERATION and not self._gathering.unknown_may_run_until:
             self._gathering.unknown_may_run_until = self._until_others_are_back(now)
 
     def _sleep(self, now: float) -> None:
-        """Give nodes time to be heard after this process has slept, because their messages of that
-        time are still unread.
+        """Give nodes extra time after this process was suspended, because their messages from that
+        time have not been read yet.
         """
         self.members.silence.sleep(now)
         stopping, read_by = self._ending.stopping, now + _READ_S
@@ -568,7 +580,7 @@ class Membership:
             self._recover_until = max(self._recover_until, read_by)
 
     def _hear(self, member: Member, now: float) -> None:
-        """Resume with a silent node that is heard again."""
+        """Handle a message from a node that was silent."""
         self.members.hear(member, now)
         stopping = self._ending.stopping
         if stopping is not None and stopping.drop_at is None and member.node in self.roster.active:
@@ -649,7 +661,9 @@ class Membership:
                 self._lose(member, f"left: {reason}", now, orderly=True)
 
     def _compare_pace(self, node: str, pace: WaitSamples, now: float) -> None:
-        """Compare the ranks of all nodes while all of them run; report the slow ones."""
+        """Compare the ranks of all nodes while all of them are running, and report the slow
+        ones.
+        """
         from relight.core.group import straggler_detector
 
         roster = self.roster
@@ -679,7 +693,7 @@ class Membership:
                     self._ending.failure_cause or f"workers ended on {member.join.host}", now
                 )
             self.roster.deactivate(node)
-        if self.generation == NO_GENERATION:  # a new coordinator learns the number of restarts
+        if self.generation == NO_GENERATION:  # a new coordinator learns the restart count
             self.restart = max(self.restart, min(ready.restart, self._most_restarts()))
             if self._numbers.latest.number >= 0:
                 self._others_may_run(now)
@@ -698,7 +712,7 @@ class Membership:
         if node not in self.roster:
             if orderly and self.state is GroupState.GATHERING:
                 self._gathering.departure = f"{member.join.host} {what}"
-                if not was_ready:  # unfit; too few nodes may be left for a coordinator
+                if not was_ready:  # it is unfit, and too few nodes may be left for a coordinator
                     self._wait_reasons.at = now
             return
         had_ended_well, group_rank = node in self.roster.done, self.roster.group_ranks[node]
@@ -706,7 +720,7 @@ class Membership:
         if had_ended_well:
             return  # the others can continue without it
         if self.state is GroupState.RECOVERING and not orderly:
-            self.roster.mark_gone((group_rank,))  # its workers ended, or their lease did
+            self.roster.mark_gone((group_rank,))  # its workers or their lease ended
         elif self.state is GroupState.RECOVERING and self._ending.saves:
             self._ending.membership_changed = True  # its workers saved; others may still be saving
         else:
@@ -752,7 +766,7 @@ class Membership:
             self._send_wait_reasons(now)
 
     def _let_go(self) -> None:
-        """Tell departed nodes that are waiting for this that all workers have stopped."""
+        """Notify departed nodes that wait for it that all workers have stopped."""
         for node, waits in self.members.leaving.items():
             if waits:
                 reason = "this node has left; the workers of the other nodes have stopped"
@@ -785,18 +799,18 @@ class Membership:
             self._confirm(self.roster.group_ranks)
 
     def _may_be_over(self) -> bool:
-        """Return whether nodes may announce a later generation. They can't if all possible nodes of
-        this one are here without workers.
+        """Return whether nodes may announce a later generation. They can't if all nodes that may
+        belong to this one are here without workers.
         """
         return self.roster.may_be_over and not self._are_all_here(self.generation)
 
     def _awaits_report(self) -> bool:
-        """Return whether a node whose workers ended has yet to report how."""
+        """Return whether a node has yet to report how its workers ended."""
         return any(self.members[node].idle for node in self.roster.active)
 
     def _confirm(self, nodes: Iterable[str]) -> None:
-        """Confirm the generation to nodes, and tell them which nodes have succeeded, because the
-        next coordinator learns it from them.
+        """Confirm the generation to nodes, and report to them which nodes have succeeded, because
+        the next coordinator has to learn this from them.
         """
         confirmation = Confirm(self.generation, self.roster.succeeded)
         for node in nodes:
@@ -844,7 +858,7 @@ class Membership:
                 self._stop(cause, now)
 
     def _tell_early_exits(self, early: "EarlyExits", now: float) -> None:
-        """Tell all nodes that the workers of some have succeeded while others still run."""
+        """Notify all nodes that some nodes' workers have succeeded while others are running."""
         from relight.core.group.early_exits import of_nodes
 
         finished = [self._ending.hosts[group_rank] for group_rank in early.at]
@@ -853,7 +867,7 @@ class Membership:
         self._tell_all(of_nodes(finished, early.ages(now), running))
 
     def _stop_hung(self, quiet_s: float, now: float) -> None:
-        """Stop idle workers, as after a failure."""
+        """Stop idle workers in the same way as after a failure."""
         cause = f"no rank has made progress for {format_duration(quiet_s)}"
         self._ending.hung, self._ending.failure_cause = True, cause
         stop = StopWorkers(
@@ -863,7 +877,7 @@ class Membership:
         self._stop(cause, now, stop)
 
     def _agree(self, cause: str, limit_s: float, now: float) -> None:
-        """Begin to agree with the workers on when they save and exit."""
+        """Start to agree with the workers on when they save and exit."""
         from relight.core.group.checkpoint_barrier import Agreement
 
         agreement = self._ending.agreement = Agreement(self.roster.active, cause, limit_s, now)
@@ -887,7 +901,7 @@ class Membership:
             self._send_limit(agreement)
 
     def _stop(self, cause: str, now: float, message: StopWorkers | None = None) -> None:
-        """Stop the workers of all nodes, immediately or as a message specifies."""
+        """Stop the workers on all nodes, immediately or as specified in a message."""
         checkpoint_first = self._ending.saves and not self._ending.failure_cause
         stop = message or StopWorkers(
             self.generation, cause, checkpoint_first, may_stay=not checkpoint_first
@@ -908,14 +922,14 @@ class Membership:
             stopping.wait_for(self.members[node].join.stop_s, now)
         self._send(node, stopping.message)
         if stopping.message.checkpoint_first:
-            # Frozen workers can't save. Confirm only once they know the call at which all do so: a
-            # confirmation also releases workers that were held while counting calls.
+            # Frozen workers can't save. But confirm only after they know the call at which all of
+            # them save, because a confirmation also releases workers held while counting calls.
             self._confirm([node])
 
     def _watch_stop(self, stopping: _StopDeadlines, now: float) -> None:
-        """Report which nodes a stop waits for, and drop overdue nodes."""
+        """Report which nodes a stop is waiting for, and drop overdue nodes."""
         if stopping.tell_at is not None and now >= stopping.tell_at:
-            waited_for = len(self.members) > len(self.roster.active)  # other nodes wait
+            waited_for = len(self.members) > len(self.roster.active)  # other nodes are waiting
             stopping.tell_at = None if waited_for else now + _TELL_STOP_AFTER_S
             if waited_for:
                 self._tell_all(self.explain(now))
@@ -944,13 +958,15 @@ class Membership:
             self._send(member.node, Note(text))
 
     def _after_stop(self, now: float) -> None:
-        """After all workers stopped, restart after a failure, continue after a change, or end."""
+        """Decide how to continue now that all workers have stopped: restart after a failure, form
+        the next generation after a membership change, or end the job.
+        """
         ending = self._ending
         self.state, self._gathering.since = GroupState.GATHERING, now
         self._gathering.not_before = 0.0
         self._gathering.departure = ""
         if ending.blamed_at is not None and self._was_silent(ending.blamed_at):
-            ending.membership_changed = True  # the failure followed from it
+            ending.membership_changed = True  # the failure was a consequence of that
         if ending.failure_cause and not ending.membership_changed:
             self._after_failure(ending, now)
         elif ending.has_lost_node and self.settings.smart:
@@ -963,7 +979,7 @@ class Membership:
             self._wait_before_next(delay_s, now)
 
     def _was_silent(self, failed_at: float) -> bool:
-        """Return whether a peer that a failed worker blames was silent at that time. If the worker
+        """Return whether the peer blamed by a failed worker was silent at that time. If the worker
         does not name the peer, any node counts.
         """
         ending = self._ending
@@ -974,7 +990,7 @@ class Membership:
         return self.members.silence.explains(failed_at, suspects)
 
     def _after_failure(self, ending: _Teardown, now: float) -> None:
-        from relight.core.group import restart_decision  # large, and only needed after a failure
+        from relight.core.group import restart_decision  # large and only needed after a failure
 
         ended = restart_decision.GenerationEnd(
             ending.failures, sorted(ending.succeeded_ranks), self._cause, ending.formed_at,
@@ -1021,7 +1037,7 @@ class Membership:
     def _forms_at(self) -> float:
         """Return when the ready nodes form a generation, unless nodes join or leave."""
         if self.generation != NO_GENERATION:
-            silence = self.members.silence  # a silent survivor keeps its place
+            silence = self.members.silence  # because a silent survivor keeps its place
             back = (silence.lost_at(node) for node in silence if node in self.roster)
             return max(self._gathering.not_before, *back, 0.0)
         over = 0.0 if self._is_full() else min(self._last_call_until(), self._gives_up_at())
@@ -1034,16 +1050,16 @@ class Membership:
         return self.members.count_ready() >= self.settings.needed
 
     def _foreign_lease_expiry(self) -> float:
-        """Return until when workers of an unknown generation may run; 0 if they can't. They may if
-        nodes know of an earlier coordinator, unless these know its last generation and all its
-        possible nodes are here. Nodes without a generation prove nothing: all may have come after
-        that generation's nodes.
+        """Return until when workers of an unknown generation may be running, or 0 if there can't be
+        any. There may be some if nodes know about an earlier coordinator, unless those nodes know
+        its last generation and all nodes that may belong to it are here. Nodes without a generation
+        prove nothing, because all of them may have arrived after that generation's nodes.
         """
         until, latest = self._gathering.unknown_may_run_until, self._numbers.latest
         return 0.0 if latest.number >= 0 and self._are_all_here(latest) else until
 
     def _are_all_here(self, generation: GenerationId) -> bool:
-        """Return whether all possible nodes of a generation are here without workers."""
+        """Return whether all nodes that may belong to a generation are here without workers."""
         return self.members.count_ready_from(generation) >= self.settings.max_nodes
 
     def _is_full(self) -> bool:
@@ -1064,7 +1080,7 @@ class Membership:
         return min(latest + settle_timeout_s, since + _LAST_CALLS * settle_timeout_s)
 
     def _form(self, now: float) -> None:
-        """Form the next generation of the ready nodes, up to the maximum."""
+        """Form the next generation from the ready nodes, up to the maximum."""
         members = self._in_rank_order(now)
         if self._start_probe_if_needed(members, now):
             return
@@ -1096,13 +1112,13 @@ class Membership:
             self._send(member.node, GenerationFormed(generation, place, survivors_stay=stays))
 
     def _survivors_of(self, members: list[Member]) -> tuple[set[str], dict[str, str]]:
-        """Return the nodes whose survivors stay, and why those of others don't."""
+        """Return the nodes whose survivors stay, and why the survivors of other nodes don't."""
         if not any(member.ready is not None and member.ready.survivors for member in members):
             return set(), {}
         from relight.core.group import survivors
 
         ending = self._ending
-        is_hang = ending.hung or ending.waiting  # a new coordinator knows it from the latter
+        is_hang = ending.hung or ending.waiting  # a new coordinator only has the latter
         known = not is_hang or survivors.knows_culprit(ending.failures, ending.waiting)
         return survivors.choose(
             members, self.roster, self.generation,
@@ -1110,8 +1126,8 @@ class Membership:
         )  # fmt: skip
 
     def _start_probe_if_needed(self, members: list[Member], now: float) -> bool:
-        """Return whether these nodes, the ones that run workers, and the other ready ones first
-        probe each other.
+        """Return whether these nodes must first probe each other, the nodes that run workers, and
+        the other ready nodes.
         """
         reachability = self.members.reachability
         if reachability is None:
@@ -1126,7 +1142,7 @@ class Membership:
         return reachability.until is not None
 
     def _leave_out_unreachable(self, reachability: "Reachability", now: float) -> None:
-        """Leave out the nodes that others could not reach."""
+        """Exclude the nodes that others could not reach."""
         from relight.core.group.reachability import REMEDY
 
         hosts = {member.node: member.join.host for member in self.members}
@@ -1169,7 +1185,7 @@ class Membership:
             self._send(member.node, end)
 
     def _send_wait_reasons(self, now: float) -> None:
-        """Send waiting nodes the reason for the wait."""
+        """Send the reason for the wait to waiting nodes."""
         if self.state is GroupState.RUNNING and len(self.members) == len(self.roster.group_ranks):
             self._wait_reasons.is_pending = False  # no node is waiting
             return
@@ -1188,17 +1204,21 @@ class Membership:
             self._wait_reasons.at = now + _WAIT_EVERY_S
 
     def _has_capacity(self) -> bool:
-        """Return whether waiting nodes may be admitted. A job that is about to end admits none."""
+        """Return whether waiting nodes may be admitted. A job that is about to end does not admit
+        any.
+        """
         may = self._room(self.members.count_ready()) > 0 and not self.roster.is_ending
         silent = any(node in self.roster for node in self.members.silence)
         return may and not silent
 
     def _room(self, waiting: int) -> int:
-        """Return how many of so many waiting nodes fit into the live generation."""
+        """Return how many of the `waiting` nodes fit into the live generation."""
         return self.settings.whole(min(waiting, self.settings.max_nodes - len(self.roster)))
 
     def _admission_time(self) -> float:
-        """Return when to admit waiting nodes; those within one last call are admitted together."""
+        """Return when to admit waiting nodes. Nodes that arrive within one last call are admitted
+        together.
+        """
         times = sorted(member.admitted_after for member in self.members.ready())
         segment_at = times[self.settings.segment - 1]
         together = [at for at in times if at <= segment_at + self.settings.settle_timeout_s]

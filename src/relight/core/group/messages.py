@@ -1,6 +1,6 @@
-"""The messages between agents and their coordinator: one small immutable type for each.
+"""The messages between agents and their coordinator, each a small immutable type.
 
-Each field of a message from the network is checked before the message is used (`base/fields`).
+Every field in a message from the network is checked before the message is used (`base/fields`).
 
     agent -> coordinator    Join NodeReady NodesProbed WorkerFailed WorkersSucceeded NodeIdle
                             WaitSamples NodePreempted CheckpointCalls NodeLeaving NodesGone AskNodes
@@ -18,15 +18,15 @@ from relight.core.ranks import NO_GENERATION, Generation, GenerationId, Place
 
 
 class Announce(NamedTuple):
-    """The generation of a node's workers, sent on joining, in case the coordinator is new.
+    """The generation of a node's workers, sent on joining in case the coordinator is new.
 
-    `done`: the workers have succeeded. `succeeded` are the group ranks of the nodes whose workers
-    have succeeded, as far as this node knows. Those nodes may have left, so that a new coordinator
-    can't ask them. `lapsed`: the lease of the workers is over, so other nodes may have continued
-    without them. `ended`: the workers have ended, at least one in failure; a `NodeReady` with their
-    failures follows. `saves`: the workers were ordered to save a checkpoint and exit. `gone` are
-    the group ranks of nodes whose workers have certainly ended, such as a coordinator whose machine
-    reports that all processes of its agent are gone.
+    `done`: the workers have succeeded. `succeeded` has the group ranks of all nodes that this node
+    knows to have succeeded; a new coordinator can't ask those nodes themselves, because they may
+    have left. `lapsed`: the workers' lease is over, so other nodes may have continued without them.
+    `ended`: the workers have ended and at least one has failed; a `NodeReady` with their failures
+    follows. `saves`: the workers were ordered to save a checkpoint and exit. `gone` has the group
+    ranks of nodes whose workers have certainly ended, such as a coordinator whose machine reports
+    that all processes of its agent are gone.
     """
 
     generation: GenerationId
@@ -42,26 +42,26 @@ class Announce(NamedTuple):
 
     @property
     def may_be_over(self) -> bool:
-        """Whether other nodes may be in a later generation that this one does not know."""
+        """Whether other nodes may be in a later generation that this node does not know about."""
         return self.lapsed or self.ended
 
 
 class Join(NamedTuple):
     """An agent offers its node to the job.
 
-    `node` is random and belongs to this agent process alone. `node_rank` is its rank in a static
-    rendezvous; elsewhere the number from its scheduler, or -1; ranks follow the order of these
-    numbers. `facts` should be equal on all nodes. `stop_s` is how long it may take from
+    `node` is random and unique to this agent process. `node_rank` is its rank in a static
+    rendezvous, and otherwise the number assigned by its scheduler, or -1; ranks follow the order of
+    these numbers. `facts` should be equal on all nodes. `stop_s` is how long it may take from
     `StopWorkers` to `NodeReady` before the node is dropped; None means that the group waits without
-    a limit. `answers`: it knows `Question`, unlike agents of older versions. `udp_port` at
-    `udp_address` stays bound by the agent, and by processes that outlive it, while its workers
-    live; if the machine reports the port as closed, they are gone; 0 for none. `connection` numbers
-    the connections of this agent, because messages sent over an earlier one may arrive later.
-    `met_coordinator`: this agent has had a message from a coordinator before, so the one that it
-    joins may be a successor. `machine`: nodes with equal `machine` and `host` share a machine;
-    empty if that is unknown or intended. `comes_first`: its workers have the first ranks.
-    `topology` is the path of network switches above the node, such as `spine1.leaf3`; empty if
-    unknown.
+    a limit. `answers`: the agent supports `Question`, unlike agents of older versions. `udp_port`
+    at `udp_address` stays bound by the agent, and by processes that outlive it, while its workers
+    live. If the machine reports the port as closed, the workers are gone. 0 means that there is no
+    port. `connection` numbers this agent's connections, because messages sent over an earlier one
+    may arrive later. `met_coordinator`: this agent has received a message from a coordinator
+    before, so the coordinator that it joins now may be a successor. `machine`: nodes with equal
+    `machine` and `host` share a machine; empty if that is unknown or intended. `comes_first`: the
+    node's workers have the first ranks. `topology` is the path of network switches above the node,
+    such as `spine1.leaf3`; empty if unknown.
     """
 
     node: str
@@ -95,17 +95,18 @@ class Target(NamedTuple):
 
 
 class NodeReady(NamedTuple):
-    """No workers run on this node; a store for the next generation listens at `port`.
+    """No workers are running on this node; a store for the next generation listens at `port`.
 
-    `generation` is the last one of the node, or NO_GENERATION. `failures` are the failures of its
-    workers there (`core/diagnosis/failure_text.shared`). `succeeded_ranks` are the ranks of its
-    workers that succeeded before the first failure; those that printed an error are among the
-    failures, with exit code 0. `restart` is the number of restarts of the job, as far as this node
-    knows. `latest` is the latest generation that it knows, even if it was not in it. `progressed`:
-    whether its workers advanced beyond all earlier ones; None if unknown. `prober`: the ports at
-    which other nodes can probe this one, without an address; None if they need not. `survivors`:
-    how many of its workers have left the group and keep their process if they may. `waiting`: these
-    workers, if they were stopped because of a hang, with what they did then; none has failed.
+    `generation` is the node's most recent generation, or NO_GENERATION. `failures` are its workers'
+    failures in that generation (`core/diagnosis/failure_text.shared`). `succeeded_ranks` are the
+    ranks of its workers that succeeded before the first failure; those that printed an error are
+    listed among the failures, with exit code 0. `restart` is the job's restart count as known to
+    this node. `latest` is the latest generation that the node knows about, even if it was not part
+    of it. `progressed`: whether its workers advanced beyond all earlier ones; None if unknown.
+    `prober`: the ports at which other nodes can probe this one, without an address; None if no
+    probes are needed. `survivors`: how many of its workers have left the group and will keep their
+    process if allowed. `waiting`: these workers and their activity at the time, if they were
+    stopped because of a hang. None of them has failed.
     """
 
     generation: GenerationId
@@ -121,14 +122,14 @@ class NodeReady(NamedTuple):
 
 
 class Unreached(NamedTuple):
-    """The node with the number `target` can't be reached."""
+    """Node number `target` can't be reached."""
 
     target: int
     why: str
 
 
 class NodesProbed(NamedTuple):
-    """The answer to `StartProbes`: the nodes that this one can't reach, and its next `prober`."""
+    """The answer to `StartProbes`, with the nodes that can't be reached and the next `prober`."""
 
     cookie: str
     unreached: tuple[Unreached, ...]
@@ -136,8 +137,8 @@ class NodesProbed(NamedTuple):
 
 
 class WorkerFailed(NamedTuple):
-    """A worker of this node failed; the others are being stopped. `suspects_peer`: its own error
-    says that another worker is gone or late.
+    """A worker on this node failed, and the others are being stopped. `suspects_peer`: its own
+    error indicates that another worker is gone or late.
     """
 
     generation: GenerationId
@@ -146,14 +147,14 @@ class WorkerFailed(NamedTuple):
 
 
 class WorkersSucceeded(NamedTuple):
-    """All workers of this node succeeded."""
+    """All workers on this node succeeded."""
 
     generation: GenerationId
 
 
 class NodeIdle(NamedTuple):
-    """The workers of this node have been idle for `quiet_s` seconds, longer than the user allows
-    (`limit_s`, from core/workers/hang_detector); 0 once they are active again.
+    """The workers on this node have been idle for `quiet_s` seconds, longer than the user allows
+    (`limit_s`, from core/workers/hang_detector). `quiet_s` is 0 once they are active again.
     """
 
     generation: GenerationId
@@ -162,10 +163,10 @@ class NodeIdle(NamedTuple):
 
 
 class WaitSamples(NamedTuple):
-    """How the workers of this node spent the last window, by local rank.
+    """How the workers on this node spent the last window, by local rank.
 
-    `looks`: the number of samples of each worker; `waits`: how many of them found it waiting for
-    its peers in a collective. `steps`: its training steps, -1 without reports.
+    `looks`: the number of samples taken from each worker. `waits`: in how many samples the worker
+    was waiting for its peers in a collective. `steps`: its training steps, -1 without reports.
     """
 
     generation: GenerationId
@@ -175,7 +176,7 @@ class WaitSamples(NamedTuple):
 
 
 class NodePreempted(NamedTuple):
-    """The node leaves the job within `limit_s` seconds; its workers could save a checkpoint."""
+    """The node leaves the job within `limit_s` seconds, and its workers can save a checkpoint."""
 
     generation: GenerationId
     reason: str
@@ -183,8 +184,8 @@ class NodePreempted(NamedTuple):
 
 
 class CheckpointCalls(NamedTuple):
-    """The answer to `CheckpointLimit`: no worker of this node has called `should_checkpoint` more
-    often than `calls` times.
+    """The answer to `CheckpointLimit`. No worker on this node has called `should_checkpoint` more
+    than `calls` times.
     """
 
     generation: GenerationId
@@ -193,8 +194,8 @@ class CheckpointCalls(NamedTuple):
 
 
 class NodeLeaving(NamedTuple):
-    """The node leaves the job deliberately. If it `waits`, it stays connected until `JobEnded` says
-    that no worker of its generation is left on other nodes.
+    """The node leaves the job deliberately. If it `waits`, it stays connected until a `JobEnded`
+    message reports that no worker of its generation is left on other nodes.
     """
 
     reason: str
@@ -202,30 +203,30 @@ class NodeLeaving(NamedTuple):
 
 
 class NodesGone(NamedTuple):
-    """The workers of the nodes with these group ranks have certainly ended (`Announce.gone`)."""
+    """The workers on the nodes with these group ranks have certainly ended (`Announce.gone`)."""
 
     generation: GenerationId
     gone: tuple[int, ...]
 
 
 class AskNodes(NamedTuple):
-    """A client on this node asks about the whole job, in a line as for an agent's socket
-    (agent/status/job_socket). Sent only to a coordinator whose hello says that it `relays`.
+    """A client on this node queries the whole job. The query is a line in the format of an agent's
+    socket (agent/status/job_socket). Sent only to a coordinator whose hello announces `relays`.
     """
 
     question: str
 
 
 class Answer(NamedTuple):
-    """This node's answer to the `Question` of this number, as from its own socket."""
+    """This node's answer to the `Question` with this number, in the format of its own socket."""
 
     number: int
     answer: str
 
 
 class StartProbes(NamedTuple):
-    """Probe these nodes. `number` is the receiver's own; `cookie` is a secret in hexadecimal that
-    all these nodes share.
+    """Probe these nodes. `number` is the receiver's own number. `cookie` is a hexadecimal secret
+    shared by all these nodes.
     """
 
     cookie: str
@@ -237,7 +238,7 @@ class GenerationFormed(NamedTuple):
     """A new generation was formed with this node at this place. Start its workers.
 
     `coordinator` is the group rank of the coordinating node, or -1. `survivors_stay`: the survivors
-    that this node has reported are in it; else it starts all workers.
+    reported by this node are part of the generation; otherwise the node starts all workers anew.
     """
 
     generation: Generation
@@ -247,7 +248,7 @@ class GenerationFormed(NamedTuple):
 
 
 class CheckpointLimit(NamedTuple):
-    """Let no worker return from its `limit`-th call of `should_checkpoint`; count the calls
+    """Block all workers in their `limit`-th call of `should_checkpoint`, and count their calls
     (core/group/checkpoint_barrier).
     """
 
@@ -259,10 +260,10 @@ class StopWorkers(NamedTuple):
     """Stop the workers of a generation and get ready for the next.
 
     `checkpoint_first`: they may save a checkpoint first, at their `checkpoint_at`-th call of
-    `should_checkpoint`, or at the next one if that is 0. They have `limit_s` seconds, or the time
-    set by this node's user if that is 0. `cause` is shown to users. `capture_stacks`: capture the
-    workers' stacks, and stop them `limit_s` seconds later. `may_stay`: workers that can leave the
-    group may keep their process (core/group/survivors).
+    `should_checkpoint`, or at the next call if that is 0. They have `limit_s` seconds to do so, or
+    the time set by this node's user if that is 0. `cause` is shown to users. `capture_stacks`:
+    capture the workers' stacks, and stop them `limit_s` seconds later. `may_stay`: workers that can
+    leave the group may keep their process (core/group/survivors).
     """
 
     generation: GenerationId
@@ -275,10 +276,10 @@ class StopWorkers(NamedTuple):
 
 
 class Confirm(NamedTuple):
-    """The generation of this node is still live, so its workers may run. `succeeded` are the group
-    ranks of nodes whose workers have succeeded. `coordinator` is the group rank of the coordinating
-    node, or -1. `recovers`: the coordinator is new and waits for other nodes of the generation, and
-    decisions that workers here wait for are still pending.
+    """This node's generation is still live, so its workers may run. `succeeded` has the group ranks
+    of nodes whose workers have succeeded. `coordinator` is the group rank of the coordinating node,
+    or -1. `recovers`: the coordinator is new and is waiting for other nodes of the generation, so
+    decisions that the workers here are waiting for are still pending.
     """
 
     generation: GenerationId
@@ -288,8 +289,8 @@ class Confirm(NamedTuple):
 
 
 class SlowNode(NamedTuple):
-    """Ranks of a node that are slower than the others by the share `slower`. `is_whole`: these are
-    all ranks of the node. The others wait for them for the share `waited` of the time.
+    """Ranks of a node that are slower than the others by the fraction `slower`. `is_whole`: these
+    are all ranks of the node. `waited` is the fraction of time that the others wait for them.
     """
 
     host: str
@@ -300,8 +301,8 @@ class SlowNode(NamedTuple):
 
 
 class SlowRanks(NamedTuple):
-    """The ranks that have been slower than the others for `age_s` seconds; empty once all have
-    caught up.
+    """The ranks that have been slower than the others for `age_s` seconds. Empty once all of them
+    have caught up.
     """
 
     generation: GenerationId
@@ -310,7 +311,7 @@ class SlowRanks(NamedTuple):
 
 
 class WaitReason(NamedTuple):
-    """Why this node is still without a generation, as text for users. `spare`: the node is kept in
+    """Why this node does not have a generation yet, as text for users. `spare`: the node is kept in
     reserve. `generation` is the latest generation, or NO_GENERATION.
     """
 
@@ -320,17 +321,18 @@ class WaitReason(NamedTuple):
 
 
 class Note(NamedTuple):
-    """A text for the node's user, such as a difference between the nodes."""
+    """A message for the node's user, for example about a difference between the nodes."""
 
     text: str
 
 
 class JobEnded(NamedTuple):
-    """The job is over, at least for this node; `others_run`: other nodes continue. `report` has
-    lines for users, empty if the job succeeded; `root` is the root cause or None, `same_ranks` are
-    the ranks that failed in the same way, and `verdict` says why the job does not restart. `ranks`
-    are blamed, with this `certainty`, because of `why` (core/diagnosis/causes). `symptom` is the
-    failure that ended the job, if it differs from `root`.
+    """The job is over, at least for this node. `others_run`: other nodes continue. `report` has
+    lines for users, and is empty if the job succeeded. `root` is the root cause or None,
+    `same_ranks` are the ranks that failed in the same way, and `verdict` states why the job does
+    not restart. `ranks` are the blamed ranks, `certainty` is how certain that is, and `why` is the
+    reason (core/diagnosis/causes). `symptom` is the failure that ended the job, if it differs from
+    `root`.
     """
 
     exit_code: int
@@ -347,7 +349,7 @@ class JobEnded(NamedTuple):
 
     @property
     def headline(self) -> str:
-        """Why the job ended, in one line with its place. All views of a failure show this."""
+        """Why and where the job ended, in one line. All views of a failure show this line."""
         if not self.report:
             return self.reason
         first, *others = self.report
@@ -367,12 +369,12 @@ class JobEnded(NamedTuple):
 
     @property
     def blamed(self) -> tuple[int, ...]:
-        """The ranks that caused the failure, as far as known, or that hang."""
+        """The ranks that caused the failure, if known, or that hang."""
         return self.ranks if self.hung or self.certainty in ("proven", "likely") else ()
 
     @property
     def hung(self) -> bool:
-        """Whether the job ended because no rank made progress, and `root` is the suspect."""
+        """Whether the job ended because no rank made progress. `root` is then the suspect."""
         return self.exit_code == EXIT_HUNG and self.root is not None and self.root.stop_signal > 0
 
 
@@ -384,7 +386,7 @@ class Question(NamedTuple):
 
 
 class NodeAnswered(NamedTuple):
-    """A node's answer to this node's question, or None if it did not answer in time. `left` more
+    """A node's answer to this node's question, or None if it did not answer in time. Another `left`
     answers follow.
     """
 
@@ -402,7 +404,7 @@ class Heartbeat(NamedTuple):
 
 class Redirect(NamedTuple):
     """The sender is not, or no longer, the coordinator. `host` is the index of the coordinator in
-    the endpoint's list of hosts, -1 if the sender does not know it.
+    the endpoint's list of hosts, or -1 if the sender does not know it.
     """
 
     host: int

@@ -1,4 +1,4 @@
-"""Worker stacks of all nodes: encodes each agent's answer to `Stacks`, and merges and describes the
+"""Worker stacks on all nodes. Encodes each agent's answer to `Stacks`, and merges and describes the
 answers.
 """
 
@@ -19,15 +19,15 @@ from relight.core.diagnosis.stack_text import (
 from relight.core.group.cluster_query import LIMIT_S
 
 _MOST_FRAMES = (100, 30, 10, 3)
-"""Limits for the innermost frames kept of each stack. The first one that makes the answer fit into
-a message is used.
+"""How many of the innermost frames to keep in each stack. The first limit that makes the answer fit
+into a message is used.
 """
 
 
 class SharedStack(NamedTuple):
-    """The common stack of several ranks of a node: the process state, and the frames of the main
-    threads with the system call that blocks them (core/diagnosis/stack_text). `why` is the reason
-    for a missing stack, else empty. `pids` are in the order of `ranks`.
+    """A stack shared by several ranks on a node. It has the process state, and the main thread's
+    frames with the system call that blocks it (core/diagnosis/stack_text). `why` is the reason for
+    a missing stack, and empty otherwise. `pids` are in the order of `ranks`.
     """
 
     ranks: tuple[int, ...]
@@ -39,14 +39,14 @@ class SharedStack(NamedTuple):
 
 
 class NodeStacks(NamedTuple):
-    """The worker stacks of one node and their generation, -1 without workers."""
+    """The worker stacks on one node and their generation, or -1 without workers."""
 
     generation: int
     stacks: tuple[SharedStack, ...]
 
 
 class RankStack(NamedTuple):
-    """The stack of a rank, or the reason why it is missing, and the location of its process."""
+    """A rank's stack, or the reason why it is missing, and the location of its process."""
 
     node: str
     pid: int
@@ -54,11 +54,11 @@ class RankStack(NamedTuple):
 
 
 def written(generation: int, stacks: Mapping[int, tuple[int, ProcessStack | str]]) -> str:
-    """Return a node's answer in JSON, short enough for a message between nodes.
+    """Encode a node's answer as JSON that is short enough for a message between nodes.
 
     Args:
-        generation: the generation of its workers.
-        stacks: by rank, the pid and the stack, or the reason why it is missing.
+        generation: its workers' generation.
+        stacks: for each rank, the pid and the stack, or the reason why the stack is missing.
     """
     text = ""
     for most in _MOST_FRAMES:
@@ -69,7 +69,7 @@ def written(generation: int, stacks: Mapping[int, tuple[int, ProcessStack | str]
 
 
 def read(answer: str | bytes | None) -> NodeStacks | None:
-    """Parse a node's answer; None if it is missing or malformed."""
+    """Parse a node's answer. Return None if it is missing or malformed."""
     try:
         found = fields.record(NodeStacks, fields.decode(answer or ""))
     except fields.Malformed:
@@ -78,7 +78,7 @@ def read(answer: str | bytes | None) -> NodeStacks | None:
 
 
 def by_rank(nodes: Iterable[tuple[str, NodeStacks | None]]) -> dict[int, RankStack]:
-    """Return the stacks of all ranks; of two with the same number, that of the later generation.
+    """Return the stacks of all ranks. If a rank occurs twice, the later generation wins.
 
     Args:
         nodes: the name and answer of each node.
@@ -94,7 +94,7 @@ def by_rank(nodes: Iterable[tuple[str, NodeStacks | None]]) -> dict[int, RankSta
 
 
 def named(found: Mapping[int, RankStack], ranks: Sequence[int]) -> str:
-    """Return the names of ranks, with their node if they share one."""
+    """Format ranks by name, with their node if they are all on the same one."""
     nodes = {found[rank].node for rank in ranks}
     return few_or_many(ranks) + (f" on {nodes.pop()}" if len(nodes) == 1 else "")
 
@@ -105,11 +105,11 @@ def lines_of_nodes(
     count: int,
     world_size: int,
 ) -> Iterator[str]:
-    """Return lines that list the ranks by location, and the missing stacks.
+    """Yield lines that list the ranks by location, and the missing stacks.
 
     Args:
         nodes: the name and answer of each node.
-        found: the same by rank.
+        found: the stacks by rank, as returned by `by_rank`.
         count: how many nodes the job has.
         world_size: how many ranks the job has.
     """
@@ -127,7 +127,7 @@ def lines_of_nodes(
 
 
 def numbered(hosts: Iterable[str]) -> list[str]:
-    """Return node names: the host, followed by a number for further nodes on the same host."""
+    """Return node names. Each is the host name, followed by a number if the host has more nodes."""
     count = Counter[str]()
     names = []
     for host in hosts:

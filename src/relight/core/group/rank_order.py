@@ -1,15 +1,15 @@
-"""Orders the nodes of a generation by their place in the network (`--rank-order=topology`).
+"""Orders the nodes of a generation by network topology (`--rank-order=topology`).
 
-The place of a node is the path of switches above it, from the top: `spine1.leaf3`. Nodes of equal
-place share a leaf switch, or whatever the last name stands for.
+A node's place is the path of switches above it, starting from the top, such as `spine1.leaf3`.
+Nodes with equal places share a leaf switch, or whatever the last name stands for.
 
-- Nodes are sorted by place, and there by host, so that neighbours in rank are neighbours in the
-  network. Nodes that stay keep their order. A node that `comes_first` hosts rank 0, and the nodes
-  nearest to it follow.
-- With a segment (`--segment`), all segments that fit into one leaf are formed first. The other
-  nodes form segments with those of the nearest leaves, which have the last ranks. So the ranks of a
-  segment are in one leaf where that is possible.
-- Nodes without a place count as those of one leaf, and come last.
+- Nodes are sorted by place, and within a place by host, so that neighbouring ranks are neighbours
+  in the network. Nodes that stay keep their order. A node that `comes_first` hosts rank 0, and the
+  nodes nearest to it follow.
+- With a segment size (`--segment`), all segments that fit into one leaf are formed first. The
+  remaining nodes form segments with nodes from the nearest leaves. These segments have the last
+  ranks. Thus the ranks of a segment share a leaf whenever possible.
+- Nodes without a place are treated as one leaf and come last.
 """
 
 from collections.abc import Sequence
@@ -22,9 +22,9 @@ def by_topology(nodes: Sequence[Member], size: int, segment: int) -> list[Member
     """Return the nodes of a generation in rank order.
 
     Args:
-        nodes: the nodes that may be in it; if there are too many, the last ones are left out.
-        size: how many will be, a multiple of `segment`.
-        segment: how many nodes should be in one leaf.
+        nodes: the nodes to choose from; if there are too many, the last ones are left out.
+        size: the number of nodes in the generation, a multiple of `segment`.
+        segment: how many nodes should share a leaf.
     """
     leaves: dict[str, list[Member]] = {}
     for member in nodes:
@@ -48,7 +48,7 @@ def by_topology(nodes: Sequence[Member], size: int, segment: int) -> list[Member
 
 
 def _key(member: Member, first: Member | None) -> tuple[object, ...]:
-    """Return the sort key of a node: `first`, and its neighbours on each level, come first."""
+    """Return a node's sort key. `first` comes first, followed by its neighbours on each level."""
     join = member.join
     path = join.topology.split(".")
     nearest = [] if first is None else first.join.topology.split(".")

@@ -1,16 +1,17 @@
 """Excludes nodes that others can't reach (--health-check=network).
 
     IDLE      the nodes of the next generation are unknown
-      | it could be formed                                      -> TRYING
-    TRYING    all ready nodes have the others' addresses; each one connects to all others
-      | all have answered, or it takes too long                 -> KNOWN: some nodes are left out
-    KNOWN     a generation of the others may be formed
+      | the generation could be formed                          -> TRYING
+    TRYING    all ready nodes have the others' addresses; each node connects to all others
+      | all have answered, or the time limit passes             -> KNOWN: some nodes are left out
+    KNOWN     the remaining nodes may form a generation
       | one of them runs workers, or a node is new              -> IDLE
 
 A pair of nodes fails if one can't reach the other. The node with the most failed pairs is left out
-first, then the one with the most of the remaining pairs, until no pair is left. A tie goes against
-the node that more nodes fail to connect to, because firewalls block incoming connections, and then
-against the one with the higher rank. Deliberately not here: sockets and generations.
+first, then the one with the most of the remaining pairs, until no failed pair is left. If there is
+a tie, the node that more nodes fail to connect to is left out, because firewalls block incoming
+connections. If there is still a tie, the node with the higher rank is left out. Sockets and
+generations are deliberately kept out of this module.
 """
 
 from collections import Counter
@@ -21,10 +22,10 @@ from relight.base.text import format_names
 from relight.core.group.messages import NodesProbed, StartProbes, Target
 
 _PATIENCE_S = 3.5
-"""Time limit in seconds; the probes end after 2.5 s."""
+"""Time limit in seconds. The probes themselves end after 2.5 s."""
 _MOST_PEERS = 200
-"""The most other nodes that a node tries. In larger groups it tries the ones after itself, because
-messages and open files have limits.
+"""The maximum number of nodes that each node probes. In larger groups it probes the nodes that
+follow it in rank order, because messages and open files have limits.
 """
 _COOKIE_DIGITS = 32
 REMEDY = (
@@ -33,39 +34,40 @@ REMEDY = (
 )
 
 Failed = Mapping[tuple[int, int], str]
-"""By (source, target) number: why the source could not connect to the target."""
+"""Why the source could not connect to the target, by (source, target) number."""
 
 
 class Reachability:
-    """The nodes' knowledge of the network between them.
+    """What the nodes know about the network between them.
 
     Args:
-        secret: known to this group alone; the nodes recognize their own probes by a digest made
+        secret: a secret of this group. The nodes recognize each other's probes by a digest derived
             from it.
     """
 
     def __init__(self, secret: str) -> None:
         self.until: float | None = None
-        """Deadline for the answers; None while no probes run."""
+        """Deadline for the answers; None while no probes are running."""
         self._secret = secret
         self._probers: dict[str, Target] = {}
         self._known: set[str] = set()  # nodes that reach each other
         self._cookie = ""
         self._tries = 0
-        self._nodes: list[str] = []  # by number, in the order of their ranks
-        self._silent: set[str] = set()  # nodes that have not answered, even if they are gone
+        self._nodes: list[str] = []  # by number, in rank order
+        self._silent: set[str] = set()  # nodes that have not answered, including lost ones
         self._failed: dict[tuple[int, int], str] = {}
 
     @property
     def state(self) -> str:
-        """The state, as named in the module's docstring."""
+        """The state, as named in the module docstring."""
         if self.until is not None:
             return "trying"
         return "known" if self._known else "idle"
 
     def set_ready(self, node: str, prober: Target | None) -> None:
-        """Record the probe address of a node without workers, or None. If it already began probing,
-        while its workers ran or before its connection broke, its answer is awaited.
+        """Record the probe address of a node without workers, or None. If the node has already
+        started probing, while its workers were running or before its connection broke, its answer
+        is still awaited.
         """
         self._known.discard(node)
         if prober is None:
@@ -74,12 +76,14 @@ class Reachability:
             self._probers[node] = prober
 
     def remove(self, node: str) -> None:
-        """Record that a node is gone. It may come back with its answer."""
+        """Record that a node is gone. It may return with its answer."""
         self._probers.pop(node, None)
         self._known.discard(node)
 
     def must_try(self, nodes: Iterable[str]) -> bool:
-        """Return whether it is unknown if these nodes reach each other."""
+        """Return whether these nodes must probe each other, because it is unknown whether they
+        reach each other.
+        """
         probed = self._probers.keys() & set(nodes)
         return len(probed) > 1 and not probed <= self._known
 
@@ -89,12 +93,12 @@ class Reachability:
         """Make nodes probe each other.
 
         Args:
-            addresses: the nodes in rank order, with the address of each.
-            now: the time.
+            addresses: the nodes in rank order, each with its address.
+            now: the current time.
 
         Returns:
-            The message for each node. In it, the node itself has the number 0, the next one 1, and
-            so on.
+            The message for each node. The node itself is number 0 in it, the next node is number 1,
+            and so on.
         """
         self._tries += 1
         self._cookie = sha256(f"{self._secret} {self._tries}".encode()).hexdigest()[:_COOKIE_DIGITS]
@@ -126,7 +130,7 @@ class Reachability:
         return now >= self.until or not any(node in self._probers for node in self._silent)
 
     def conclude(self, hosts: Mapping[str, str], staying: Collection[str]) -> list[tuple[str, str]]:
-        """Return the nodes to leave out, and why.
+        """Return the nodes to leave out, and the reason for each.
 
         Args:
             hosts: the connected nodes and their names.
@@ -146,11 +150,11 @@ class Reachability:
 
 
 def left_out(failed: Failed, may_leave: Collection[int]) -> dict[int, list[tuple[int, int]]]:
-    """Return the nodes to leave out, each with its failed pairs, the worst first.
+    """Return the nodes to leave out, each with its failed pairs, starting with the worst.
 
     Args:
         failed: the attempts that failed.
-        may_leave: the nodes that may be left out; a failed pair of two others is ignored.
+        may_leave: the nodes that may be left out; a failed pair without any of them is ignored.
     """
     left = {pair for pair in failed if not set(pair).isdisjoint(may_leave)}
     found: dict[int, list[tuple[int, int]]] = {}
@@ -167,7 +171,7 @@ def explain(number: int, failed: Failed, hosts: list[str]) -> str:
     """Return why a node is left out.
 
     Args:
-        number: the node.
+        number: the node's number.
         failed: the attempts that count against it.
         hosts: the names of all nodes.
     """

@@ -2,26 +2,26 @@
 `--restart-policy`, `--restart-on`, `--fail-on`).
 
     always   restart immediately after a failure while the budget lasts (as in torchrun)
-    smart    as always, but the same exception at the same line, twice without progress between,
-             ends the job; each generation without progress makes the next one wait longer;
-             progress refills the budget
+    smart    like "always", but the job ends if the same exception occurs twice at the same line
+             without progress in between; each generation without progress makes the next one wait
+             longer; progress refills the budget
 
-A budget over time (`--max-restarts=3/1h`) counts only the restarts within that time, and progress
-refills it under both policies.
+A budget with a time window (`--max-restarts=3/1h`) counts only the restarts within that window, and
+progress refills it under either policy.
 
-`--fail-on` lists exit codes after which the job ends, `--restart-on` the only ones after which it
-restarts. Hangs and lost nodes have none, and are restarted as without rules.
+`--fail-on` lists exit codes that end the job. `--restart-on` lists the only exit codes after which
+the job restarts. Hangs and lost nodes have no exit code, so these rules do not apply to them.
 
 Progress is a step that the job had not reached before (`relight.worker.progress`), or a new
 checkpoint (`--checkpoints`). If neither is known, running for `_STABLE_S` counts as progress, but
 does not refill the budget.
 
-Invariants: the restarts in the window never exceed the budget, unless there was progress between
-them; a wait is at most `_LONGEST_S`.
+Invariants: the number of restarts in the window never exceeds the budget, unless there was progress
+between them. A wait is at most `_LONGEST_S`.
 
-A new coordinator knows how many restarts the job has had, but not when. If the budget can be
-refilled, it counts them as of now but keeps one restart in reserve, because losing a coordinator
-must not end the job.
+A new coordinator knows how many restarts the job has had, but not when they happened. If the budget
+can be refilled, the coordinator counts them as if they had just happened, but keeps one restart in
+reserve, because losing a coordinator must not end the job.
 
 Loaded only after a failure, or after a lost node under `smart`.
 """
@@ -34,15 +34,15 @@ from relight.base.text import format_duration
 from relight.core.group.group_types import GroupSettings
 
 _FIRST_S, _LONGEST_S = 1.0, 60.0
-"""The second wait under `smart`, and the longest; the first restart is immediate."""
+"""The second and the longest wait under `smart`. The first restart is immediate."""
 _STABLE_S = 300.0
 _PRIME = 999_983
 _REPEATED = "same exception at the same line again, without progress in between"
 
 
 class Decision(NamedTuple):
-    """Whether to restart, after `delay_s` seconds. `reason` says which of how many restarts it is,
-    or why the job does not restart.
+    """Whether to restart, and after how many seconds (`delay_s`). `reason` is the restart's number
+    out of the maximum, or why the job does not restart.
     """
 
     restarts: bool
@@ -53,9 +53,10 @@ class Decision(NamedTuple):
 class GenerationRun(NamedTuple):
     """The facts about a generation on which restarts depend.
 
-    `progressed`: whether there was progress, or None if unknown. `symptoms`: the key that equal
-    failures share, if this one is likely to recur; None if it may have been an accident
-    (`core/diagnosis/failure_text.repeatable`). `exit_code`: that of the root cause, 0 without one.
+    `progressed`: whether there was progress, or None if unknown. `symptoms`: a key shared by equal
+    failures, if this failure is likely to recur; None if it may have been an accident
+    (`core/diagnosis/failure_text.repeatable`). `exit_code`: the exit code of the root cause, or 0
+    without a root cause.
     """
 
     seconds: float
@@ -65,13 +66,13 @@ class GenerationRun(NamedTuple):
 
 
 class RestartHistory:
-    """The restarts of one job so far.
+    """One job's restarts so far.
 
     Args:
         settings: the user's settings.
         restarts: the number of restarts under another coordinator.
-        origin: a random text; jobs that failed at the same time derive different waits from it.
-        now: the time.
+        origin: a random string, which gives jobs that failed at the same time different waits.
+        now: the current time.
     """
 
     def __init__(self, settings: GroupSettings, restarts: int, origin: str, now: float) -> None:
@@ -82,7 +83,7 @@ class RestartHistory:
         self._times = [now] * restarts  # the restarts that count
         self._symptoms: Hashable | None = None
         self._streak = 0  # generations in a row that ended without progress
-        self._repeats = 0  # failures in a row that equalled the previous one
+        self._repeats = 0  # failures in a row that were equal to the previous one
 
     def after_failure(self, run: GenerationRun, restart: int, now: float) -> Decision:
         """Decide on a restart after workers failed.
@@ -90,7 +91,7 @@ class RestartHistory:
         Args:
             run: the generation that failed.
             restart: the number of restarts so far.
-            now: the time.
+            now: the current time.
         """
         settings = self._settings
         self._take(run)
@@ -113,7 +114,7 @@ class RestartHistory:
         return Decision(True, f"{self._which(restart + 1)}{wait}", delay_s)
 
     def after_lost_node(self, run: GenerationRun) -> float:
-        """Return the delay in seconds of the next generation after a node was lost."""
+        """Return how many seconds to delay the next generation after a node was lost."""
         self._take(run)
         return self._delay_s()
 
@@ -158,7 +159,7 @@ def _rule(settings: GroupSettings, exit_code: int) -> str:
 
 
 def why_no_restart(settings: GroupSettings) -> str:
-    """Return the reason for not restarting once all allowed restarts were used."""
+    """Return the reason for not restarting once all allowed restarts have been used."""
     budget, within = settings.max_restarts, ""
     if budget == 0:
         return "no restarts were allowed (--max-restarts=0)"

@@ -1,7 +1,7 @@
-"""Decides the consequence of a worker failure: a restart with its cause, or the end of the job.
+"""Decides what happens after a worker failure: either the workers restart or the job ends.
 
-The job has a single budget. `--max-restarts` counts failures on any node, but not changes of
-membership (core/group/restart_budget). Loaded only after a failure.
+The job has a single budget. `--max-restarts` counts failures on any node, but not membership
+changes (core/group/restart_budget). Loaded only after a failure.
 """
 
 from collections.abc import Sequence
@@ -19,16 +19,17 @@ if TYPE_CHECKING:
     from relight.core.diagnosis.hang_text import Hang
 
 _MOST_SAME = 1000
-"""Maximum number of ranks listed as failed in the same way. The list goes to all nodes."""
+"""Maximum number of ranks listed as failed in the same way. The list is sent to all nodes."""
 
 
 class GenerationEnd(NamedTuple):
     """How a generation ended.
 
     `succeeded_ranks`: the ranks that succeeded before the failures; those that printed an error are
-    among the failures, with exit code 0. `stop_cause`: why it was stopped, in case no failure was
-    reported. `progressed`: see `core/group/restart_budget`. `hung`: it was stopped because its
-    workers were idle. `world_size`: 0 if unknown. `waiting`: the survivors of a hang.
+    listed among the failures, with exit code 0. `stop_cause`: why the generation was stopped, used
+    if no failure was reported. `progressed`: see `core/group/restart_budget`. `hung`: the
+    generation was stopped because its workers were idle. `world_size`: 0 if unknown. `waiting`: the
+    survivors of a hang.
     """
 
     failures: Sequence[Failure]
@@ -42,8 +43,8 @@ class GenerationEnd(NamedTuple):
 
 
 class Restart(NamedTuple):
-    """Restart the workers after `delay_s` seconds; `cause` is shown to users. `host` is that of the
-    root cause, or empty if unknown.
+    """Restart the workers after `delay_s` seconds. `cause` is shown to users. `host` is the host of
+    the root cause, or empty if unknown.
     """
 
     cause: str
@@ -54,13 +55,13 @@ class Restart(NamedTuple):
 def decide(
     ended: GenerationEnd, history: RestartHistory, restart: int, now: float
 ) -> Restart | JobEnded:
-    """Return the consequence of a failure.
+    """Decide what happens after a failure.
 
     Args:
         ended: how the generation ended.
-        history: the restarts that count.
+        history: the restarts that count towards the budget.
         restart: the number of restarts so far.
-        now: the time.
+        now: the current time.
     """
     diagnosis = _diagnose(ended)
     run = GenerationRun(now - ended.formed_at, ended.progressed)
@@ -76,12 +77,12 @@ def decide(
 
 
 def end(ended: GenerationEnd, reason: str, now: float) -> JobEnded:
-    """Return the end of a job that must not restart, even if restarts are left.
+    """Return the message that ends a job that must not restart, even if restarts are left.
 
     Args:
         ended: how the generation ended.
         reason: why the job does not restart.
-        now: the time.
+        now: the current time.
     """
     diagnosis, cause = _diagnose(ended), ended.stop_cause
     if diagnosis is None:
@@ -89,7 +90,7 @@ def end(ended: GenerationEnd, reason: str, now: float) -> JobEnded:
         return JobEnded(code, cause, (f"{cause}; {reason}",), None, verdict=reason)
     root = diagnosis.root
     report = diagnosis.render(formed_at=ended.formed_at, ended=root.when, verdict=reason)
-    root = root._replace(at=root.at - now)  # works without a common clock
+    root = root._replace(at=root.at - now)  # relative, because nodes don't share a clock
     same = tuple(failure.rank for failure in diagnosis.same[:_MOST_SAME])
     if not isinstance(diagnosis, Diagnosis):
         certainty = Certainty.UNKNOWN if diagnosis.is_unknown else Certainty.LIKELY

@@ -1,10 +1,10 @@
 """The nodes of a generation, by group rank.
 
-A node that is gone leaves its group rank free; another node may take it in the next generation.
-Each node that is here is either active (its workers may run) or done (they have succeeded). A node
-that is done may also be gone, as the others don't need it.
+The group rank of a node that is gone becomes free, and another node may take it in the next
+generation. Each node that is here is either active (its workers may run) or done (its workers have
+succeeded). A node that is done may leave, because the others don't need it.
 
-Invariants are in `check`.
+`check` has the invariants.
 """
 
 from collections.abc import Collection, Sequence
@@ -15,36 +15,40 @@ if TYPE_CHECKING:
 
 
 class AllQuiet(NamedTuple):
-    """All workers of all nodes have been idle `since` then; at `too_long_at` it is a failure."""
+    """All workers on all nodes have been idle since the time `since`. From `too_long_at` on, this
+    counts as a failure.
+    """
 
     since: float
     too_long_at: float
 
 
 class Roster:
-    """The nodes of a generation, and the progress of their workers.
+    """The nodes of a generation, and how far their workers are.
 
     Args:
-        nodes: by group rank; None for a node that is not here yet.
+        nodes: the nodes by group rank, with None for a node that is not here yet.
     """
 
     def __init__(self, nodes: Sequence[str | None] = ()) -> None:
         self.order = list(nodes)
-        """By group rank; None where a node is gone."""
+        """The nodes by group rank, with None for a node that is gone."""
         self.group_ranks = {
             node: group_rank for group_rank, node in enumerate(nodes) if node is not None
         }
         self.active = set(self.group_ranks)
         self.done: dict[str, float] = {}
-        """Nodes whose workers have succeeded, and when."""
+        """Nodes whose workers have succeeded, with the time."""
         self.survivors: Collection[str] = ()
-        """Nodes with workers that were in the generation before."""
+        """Nodes with workers that were in the previous generation."""
         self.may_be_over = False
-        """Whether a later generation may exist: no node that announced this one rules that out."""
+        """Whether a later generation may exist, because no node that announced this one rules it
+        out.
+        """
         self.slow_ranks: StragglerDetector | None = None
-        """Set once a node reports its pace."""
+        """Created once a node reports how its workers spend their time."""
         self._quiet: dict[str, tuple[float, float]] = {}  # nodes with idle workers
-        self._succeeded_at = 0.0  # when the workers of the latest node succeeded
+        self._succeeded_at = 0.0  # when the most recent node's workers succeeded
         self._done_and_gone: set[int] = set()  # group ranks of nodes that succeeded and are gone
         self._gone: set[int] = set()  # group ranks of nodes whose workers have certainly ended
 
@@ -53,27 +57,27 @@ class Roster:
         return len(self.order)
 
     def __contains__(self, node: object) -> bool:
-        """Return whether a node of the generation is here."""
+        """Return whether a node is connected and belongs to the generation."""
         return node in self.group_ranks
 
     @property
     def done_and_gone(self) -> int:
-        """How many nodes are gone after their workers succeeded."""
+        """How many nodes left after their workers succeeded."""
         return len(self._done_and_gone)
 
     @property
     def lost(self) -> int:
-        """How many nodes are gone, or not here yet, whose workers have not succeeded."""
+        """How many nodes whose workers have not succeeded are gone or have not arrived yet."""
         return self.order.count(None) - len(self._done_and_gone)
 
     @property
     def missing(self) -> int:
-        """How many of the nodes that are lost may still come, or have workers that run."""
+        """How many of the lost nodes may still arrive, or may have running workers."""
         return self.order.count(None) - len(self._done_and_gone | self._gone)
 
     @property
     def succeeded(self) -> tuple[int, ...]:
-        """The group ranks of nodes whose workers have succeeded, also if the nodes are gone."""
+        """The group ranks of nodes whose workers have succeeded, including nodes that are gone."""
         return tuple(
             sorted({*self._done_and_gone, *(self.group_ranks[node] for node in self.done)})
         )
@@ -84,11 +88,11 @@ class Roster:
         return bool(self.done or self._done_and_gone)
 
     def has_idle(self) -> bool:
-        """Return whether a node is here whose workers neither run nor have succeeded."""
+        """Return whether there is a node whose workers are neither running nor have succeeded."""
         return len(self.active) + len(self.done) < len(self.group_ranks)
 
     def take(self, node: str, group_rank: int) -> bool:
-        """Give a node its group rank back if that is free; return whether the node has it."""
+        """Give a node its group rank back if the rank is free. Return whether the node has it."""
         if self.order[group_rank] is None and node not in self.group_ranks:
             self.order[group_rank] = node
             self.group_ranks[node] = group_rank
@@ -97,14 +101,14 @@ class Roster:
         return self.order[group_rank] == node
 
     def finish(self, node: str, now: float) -> None:
-        """Record that the workers of a node have succeeded."""
+        """Record that a node's workers have succeeded."""
         self.active.discard(node)
         self._quiet.pop(node, None)
         self.done.setdefault(node, now)
         self._succeeded_at = now
 
     def mark_succeeded(self, group_ranks: Sequence[int]) -> None:
-        """Record the nodes whose workers have succeeded, as known to a former coordinator."""
+        """Record the nodes known to a former coordinator as having succeeded."""
         for group_rank in group_ranks:
             if 0 <= group_rank < len(self.order) and self.order[group_rank] is None:
                 self._done_and_gone.add(group_rank)
@@ -116,7 +120,7 @@ class Roster:
                 self._gone.add(group_rank)
 
     def set_quiet(self, node: str, since: float, limit_s: float) -> None:
-        """Record that the workers of a node have been idle since a time, and how long they may be;
+        """Record since when a node's workers have been idle, and how long they may be idle.
         `limit_s` is 0 once they are active again.
         """
         self._quiet.pop(node, None)
@@ -124,8 +128,8 @@ class Roster:
             self._quiet[node] = since, limit_s
 
     def all_quiet(self) -> AllQuiet | None:
-        """Return since when all workers of all nodes have been idle; None if a worker is active, or
-        all have finished.
+        """Return since when all workers on all nodes have been idle, or None if a worker is active
+        or all workers have finished.
         """
         if not self.active or len(self._quiet) < len(self.active):
             return None
@@ -133,13 +137,13 @@ class Roster:
         return AllQuiet(since, since + max(limit_s for _, limit_s in self._quiet.values()))
 
     def deactivate(self, node: str) -> None:
-        """Record that a node is now without workers."""
+        """Record that a node no longer has workers."""
         self.active.discard(node)
         self._quiet.pop(node, None)
         self.done.pop(node, None)
 
     def remove(self, node: str) -> None:
-        """Remove a node; its group rank becomes free."""
+        """Remove a node. Its group rank becomes free."""
         group_rank = self.group_ranks.pop(node)
         self.order[group_rank] = None
         if node in self.done:
@@ -147,7 +151,7 @@ class Roster:
         self.deactivate(node)
 
     def reactivate(self) -> None:
-        """Make nodes that are done active, because they must restart with the others."""
+        """Mark nodes that are done as active, because they must restart with the others."""
         self.active.update(self.done)
         self.done.clear()
 

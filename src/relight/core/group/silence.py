@@ -1,14 +1,14 @@
 """Silent nodes: how long the group waits for them, and the messages to users.
 
-    HEARD    | nothing was heard of a node for a while, or its connection has ended -> SILENT
-    SILENT   | it is heard again                                                    -> HEARD
-             | it has been silent for `lost_after_s`                                -> lost
-             | something proves that it is gone                                     -> lost
+    HEARD    | no heartbeat arrives for a while, or the connection ends -> SILENT
+    SILENT   | a message arrives                                        -> HEARD
+             | the node has been silent for `lost_after_s`              -> lost
+             | something proves that the node is gone                   -> lost
 
-Silence proves nothing: a switch fails over, a virtual machine migrates, a data loader uses every
-core. So the group waits for a silent node, and users get a message after a second. All nodes may
-fall silent at the same moment, so one line covers many nodes, and a step costs the same for any
-number of nodes.
+Silence does not prove that a node is gone. A switch may be failing over, a virtual machine may be
+migrating, or a data loader may be using every core. Therefore the group waits for a silent node,
+and users receive a message after a second. All nodes may become silent at the same moment, so one
+line covers many nodes, and the cost of a step does not depend on the number of nodes.
 """
 
 import heapq
@@ -21,16 +21,16 @@ from relight.core.group import group_messages
 TELL_AFTER_S = 1.0
 """A shorter silence is not reported and does not explain a failure."""
 _TELL_EVERY_S = 1.0
-"""Minimum time between two lines. Nodes rarely fall silent at exactly the same moment."""
+"""Minimum time between two lines. Nodes rarely become silent at exactly the same moment."""
 _AFTERMATH_S = 2.0
-"""How long after a silence a worker failure may still be due to it."""
+"""How long after a silence ends it may still be the reason for a worker failure."""
 
 
 class Silent(NamedTuple):
-    """A node that was last heard at `heard_at`. `reason`: why its connection ended, or empty.
-    `since`: the time from which the wait for it counts, later than `heard_at` if this process has
-    slept since. `began_at`: when its silence began; what this process sleeps through later does not
-    change that.
+    """A node whose last message arrived at `heard_at`. `reason`: why its connection ended, or
+    empty. `since`: the start of the wait for it, which is later than `heard_at` if this process was
+    suspended in the meantime. `began_at`: when its silence began, which does not change if this
+    process is suspended later.
     """
 
     host: str
@@ -41,12 +41,12 @@ class Silent(NamedTuple):
 
     @property
     def tell_at(self) -> float:
-        """When to report it to users."""
+        """When to report the silence to users."""
         return self.since + TELL_AFTER_S
 
 
 class Silence:
-    """The nodes that are silent.
+    """The silent nodes.
 
     Args:
         lost_after_s: how long the group waits for a silent node.
@@ -55,14 +55,15 @@ class Silence:
     def __init__(self, lost_after_s: float) -> None:
         self._lost_after_s = lost_after_s
         self._nodes: dict[str, Silent] = {}
-        self._lost_at: list[tuple[float, str]] = []  # a heap; may have nodes heard again
-        self._untold: dict[str, None] = {}  # in the order in which they fell silent
-        self._returned: dict[str, float] = {}  # hosts whose silence was reported, and its length
+        self._lost_at: list[tuple[float, str]] = []  # a heap; may contain nodes that have returned
+        self._untold: dict[str, None] = {}  # in the order in which they became silent
+        self._returned: dict[str, float] = {}  # hosts with a reported silence, and its length
         self._tell_at = 0.0
         self._awake_at = float("-inf")
-        """Until when this process has slept."""
+        """When this process last resumed after a suspension."""
         self._past: list[tuple[str, float, float]] = []
-        """The nodes whose silence was long enough to report, with its start and end."""
+        """The nodes that were silent for long enough to report, with the silence's start and end.
+        """
 
     def __contains__(self, node: object) -> bool:
         return node in self._nodes
@@ -74,7 +75,9 @@ class Silence:
         return iter(self._nodes)
 
     def begin(self, node: str, silent: Silent) -> None:
-        """Record that a node is silent. If it already was, its connection may have ended since."""
+        """Record that a node is silent. If it was already silent, its connection may have ended in
+        the meantime.
+        """
         before = self._nodes.get(node)
         if before is None:
             self._untold[node] = None
@@ -83,8 +86,8 @@ class Silence:
             self._nodes[node] = before._replace(reason=silent.reason or before.reason)
 
     def sleep(self, now: float) -> None:
-        """Record that this process has slept until now. That time counts against no node, but each
-        one gets at most twice `lost_after_s` in total.
+        """Record that this process was suspended until now. That time is not counted for any node,
+        but each node gets at most twice `lost_after_s` in total.
         """
         self._awake_at = now
         for node, silent in self._nodes.items():
@@ -99,7 +102,7 @@ class Silence:
             heapq.heappush(self._lost_at, (since + self._lost_after_s, node))
 
     def end(self, node: str, now: float) -> None:
-        """Record that a node is heard again, or gone."""
+        """Record that a node is no longer silent, or is gone."""
         silent = self._nodes.pop(node, None)
         if silent is None:
             return
@@ -127,8 +130,8 @@ class Silence:
         return f"no heartbeat for {now - silent.since:.1f} s{why}"
 
     def lost(self, now: float) -> list[str]:
-        """Return the nodes that have been silent for too long."""
-        overdue: dict[str, None] = {}  # the heap may name a node twice
+        """Return the nodes that have been silent for too long and are lost."""
+        overdue: dict[str, None] = {}  # the heap may contain a node twice
         while self._lost_at and self._lost_at[0][0] <= now:
             lost_at, node = heapq.heappop(self._lost_at)
             if self._is_current(lost_at, node):
@@ -140,8 +143,8 @@ class Silence:
         return self._nodes[node].since + self._lost_after_s
 
     def explains(self, failed_at: float, suspects: set[str]) -> bool:
-        """Return whether the silence of one of these nodes may explain the failure of a worker that
-        blames a peer.
+        """Return whether the silence of one of these nodes may explain why a worker failed and
+        blamed a peer.
         """
         present = ((node, each.began_at, float("inf")) for node, each in self._nodes.items())
         return any(
@@ -150,7 +153,7 @@ class Silence:
         )
 
     def deadline(self) -> float | None:
-        """Return when the next report or loss is due, or None."""
+        """Return when the next node must be reported or counts as lost, or None."""
         while self._lost_at and not self._is_current(*self._lost_at[0]):
             heapq.heappop(self._lost_at)
         times = [self._lost_at[0][0]] if self._lost_at else []
@@ -162,7 +165,7 @@ class Silence:
         return min(times, default=None)
 
     def news(self, now: float) -> list[str]:
-        """Return the lines for users that are due."""
+        """Return the messages to users that are due."""
         if now < self._tell_at:
             return []
         due = list(takewhile(lambda node: now >= self._nodes[node].tell_at, self._untold))
@@ -184,7 +187,7 @@ class Silence:
         return lines
 
     def explain(self, now: float) -> str:
-        """Return in words which nodes are silent; empty if no silence is long enough."""
+        """Describe which nodes are silent; empty if none has been silent for long enough."""
         long = [each for each in self._nodes.values() if now >= each.tell_at]
         if not long:
             return ""

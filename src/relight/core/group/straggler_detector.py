@@ -1,22 +1,22 @@
-"""Which ranks are slower than the others, and for how long (--watch-slow-ranks).
+"""Determines which ranks are slower than the others, and for how long (--watch-slow-ranks).
 
-Ranks that train together all make the same steps, and the others wait for the slow one. The metric
-is the share of the time in which a rank is *busy*, i.e. not waiting for its peers in a collective.
-A rank that needs 20 % more time for its work is busy for 20 % more of the time than the others,
-however often they meet and whatever their way to exchange tensors costs. If the ranks report their
-steps and their counts differ, the busy time is per step.
+Ranks that train together all take the same steps, and the other ranks wait for a slow one. The
+metric is the fraction of time in which a rank is *busy*, i.e. not waiting for its peers in a
+collective. A rank that needs 20 % more time for its work is busy for 20 % more of the time than the
+others, no matter how often the ranks synchronize and how expensive their communication is. If the
+ranks report their steps and the step counts differ, the busy time is measured per step.
 
-All nodes report equal windows (`WaitSamples`). In each window a rank is compared with the median of
-the others. It is slow if, over the last windows, most of the time, that is
+All nodes report equal windows (`WaitSamples`). In each window, a rank is compared with the median
+of the others. It is slow if, in most of the recent windows, its excess is
 
 - at least 5 %,
-- beyond the noise: more standard errors above 0, measured on its own windows, than the maximum over
-  equally many identical ranks would plausibly reach,
-- beyond the spread of the others, because ranks that all differ have no outlier.
+- greater than the noise, which means that it is more standard errors above 0, measured on the
+  rank's own windows, than the maximum of equally many identical ranks would plausibly be, and
+- greater than the spread among the others, because ranks that all differ don't have an outlier.
 
-Occasional events, such as a checkpoint that rank 0 writes, are ignored. A rank is reported once it
+Occasional events, such as a checkpoint written by rank 0, are ignored. A rank is reported once it
 has been slow for several consecutive windows, and cleared after equally many windows in which it
-was not. Windows in which the job does not train don't count.
+was not slow. Windows in which the job does not train don't count.
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,32 +28,36 @@ from relight.core.group.messages import SlowNode, WaitSamples
 from relight.core.ranks import Place
 
 WINDOWS = 12
-"""Number of windows that are compared."""
+"""Number of windows to compare."""
 _PERSISTS = 12
-"""Number of consecutive windows that a rank must be slow, or not, before a report."""
+"""Number of consecutive windows in which a rank must be slow, or not slow, before a report."""
 _LEAST = 0.05
 """Smaller excesses are not reported."""
 _LOW = 0.4
-"""Used instead of the median, as some windows may hold a checkpoint: the value that this share of
-the windows stays below.
+"""The quantile of the windows to use instead of the median, because some windows may contain a
+checkpoint.
 """
 _LEAST_LOOKS = 10
 _MOST_WAITING = 0.97
-"""If most ranks wait longer in a window, one rank is in another phase, not training."""
+"""If most ranks wait longer than this fraction of a window, one rank is in a different phase and is
+not training.
+"""
 _TO_DEVIATION = 1.4826
-"""From the median absolute deviation to the standard deviation of a normal distribution."""
+"""Converts a median absolute deviation to the standard deviation of a normal distribution."""
 _ERROR_OF_MEDIAN = 1.2533
-"""The standard error of a median, relative to that of a mean."""
+"""The standard error of a median relative to the standard error of a mean."""
 _SPREADS = 2.0
-"""Minimum excess of a slow rank, in standard deviations of the others."""
+"""Minimum excess of a slow rank, in standard deviations among the others."""
 _OTHER_STEPS = 0.05, 3
-"""Ranks don't make the same steps if they differ by more than both this share and this number."""
+"""Ranks don't take the same steps if their counts differ by more than this fraction and also by
+more than this number.
+"""
 _MOST_NAMED = 4
 """Maximum number of nodes in a line."""
 
 
 class Change(NamedTuple):
-    """The slow ranks, by node, and since when on the coordinator's clock."""
+    """The slow ranks by node, and since when they have been slow on the coordinator's clock."""
 
     nodes: tuple[SlowNode, ...]
     since: float
@@ -65,7 +69,7 @@ class _NodeRanks(NamedTuple):
 
 
 class _GroupWindow(NamedTuple):
-    """By rank, the share of time spent waiting, and the number of steps."""
+    """The fraction of time spent waiting, and the number of steps, by rank."""
 
     waited: tuple[float, ...]
     steps: tuple[int, ...]
@@ -75,7 +79,7 @@ class StragglerDetector:
     """Compares the ranks of one generation.
 
     Args:
-        nodes: the place of each node, in the order of their group ranks, and its host.
+        nodes: the place and host of each node, in group rank order.
     """
 
     def __init__(self, nodes: Iterable[tuple[Place, str]]) -> None:
@@ -87,14 +91,14 @@ class StragglerDetector:
         self._heard: dict[int, WaitSamples] = {}
         self._windows: list[_GroupWindow] = []
         self._steps_reported = False
-        self._streaks = [0] * size  # windows that contradict a rank's reported state
+        self._streaks = [0] * size  # consecutive windows that contradict a rank's reported state
         self._since = [0.0] * size  # when the streak began
-        self._slow: dict[int, float] = {}  # the slow ranks, and since when
+        self._slow: dict[int, float] = {}  # the slow ranks, and since when they have been slow
         self._told: frozenset[int] = frozenset()
-        self._untold = 0  # windows with a change that is still unreported
+        self._untold = 0  # windows with a change that has not been reported yet
 
     def hear(self, group_rank: int, pace: WaitSamples, now: float) -> Change | None:
-        """Record a node's report; return the slow ranks if they have changed."""
+        """Record a node's report. Return the slow ranks if they have changed."""
         if len(self._streaks) < 2:
             return None
         if {len(pace.looks), len(pace.waits), len(pace.steps)} != {
@@ -112,7 +116,7 @@ class StragglerDetector:
         looks = [each for pace in paces for each in pace.looks]
         steps = tuple(each for pace in paces for each in pace.steps)
         if min(looks) < _LEAST_LOOKS:
-            return None  # frozen, or still starting
+            return None  # frozen or still starting
         waits = [each for pace in paces for each in pace.waits]
         waited = tuple(
             min(max(wait, 0), look) / look for wait, look in zip(waits, looks, strict=True)
@@ -137,7 +141,7 @@ class StragglerDetector:
         ]
 
     def _stand_out(self, busy: Sequence[Sequence[float]]) -> set[int]:
-        """Return the ranks that stand out, alone or as those of a node that does."""
+        """Return the ranks that stand out, alone or together with their whole node."""
         found = set(_outliers(busy))
         if 1 < len(self._nodes) < len(busy):
             means = [
@@ -152,8 +156,8 @@ class StragglerDetector:
         return found
 
     def _time_for_a_step(self) -> list[float]:
-        """Return the time per step by rank, relative to the median rank; 1 if all ranks make the
-        same steps, or don't report them.
+        """Return each rank's time per step, relative to the median rank. It is 1 if all ranks take
+        the same steps or don't report them.
         """
         sums = [sum(column) for column in zip(*(w.steps for w in self._windows), strict=True)]
         middle = _median(sorted(sums))
@@ -175,8 +179,8 @@ class StragglerDetector:
                     self._slow[rank] = self._since[rank]
 
     def _change(self, busy: Sequence[Sequence[float]]) -> Change | None:
-        """Return the slow ranks if a report is due. It waits briefly for others that are about to
-        be classified as slow, so that the ranks of a node are reported together.
+        """Return the slow ranks if a report is due. The report is delayed briefly for other ranks
+        that are about to be classified as slow, so that a node's ranks are reported together.
         """
         ranks = frozenset(self._slow)
         self._untold = self._untold + 1 if ranks != self._told else 0
@@ -188,7 +192,7 @@ class StragglerDetector:
         return Change(slow, min(self._slow.values(), default=0.0))
 
     def _slow_node(self, node: _NodeRanks, busy: Sequence[Sequence[float]]) -> SlowNode:
-        """Return the slow ranks of a node, compared with the ranks that are not slow."""
+        """Compare a node's slow ranks with the ranks that are not slow."""
         ranks = tuple(rank for rank in node.ranks if rank in self._slow)
         others = [rank for rank in range(len(busy)) if rank not in self._slow]
         is_whole = len(ranks) == len(node.ranks)
@@ -206,11 +210,11 @@ def _outliers(busy: Sequence[Sequence[float]]) -> list[int]:
     """Return the ranks or nodes whose slowness is statistically significant.
 
     Args:
-        busy: for each one, the busy time window by window.
+        busy: the busy time of each rank or node, window by window.
     """
     slower = _beside_others(busy)
     lows, medians = map(_low, slower), [_median(sorted(each)) for each in slower]
-    # The maximum of n equal ones is about sqrt(2 ln n) standard errors above the others.
+    # The maximum of n equal ranks is about sqrt(2 ln n) standard errors above the others.
     errors = 1 + sqrt(2 * log(max(len(busy), 4)))
     found = []
     for index, by in enumerate(lows):
@@ -224,7 +228,9 @@ def _outliers(busy: Sequence[Sequence[float]]) -> list[int]:
 
 
 def _beside_others(busy: Sequence[Sequence[float]]) -> list[list[float]]:
-    """Return the relative excess of each one over the median of the others, window by window."""
+    """Return the relative excess of each rank or node over the median of the others, window by
+    window.
+    """
     rows = [_beside_each_other(values) for values in zip(*busy, strict=True)]
     return [list(column) for column in zip(*rows, strict=True)]
 
@@ -239,7 +245,7 @@ def _beside_each_other(values: Sequence[float]) -> list[float]:
 
 
 def _without(order: Sequence[int], position: int) -> Sequence[int]:
-    """Return the one or two middle entries of a sorted list that lacks one entry."""
+    """Return the one or two middle entries of a sorted list after removing one entry."""
     left = len(order) - 1
     middle = {(left - 1) // 2, left // 2}
     return [order[each + (each >= position)] for each in sorted(middle)]
@@ -274,7 +280,7 @@ def _deviation(values: Iterable[float]) -> float:
 
 
 def describe(nodes: Sequence[SlowNode], since: str) -> str:
-    """Return the slow ranks in one line.
+    """Describe the slow ranks in one line.
 
     Args:
         nodes: the slow nodes, as sent by the coordinator.

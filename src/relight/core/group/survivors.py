@@ -1,20 +1,20 @@
 """Decides on which nodes surviving workers keep their process in the next generation.
 
-A worker survives if it has left the process group of a generation that was stopped, and waits
-(core/workers/supervision, LEFT). Its node reports it with `NodeReady`, as a node without workers:
-no worker there is in a group. `GenerationFormed` says whether the survivors of a node stay. They do
-if
+A worker survives if it has left the process group of a stopped generation and is waiting for the
+next one (core/workers/supervision, LEFT). Its node reports it with `NodeReady`, like a node without
+workers, because none of its workers is in a group. `GenerationFormed` specifies whether a node's
+survivors stay. They do if
 
-- they come from the generation that the next one follows. So all survivors of a generation have
-  the same past: a node that was cut off while the others continued restarts all of its ranks.
-- the group has never given their node up. Its workers may have been frozen for long.
-- the hang, if it was one, is due to other ranks: one of those that a node ended, because they were
-  not waiting for their peers.
-- some rank advanced in the generation that they come from, if that one began with survivors.
-  Otherwise the failure came again, or came during the recovery: all ranks start from the
-  checkpoint.
+- they belong to the generation immediately before the next one. This guarantees that all survivors
+  have the same past: a node that was cut off while the others continued restarts all of its ranks.
+- the group never gave up their node. Otherwise its workers may have been frozen for long.
+- other ranks are to blame for the hang, if the generation ended with a hang. Those are ranks that a
+  node ended because they were not waiting for their peers.
+- some rank advanced in their generation, if that generation began with survivors. Otherwise the
+  failure has recurred, or it happened during the recovery, and all ranks start from the checkpoint.
 
-Nodes may differ: new ranks get the state of the others (worker/replicas).
+The decision may differ between nodes, because new ranks receive their state from the others
+(worker/replicas).
 """
 
 from collections.abc import Iterable, Sequence
@@ -31,7 +31,7 @@ UNKNOWN_CULPRIT = "all ranks restart: it is not known which rank hangs"
 
 
 def knows_culprit(failures: Iterable[Failure], waiting: Sequence[Failure]) -> bool:
-    """Return whether a rank that was ended is to blame for a hang.
+    """Return whether a rank that its node ended is to blame for a hang.
 
     Args:
         failures: the workers that have ended.
@@ -51,11 +51,11 @@ def choose(
     progressed: bool,
     knows_culprit: bool,
 ) -> tuple[set[str], dict[str, str]]:
-    """Return the nodes whose survivors stay in the next generation, and why those of others don't.
+    """Return the nodes whose survivors stay in the next generation, and why others' don't.
 
     Args:
         members: the nodes of the next generation.
-        before: those of the last one.
+        before: the nodes of the last generation.
         last: the last generation.
         progressed: whether its ranks advanced beyond all earlier ones.
         knows_culprit: whether it is known which rank hung, if it ended because of a hang.

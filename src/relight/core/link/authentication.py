@@ -1,18 +1,18 @@
 """Mutual authentication of two peers: hello, proof of the job's token, session keys.
 
-Each side sends a hello with a fresh nonce of 32 bytes. With a token, each then proves knowledge of
-the token with an HMAC-SHA256 over its role and both hellos, byte for byte. The side that dialled
-goes first. Therefore
-- an old proof is useless (it covers both nonces), and so is one reflected to its maker (roles
-  differ);
-- changing a hello on the way breaks both proofs.
+Each side sends a hello with a fresh 32-byte nonce. If there is a token, each side then proves that
+it knows the token with an HMAC-SHA256 over its role and both hellos, byte for byte. The side that
+opened the connection goes first. Therefore
+- an old proof is useless, because a proof covers both nonces;
+- a proof sent back to its author is useless, because the roles differ;
+- changing a hello in transit breaks both proofs.
 
-After the proofs each frame carries a tag of 16 bytes over its number and content, so that an
-attacker who takes over the TCP stream can't add, change, drop or repeat a frame. Contents are not
-encrypted; that is the job of TLS.
+After the proofs, each frame carries a 16-byte tag over its number and content, so that an attacker
+who takes over the TCP stream can't add, change, drop or repeat a frame. The content is not
+encrypted. Use TLS for that.
 
-Pure, as the caller provides the nonce. hashlib is loaded only for a token, because its import takes
-milliseconds.
+The module is pure, because the caller provides the nonce. hashlib is only loaded if there is a
+token, because importing it takes milliseconds.
 """
 
 import struct
@@ -40,8 +40,8 @@ class ProofRefused(Exception):  # noqa: N818
 
     Args:
         reason: the reason, for users.
-        answer: the JSON of a last message to the peer, or empty.
-        itself: whether this side dialled itself.
+        answer: a last message to the peer as JSON, or empty.
+        itself: whether this side connected to itself.
     """
 
     def __init__(self, reason: str, answer: bytes = b"", *, itself: bool = False) -> None:
@@ -57,17 +57,18 @@ class Opening:
     Args:
         hello: this side's introduction to the peer; not secret.
         nonce: 32 random bytes, never used before.
-        secret: the token; empty without one.
+        secret: the token, or empty if there is none.
         dialled: whether this side opened the connection.
 
     Attributes:
-        hello: the JSON of this side's own hello. The side that dialled sends it first.
-        peer_hello: the peer's hello, once received. Trustworthy once `done`. The side that listened
-            has neither after `end`.
+        hello: this side's own hello as JSON. The side that opened the connection sends it first.
+        peer_hello: the peer's hello, once received. Trustworthy once `done` is set. The listening
+            side has neither hello after `end`.
         done: whether the peer is authenticated.
-        session_key: 32 bytes shared by both ends once done. Secret only if there is a token.
-        seal: makes the payload of each later frame, or None without a token.
-        unseal: the same for received frames.
+        session_key: 32 bytes shared by both ends once `done` is set. Secret only if there is a
+            token.
+        seal: creates the payload of each later frame, or None without a token.
+        unseal: verifies and unwraps the payload of received frames, or None without a token.
     """
 
     def __init__(self, hello: Message, nonce: bytes, secret: bytes, *, dialled: bool) -> None:
@@ -84,7 +85,7 @@ class Opening:
         self._transcript: Transcript | None = None
 
     def receive(self, message: Message, body: bytes) -> list[bytes]:
-        """Handle a message and its JSON; return the JSON of the answers, before `seal` applies.
+        """Handle a message and its JSON. Return the answers as JSON, before `seal` is applied.
 
         Raises:
             ProofRefused: if the handshake has failed.
@@ -100,10 +101,10 @@ class Opening:
         raise ProofRefused(f"the peer sent {kind[:40]!r} before it was authenticated")
 
     def end(self) -> Message:
-        """Return the peer's hello, once `done`.
+        """Return the peer's hello, once `done` is set.
 
-        The side that listened keeps neither hello, because the hellos of thousands of nodes would
-        take a quarter of a coordinator's memory.
+        The listening side keeps neither hello, because the hellos of thousands of nodes would take
+        a quarter of a coordinator's memory.
         """
         hello = self.peer_hello
         assert hello is not None
@@ -152,16 +153,16 @@ class Opening:
 
 
 class Transcript:
-    """The hellos of both sides, which their proofs cover.
+    """The hellos of both sides, which are covered by their proofs.
 
     Args:
         secret: the token, not empty.
-        dialler_hello: JSON of the hello of the side that opened the connection, with its nonce.
-        listener_hello: the same for the other side.
+        dialler_hello: JSON hello from the side that opened the connection, with its nonce.
+        listener_hello: JSON hello from the other side, with its nonce.
     """
 
     def __init__(self, secret: bytes, dialler_hello: bytes, listener_hello: bytes) -> None:
-        import hmac  # only for a token
+        import hmac  # only needed with a token
         from hashlib import sha256
 
         self._hmac = hmac
@@ -169,17 +170,17 @@ class Transcript:
         self._said = sha256(dialler_hello).digest() + sha256(listener_hello).digest()
 
     def proof(self, role: bytes) -> str:
-        """Return the proof of one role, `DIALLER` or `LISTENER`."""
+        """Return the proof for a role, `DIALLER` or `LISTENER`."""
         return self.key(b"proof of the " + role).hex()
 
     def accepts(self, role: bytes, proof: object) -> bool:
-        """Return whether this is the proof of that role, in constant time."""
+        """Check in constant time whether a proof is valid for a role."""
         if not isinstance(proof, str):
             return False
         return self._hmac.compare_digest(self.proof(role).encode(), proof.encode(errors="replace"))
 
     def key(self, purpose: bytes) -> bytes:
-        """Return a key of 32 bytes for one purpose and this connection alone."""
+        """Return a 32-byte key that is specific to one purpose and this connection."""
         return self._hmac.digest(
             self._secret, b"relight 1 " + purpose + b"\0" + self._said, "sha256"
         )
@@ -191,14 +192,15 @@ def datagram_key(transcript: Transcript) -> bytes:
 
 
 class Seal:
-    """One direction of a connection after the proofs: frames in order, each with its tag.
+    """One direction of a connection after the proofs, with frames in order, each with its tag.
 
     Args:
-        role: the sender in this direction.
+        transcript: the hellos of both sides.
+        role: the sender's role in this direction.
     """
 
     def __init__(self, transcript: Transcript, role: bytes) -> None:
-        import hmac  # already loaded, for the transcript
+        import hmac  # already loaded for the transcript
 
         self._hmac = hmac
         self._key = transcript.key(b"frames of the " + role)
@@ -212,7 +214,7 @@ class Seal:
         """Return the content of the next received frame.
 
         Raises:
-            Malformed: if it is not the frame that the peer sent next.
+            Malformed: if this is not the next frame sent by the peer.
         """
         body, tag = payload[:-TAG_BYTES], payload[-TAG_BYTES:]
         if not self._hmac.compare_digest(self._tag(body), tag):

@@ -1,36 +1,35 @@
-"""Elects the coordinator among the hosts of a multi-host endpoint, by leases.
+"""Elects the coordinator among the hosts of a multi-host endpoint, based on leases.
 
-Each host of the list has at most one elector: the agent that holds the endpoint's port there. The
-coordinator is the elector that holds unexpired votes of a majority of the hosts, for as long as it
-does. If the number of hosts is even, half of them are a majority if they include the first host.
+Each host in the list has at most one elector: the agent that holds the endpoint's port there. An
+elector is the coordinator as long as it holds unexpired votes from a majority of the hosts. If the
+number of hosts is even, half of them are a majority if they include the first host.
 
     FOLLOWER     a coordinator was seen, or this elector has just started
-      | none was seen for `vote_s`                              -> CANDIDATE
-    CANDIDATE    asks the others whether they would vote for it (PROBE; the answer commits nobody).
-                 If a majority would, it waits a moment for each host with a lower number among
-                 them, then asks for votes
-      | it holds the votes of a majority                        -> COORDINATOR, BecomeCoordinator
-      | it hears a coordinator, or of one in an answer          -> FOLLOWER, votes are given back
-      | a lower candidate asks for votes or holds one, or 0.7 of `vote_s` (votes.ROUND) brought no
-        majority:
-        it gives its votes back and probes again
-    COORDINATOR  renews its votes four times in `vote_s`; no other host displaces it
-      | its votes expired                                       -> FOLLOWER
+      | no coordinator was seen for `vote_s`                    -> CANDIDATE
+    CANDIDATE    asks the others whether they would vote for it (PROBE; the answer is not binding).
+                 If a majority would, it gives each host among them with a lower number a moment to
+                 go first, then asks for votes
+      | it holds votes from a majority                          -> COORDINATOR, BecomeCoordinator
+      | a message from or about a coordinator arrives           -> FOLLOWER, votes are given back
+      | a lower-numbered candidate asks for votes or holds one, or there is no majority after 0.7 of
+        `vote_s` (votes.ROUND): it gives its votes back and probes again
+    COORDINATOR  renews its votes four times per `vote_s`; no other host displaces it
+      | its votes expire                                        -> FOLLOWER
 
-How votes are given and counted is in `core/link/votes`. One-way links are harmless, because a
+`core/link/votes` describes how votes are given and counted. One-way links are harmless, because a
 candidate asks for votes only after a majority has answered its probes.
 
-With `alone`, a host that has seen no coordinator for three times `vote_s` needs only its own vote.
-The user asks for that explicitly: two halves of a partitioned network may then both have a
-coordinator. When they meet again, the one without a majority steps down, or else the one with
-the higher number.
+With `alone`, a host that has not seen a coordinator for three times `vote_s` needs only its own
+vote. The user has to ask for that explicitly, because each half of a partitioned network may then
+have a coordinator. When they meet again, the coordinator without a majority steps down. If neither
+has a majority, the one with the higher number steps down.
 
-Invariants (`check`): a coordinator's lease is valid; a host that asks for votes or coordinates has
-its own vote; a follower holds no votes. Over all hosts, without `alone`: two leases are never valid
-at the same time.
+Invariants (`check`): A coordinator's lease is valid. A host that asks for votes or coordinates has
+its own vote. A follower holds no votes. Across all hosts, without `alone`, two leases are never
+valid at the same time.
 
-After a suspension of this process its lease may have expired unnoticed until the next step, so call
-`coordinates` before acting as the coordinator.
+After this process was suspended, its lease may have expired without being noticed until the next
+step. Call `coordinates` before acting as the coordinator.
 """
 
 from collections.abc import Sequence
@@ -54,11 +53,11 @@ from relight.core.link.votes import (
 from relight.events.event_types import Tick
 
 ALONE_AFTER = 3
-"""In `vote_s`: how long no coordinator may have been seen before one host may continue alone."""
+"""How long no coordinator must have been seen before one host may continue alone, in `vote_s`."""
 
 
 class ElectionState(Enum):
-    """The state of this host in the election."""
+    """This host's state in the election."""
 
     FOLLOWER = "follower"
     CANDIDATE = "candidate"
@@ -66,7 +65,7 @@ class ElectionState(Enum):
 
 
 class BallotReceived(NamedTuple):
-    """Event: a message arrived from another host of the list."""
+    """Event: a message arrived from another host in the list."""
 
     message: Ballot
 
@@ -75,14 +74,14 @@ Event = BallotReceived | Tick
 
 
 class SendBallot(NamedTuple):
-    """Effect: send a message to a host of the list. It may get lost."""
+    """Effect: send a message to a host in the list. It may get lost."""
 
     host: int
     message: Ballot
 
 
 class BecomeCoordinator(NamedTuple):
-    """Effect: this host coordinates from now on, while `coordinates`."""
+    """Effect: this host is the coordinator from now on, as long as `coordinates` returns True."""
 
 
 Effect = SendBallot | BecomeCoordinator
@@ -92,18 +91,18 @@ class _Sightings:
     """The times at which the other hosts, and the coordinator among them, were last seen alive.
 
     Args:
-        now: the time; no coordinator has been seen before it.
-        vote_s: how long a host may be unseen before it counts as gone.
+        now: the current time; no coordinator has been seen before.
+        vote_s: how long a host may be silent before it counts as gone.
     """
 
     def __init__(self, now: float, vote_s: float) -> None:
         self.coordinator_at = now - vote_s
-        """When a coordinator was last alive, as far as this host knows."""
+        """When this host last knew a coordinator to be alive."""
         self._vote_s = vote_s
         self._coordinator = -1
         self._host_at: dict[int, float] = {}
         self._heard = (-1, float("-inf"))
-        """The coordinator that this host heard directly, and when."""
+        """The coordinator from which this host last received a message directly, and when."""
 
     def host(self, host: int, now: float) -> None:
         """Record that a host is alive."""
@@ -114,32 +113,34 @@ class _Sightings:
         return now - self._host_at.get(host, float("-inf")) >= self._vote_s
 
     def coordinator(self, now: float) -> int:
-        """Return the coordinator, -1 if unknown."""
+        """Return the coordinator, or -1 if unknown."""
         return self._coordinator if now - self.coordinator_at < self._vote_s else -1
 
     def heard(self, now: float) -> tuple[int, float]:
-        """Return the coordinator that this host heard directly, or -1, and how many seconds ago."""
+        """Return the coordinator from which this host last received a message directly, or -1, and
+        how many seconds ago.
+        """
         coordinator, at = self._heard
         return (coordinator, now - at) if now - at < self._vote_s else (-1, 0.0)
 
     def hear(self, coordinator: int, now: float) -> None:
-        """Record a coordinator that this host heard directly."""
+        """Record that this host received a message from a coordinator directly."""
         self._heard = (coordinator, now)
 
     def see(self, coordinator: int, at: float) -> bool:
-        """Record a coordinator that was alive at a time; return whether that is news."""
+        """Record that a coordinator was alive at a time. Return whether that was not yet known."""
         if at < self.coordinator_at:
             return False
         self._coordinator, self.coordinator_at = coordinator, at
         return True
 
     def forget_coordinator(self) -> None:
-        """Forget the coordinator, because this host is elected."""
+        """Forget the coordinator, because this host has been elected."""
         self._coordinator = -1
         self._heard = (-1, float("-inf"))
 
     def forget(self, host: int, now: float) -> None:
-        """Record that a host no longer coordinates, if it did."""
+        """Record that a host is no longer the coordinator, if it was."""
         if self._heard[0] == host:
             self._heard = (-1, float("-inf"))
         if self._coordinator == host:
@@ -153,9 +154,9 @@ class Election:
     Args:
         hosts: the hosts of the endpoint, the same list in the same order everywhere.
         me: the index of this host.
-        incarnation: random text of this process.
-        now: the time in this host's clock.
-        vote_s: how long a vote counts; equal everywhere.
+        incarnation: a random string that identifies this process.
+        now: the current time on this host's clock.
+        vote_s: how long a vote counts, the same everywhere.
         alone: whether one host may take over without a majority.
     """
 
@@ -185,26 +186,28 @@ class Election:
         self._send_at = now
         self._alone = False
         self._led_by: set[str] = set()
-        """The coordinating processes that this host has heard directly, two at most."""
+        """The coordinating processes that have sent this host a message directly, at most two."""
         self._follows_another = False
-        """Whether a host that votes for this one has heard another coordinating process."""
+        """Whether a host that votes for this one has received a message from a different
+        coordinating process.
+        """
         self._effects: list[Effect] = []
 
     @property
     def follows_another(self) -> bool:
-        """Whether another process has coordinated before, as far as this host and its voters know.
-        Two majorities share a host, so at least one host knows, unless it was restarted.
+        """Whether this host or its voters know that another process was the coordinator before. Two
+        majorities share a host, so at least one host knows, unless it was restarted.
         """
         return bool(self._led_by) or self._follows_another
 
     def step(self, event: Event, now: float) -> list[Effect]:
         """Take one event and return the effects.
 
-        Events that change nothing: messages of another list or to an earlier incarnation, requests
-        that were overtaken, answers to votes given back, a Tick too early.
+        The following events have no effect: messages for another list of hosts or for an earlier
+        incarnation, outdated requests, answers about votes that were given back, and early Ticks.
         """
         self._effects = []
-        if now - self._last_step > 1.5 * self._vote_s:  # this process was suspended: listen first
+        if now - self._last_step > 1.5 * self._vote_s:  # was suspended, so listen first
             self._listening_since = now
         self._last_step = now
         if self.state is ElectionState.COORDINATOR and self.lease_until() <= now:
@@ -229,15 +232,15 @@ class Election:
         return self._stands_at()
 
     def coordinates(self, now: float) -> bool:
-        """Return whether this host is the coordinator at this moment."""
+        """Return whether this host is the coordinator right now."""
         return self.state is ElectionState.COORDINATOR and now < self.lease_until()
 
     def lease_until(self) -> float:
-        """Return until when this host holds enough votes; minus infinity without them."""
+        """Return until when this host holds enough votes, or minus infinity if it does not."""
         return self._campaign.own_until if self._alone else self._campaign.elected_until
 
     def coordinator(self, now: float) -> int:
-        """Return the index of the coordinator, -1 if unknown."""
+        """Return the index of the coordinator, or -1 if unknown."""
         if self.coordinates(now):
             return self.me
         return self._sightings.coordinator(now)
@@ -330,7 +333,7 @@ class Election:
             self._sightings.forget(release.candidate, now)
 
     def _see(self, coordinator: int, at: float, now: float) -> None:
-        """Record a live coordinator, and stop being a candidate."""
+        """Record a live coordinator and stop being a candidate."""
         is_news = self._sightings.see(coordinator, at)
         if is_news and self.state is ElectionState.CANDIDATE and now - at < self._vote_s:
             self._give_back(now)
@@ -368,11 +371,11 @@ class Election:
             stage = VOTE
         if stage != PROBE:
             self._take_own_vote(now)
-        self._send_at = now + self._vote_s / 10  # repeated until answered, as packets get lost
+        self._send_at = now + self._vote_s / 10  # repeat until answered, because packets get lost
         self._tell_all(VoteRequest(self.me, self._incarnation, now, stage))
 
     def _stands_at(self) -> float:
-        """Return when this host becomes a candidate if it sees no coordinator."""
+        """Return when this host becomes a candidate unless it sees a coordinator."""
         return max(self._sightings.coordinator_at + self._vote_s, self._voter.votes_from)
 
     def _may_go_alone(self, now: float) -> bool:

@@ -1,54 +1,58 @@
-"""Tracks this process's hold on a registry: until when it is certainly the coordinator, and when it
-may evict another holder's record.
+"""Tracks this process's hold on a registry record: until when it is certainly the coordinator, and
+when it may evict another holder's record.
 
-This process is the holder (`holds`) until the time `until`, 0 if it is not. The hold begins when
-the registry names this process (`held`), and is renewed regularly. It ends when
+This process is the holder (`holds`) until the time `until`, which is 0 if it is not the holder. The
+hold begins when the registry names this process (`held`), and is renewed regularly. It ends when
 
 - the registry names another process,
-- the registry does not answer until `until`,
+- the registry has not answered by the time `until`,
 - a node is silent or gone while the registry does not answer (`is_fresh`), or
-- too few nodes are left to train, and another holder may reach more (`has_too_few`).
+- too few nodes are left to train, and another holder may reach more of them (`has_too_few`).
 
 A hold lapses in the registry if it is not renewed within its time to live. This process counts that
-time from *before* its request, and subtracts a margin for clocks. So its hold ends before the
-registry can name a successor, even if either of them was suspended in between. Workers may still
-run on leases that it has granted; the successor continues their generation, or forms another once
-those leases are over (core/group/membership).
+time from *before* it sent the request, and subtracts a margin for clock differences. Therefore its
+hold ends before the registry can name a successor, even if either of them was suspended in between.
+Workers may still be running on leases that it has granted. The successor continues their
+generation, or forms another one after those leases are over (core/group/membership).
 
-While the registry does not answer, it can't name a successor, so the holder continues. There is one
-exception. A firewall on the holder's own machine may refuse its agents and cut it off from the
-registry, and a refused agent may then have evicted it. So a holder that has not reached the
-registry for `FRESH_S` ends its hold as soon as a node of its generation is silent or gone.
+As long as the registry does not answer, it can't name a successor, so the holder continues. There
+is one exception. A firewall on the holder's own machine may reject connections from its agents and
+also cut it off from the registry. A rejected agent may then have evicted it. Therefore a holder
+that has not reached the registry for `FRESH_S` ends its hold as soon as a node in its generation is
+silent or gone.
 
-If the holder refuses a connection, it may have ended, but a firewall may also refuse. So a refusal
-counts only at the first address of the record, and only if this process has reached this same
-holder before or is on its machine (a loopback address may belong to another machine). Then the
-record is evicted, unless the holder renews it while this process watches.
+If a connection to the holder is refused, the holder may have ended, but a firewall may also be the
+reason. Therefore a refusal only counts at the first address in the record, and only if this process
+has reached the same holder before or is on its machine (a loopback address may belong to a
+different machine). The record is then evicted, unless the holder renews it while this process
+watches.
 
-Invariants: `check`.
+`check` has the invariants.
 """
 
 from typing import NamedTuple
 
 MARGIN_S = 0.5
-"""Margin for clocks that run at different speeds, over a time to live."""
+"""Margin for clocks that run at different speeds during a time to live."""
 FRESH_S = 1.0
-"""How long a hold stays fresh after a request that the registry confirmed."""
+"""How long a hold stays fresh after the registry has confirmed a request."""
 LATE_S = 2.0
-"""Maximum delay with which a registry notices a lapsed hold (etcd checks twice a second)."""
+"""Maximum delay until a registry notices a lapsed hold (etcd checks twice a second)."""
 SIGN_OF_LIFE_S = 0.8
-"""A holder without a renewal for this time, more than two renewal intervals, may have ended."""
+"""A holder that has not renewed its record for this long may have ended. This is more than two
+renewal intervals.
+"""
 
 
 _NOT_URGENT_S = 2.5
-"""The same if no workers wait for a new coordinator."""
+"""The same limit if no workers are waiting for a new coordinator."""
 
 
 class Refused(NamedTuple):
-    """A connection to the holder was refused. `at_first`: at the first address of its record.
-    `is_ours`: the address belongs to this machine. `is_loopback`: it may also belong to another
-    machine; `same_host`: the record was written on this host. `here`: workers of its group are on
-    this machine.
+    """A connection to the holder was refused. `at_first`: this happened at the first address in its
+    record. `is_ours`: the address belongs to this machine. `is_loopback`: the address may also
+    belong to another machine. `same_host`: the record was written on this host. `here`: workers in
+    the holder's group are on this machine.
     """
 
     revision: str
@@ -60,25 +64,26 @@ class Refused(NamedTuple):
 
 
 class Candidacy:
-    """One process's knowledge of its hold on a registry, and of other holders. Times in seconds.
+    """What one process knows about its hold on a registry record, and about other holders. Times
+    are in seconds.
 
     Args:
-        ttl_s: the time to live of a hold without a renewal.
+        ttl_s: the time to live of a hold that is not renewed.
     """
 
     def __init__(self, ttl_s: float) -> None:
         self.until = 0.0
-        """Until when this process certainly is the holder; 0 if it is not."""
+        """Until when this process is certainly the holder, or 0 if it is not."""
         self.confirmed_at = 0.0
-        """When the last confirmed request was sent."""
+        """When the most recent confirmed request was sent."""
         self._held_s = ttl_s - MARGIN_S
         self._ttl_s = ttl_s
         self._enough = False
-        """Whether enough nodes have reached this holder to train."""
+        """Whether enough nodes for training have reached this holder."""
         self._reached = ""
-        """The revision of the last holder that was reached."""
+        """The revision of the holder that was reached most recently."""
         self._refused = ("", 0.0)
-        """The revision of the holder that refuses connections, and since when."""
+        """The revision of the holder that refuses connections, and since when it does."""
 
     def held(self, asked_at: float) -> None:
         """Record that the registry named this process in its answer to a request sent at
@@ -102,8 +107,8 @@ class Candidacy:
         return now < self.confirmed_at + FRESH_S
 
     def has_too_few(self, *, enough: bool) -> bool:
-        """Record whether enough nodes reach this holder to train; return whether it should end its
-        hold in favour of a process that more nodes reach.
+        """Record whether enough nodes for training reach this holder. Return whether it should end
+        its hold in favour of a process that more nodes can reach.
         """
         before, self._enough = self._enough, enough
         return before and not enough
@@ -113,7 +118,7 @@ class Candidacy:
         self._reached = revision
 
     def patience_s(self, refused: Refused, now: float) -> float | None:
-        """Return how long to watch the record before evicting it; None if eviction is unsafe."""
+        """Return how long to watch the record before evicting it, or None if eviction is unsafe."""
         revision, at_first, is_ours, is_loopback, same_host, here = refused
         if self._refused[0] != revision:
             self._refused = revision, now
@@ -124,7 +129,7 @@ class Candidacy:
         return SIGN_OF_LIFE_S if here or is_ours else _NOT_URGENT_S
 
     def is_alive(self, now: float) -> bool:
-        """Return whether a holder that refuses connections is alive, as it renews its record."""
+        """Return whether a holder that refuses connections is alive, judging by its renewals."""
         return now - self._refused[1] > self._ttl_s + LATE_S
 
     def check(self) -> None:

@@ -1,34 +1,35 @@
-"""The lease of a node's workers, which limits how long they may run.
+"""The worker lease of a node, which limits how long its workers may run.
 
-A lease begins when the coordinator confirms the workers' generation, over the connection to it or
-in this process. It counts from the time when the echoed heartbeat was *sent*. The coordinator
-received that heartbeat later, and waits for `MARGIN_S` longer than a lease before it counts a
-silent node as lost. So the lease is over before the other nodes continue, even if the process that
-freezes the workers is late by that margin.
+A lease begins when the coordinator confirms the workers' generation, either over the connection to
+it or within this process. It counts from the time when the echoed heartbeat was *sent*. The
+coordinator received that heartbeat later, and waits `MARGIN_S` longer than the lease before it
+counts a silent node as lost. Therefore the lease is over before the other nodes continue, even if
+the process that freezes the workers is late by that margin.
 
 The lease is renewed if
 
 - a heartbeat is echoed over a connection that has confirmed the generation,
-- the coordinator is in this process, has confirmed the generation, and is certain to be the only
-  one for longer,
-- a connection to the only endpoint is refused on its own machine, so that no coordinator can have
-  continued, or
+- the coordinator is in this process, has confirmed the generation, and is certain to remain the
+  only coordinator for longer,
+- a connection to the only endpoint is refused on the endpoint's own machine, so that no coordinator
+  can have continued, or
 - this process becomes the host of the only endpoint, so that no other node can have continued
   without it.
 
 It is not renewed
 
-- by `StopWorkers`. It confirms nothing, as other nodes may already run the next generation,
-- by a refusal or by hosting, if the lease is over, as other nodes may have continued before the
-  coordinator ended, or
+- by `StopWorkers`, which is not a confirmation, because other nodes may already be running the next
+  generation,
+- by a refusal or by hosting, if the lease is over, because other nodes may have continued before
+  the coordinator ended, or
 - by a refusal or by hosting, if this node has since reached a coordinator that did not confirm the
   workers here.
 
-It ends `REFUSALS_S` after the first refusal by another machine, unless a coordinator has confirmed
-the workers by then. The refusal may come from a firewall that also made the coordinator believe
-that this node is gone (docs/decisions/0027).
+The lease ends `REFUSALS_S` after the first refusal by another machine, unless a coordinator has
+confirmed the workers by then. The refusal may come from a firewall that also made the coordinator
+assume that this node is gone (docs/decisions/0027).
 
-Invariants (`check`): unless the coordinator is in this process, a lease never ends later than
+Invariants (`check`): Unless the coordinator is in this process, a lease never ends later than
 `lease_s` from now.
 """
 
@@ -37,23 +38,24 @@ from enum import Enum
 from relight.core.workers.supervision import FOR_EVER
 
 MARGIN_S = 1.0
-"""Seconds beyond a lease that the group waits for a silent node. The freezer may be late by this.
+"""How many seconds longer than a lease the group waits for a silent node. The process that freezes
+the workers may be this late.
 """
 REFUSALS_S = 5.0
-"""How long workers may run while another machine refuses connections; enough to restart a
-coordinator.
+"""How long workers may run while another machine refuses connections. This is long enough to
+restart a coordinator.
 """
 
 
 def lease_s(lost_after_s: float) -> float:
-    """Return how long workers may run after an answered heartbeat if a silent node is lost after
-    `lost_after_s`.
+    """Return how long workers may run after an echoed heartbeat, given that a silent node counts as
+    lost after `lost_after_s`.
     """
     return lost_after_s - MARGIN_S
 
 
 class Refusal(Enum):
-    """How certainly a refused connection shows that the coordinator has ended."""
+    """How certain it is that the coordinator has ended after a refused connection."""
 
     NOTHING = "nothing"
     HINT = "no process listens there, unless a firewall sent the refusal"
@@ -73,31 +75,33 @@ class Lease:
         self._doubtful = False
         """Whether other nodes may have continued without the workers here."""
         self._refused_since: float | None = None
-        """When another machine first refused a connection, since the last renewal."""
+        """When another machine first refused a connection after the last renewal."""
         self._hosted_until = float("-inf")
         """Until when the coordinator was certainly in this process."""
         self._confirmed_here = False
         """Whether the coordinator in this process has confirmed the workers here."""
 
     def on_unconfirmed_coordinator(self) -> None:
-        """Record that this node reached a coordinator that has not confirmed the workers yet."""
+        """Record that this node reached a coordinator that has yet to confirm the workers."""
         self._doubtful = True
 
     def confirm(self, echoed_at: float) -> None:
-        """Record that the coordinator has confirmed the workers. The last echoed heartbeat was sent
-        at `echoed_at`.
+        """Record that the coordinator has confirmed the workers. The most recent echoed heartbeat
+        was sent at `echoed_at`.
         """
         self._doubtful = False
         self.renew(echoed_at)
 
     def renew(self, echoed_at: float) -> None:
-        """Count from the last echoed heartbeat, over a connection that confirmed the workers."""
+        """Extend the lease after a heartbeat was echoed over a connection that has confirmed the
+        workers. It counts from the time when that heartbeat was sent.
+        """
         self._refused_since = None
         self.until = echoed_at + self._lease_s
 
     def on_refused_connection(self, refusal: Refusal, now: float) -> None:
-        """Renew the lease if a refusal shows that no coordinator can have continued; otherwise make
-        sure that it ends in time.
+        """Renew the lease if a refusal proves that no coordinator can have continued. Otherwise
+        make sure that it ends in time.
         """
         if refusal is Refusal.PROOF and not self._doubtful and now < self.until:
             self.until = now + self._lease_s
@@ -107,16 +111,16 @@ class Lease:
             self.until = min(self.until, self._refused_since + REFUSALS_S)
 
     def begin_hosting(self, until: float, now: float) -> None:
-        """Record that the coordinator is now in this process, and certainly until a time."""
-        # No other process can have become the coordinator of the only endpoint in between, or if
-        # one did, it confirmed the workers here.
+        """Record that the coordinator is now in this process, and certainly stays until `until`."""
+        # No other process can have become the coordinator of the only endpoint in between. If one
+        # did, it has confirmed the workers here.
         sole = until == FOR_EVER and not self._doubtful
         self._confirmed_here = sole and now < self.until
         self.host(until)
 
     def host(self, until: float) -> None:
-        """Record that the coordinator is certainly in this process until a time. The workers here
-        get the lease of the node that it would answer last.
+        """Record that the coordinator is certainly in this process until the time `until`. The
+        workers here get the same lease as the last node that it could answer until then.
         """
         self._hosted_until, self._refused_since = until, None
         if self._confirmed_here:
@@ -128,8 +132,8 @@ class Lease:
         self.until = self._hosted_until + self._lease_s
 
     def stop_hosting(self, now: float) -> None:
-        """Record that the coordinator is no longer in this process. The workers here may run for as
-        long as those of the node that it answered last.
+        """Record that the coordinator is no longer in this process. The workers here may run as
+        long as the workers on the last node that it answered.
         """
         if self._confirmed_here:
             self.until = min(self.until, now + self._lease_s)

@@ -1,36 +1,37 @@
-"""One agent's link to the coordinator of its job: its state, the lease of the workers here, and the
-time of the next try.
+"""One agent's link to its job's coordinator: its state, the lease of the workers here, and the time
+of the next attempt.
 
-    SEEKING    no coordinator is known; the finder looks for it
+    SEEKING    no coordinator is known; the finder searches for it
       | it is in this process                                  -> HOSTING
-      | a coordinator answers at the place that was found      -> JOINING
-      | none does for long enough, or all refuse this node     -> OVER, GiveUp
-    JOINING    connected; nothing yet says that the workers here may run
+      | a coordinator answers at the address that was found    -> JOINING
+      | none answers for long enough, or all refuse this node  -> OVER, GiveUp
+    JOINING    connected, but the workers here are not confirmed to run yet
       | the coordinator is now in this process                 -> HOSTING
       | it confirms their generation, or forms one             -> CONNECTED, and their lease begins
-      | the connection ends, or no echo comes for too long     -> SEEKING
-    CONNECTED  each echo of a heartbeat renews the lease
+      | the connection ends, or no echo arrives for too long   -> SEEKING
+    CONNECTED  each heartbeat echo renews the lease
       | the coordinator is now in this process                 -> HOSTING
-      | the connection ends, or no echo comes for too long     -> SEEKING; the lease is not renewed
-      | no echo comes for a moment: the finder is asked again,
-      | and a second connection replaces the first
+      | the connection ends, or no echo arrives for too long   -> SEEKING; the lease is not renewed
+      | no echo arrives for a moment: the finder searches
+      | again, and a second connection replaces the first
       | once a coordinator has answered over it                -> JOINING
     HOSTING    the coordinator is in this process; the lease lasts as long as that is certain
-      | it no longer coordinates                               -> SEEKING, the lease is over
+      | it is no longer the coordinator                        -> SEEKING, the lease is over
     OVER       the agent has left, or has to give up
 
-TCP retransmits lost packets after 0.2 s, 0.4 s and so on. After a network cut of 8 s, a connection
+TCP retransmits lost packets after 0.2 s, 0.4 s and so on. After an 8 s network outage, a connection
 stays silent for another 4.6 s, while a new one opens immediately. Until then, datagrams show each
-end that the other is alive, but some firewalls drop them all, and messages need a connection.
+end that the other one is alive. But some firewalls drop all datagrams, and messages need a
+connection.
 
-Once the coordinator has reported the end of the job, this node does not seek another one, and the
-end of the connection, or of hosting, leads to OVER. Otherwise it could join another run of the job,
-and no workers would ever start here.
+After the coordinator has reported the end of the job, this node does not search for another
+coordinator. When the connection or the hosting ends, the state becomes OVER. Otherwise the node
+could join another run of the job, and no workers would ever start here.
 
-The rules of `core/link/lease` derive from these states how long the workers may run.
+The rules in `core/link/lease` use these states to determine how long the workers may run.
 
-Invariants (`check`): a session exists in JOINING and CONNECTED only; OVER is final. Deliberately
-not here: sockets, timers, names, message contents.
+Invariants (`check`): a session exists only in JOINING and CONNECTED, and OVER is final. Sockets,
+timers, names and message contents are deliberately kept out of this module.
 """
 
 from enum import Enum
@@ -43,30 +44,33 @@ from relight.events.event_types import Tick
 
 RETRY_S = 0.2
 SLOW_RETRY_S = 1.0
-"""Delay before the next try if the peer sent nothing, or rejected this node."""
+"""Delay before the next attempt if the peer sent nothing or rejected this node."""
 TURNED_AWAY_S = 30.0
 """How long to keep retrying after a rejection. The coordinator may belong to an earlier run of the
-job, with another token, that is about to end.
+job that has a different token and is about to end.
 """
 _SHOW_TIMES = 5
 _SHOW_AFTER_S = 0.2
-"""Not immediately: the first datagram imports hashlib for its authentication code."""
+"""The delay before the first datagram, which imports hashlib for its authentication code."""
 BURST_S = 0.05
-"""Seconds between heartbeats while the last one has no echo."""
+"""Seconds between heartbeats while the last one has not been echoed."""
 REDIAL_S = 1.5
-"""A connection without an echo for this long is replaced, as there may be a new coordinator."""
+"""A connection without an echo for this long is replaced, because there may be a new coordinator.
+"""
 REDIAL_LIMIT_S = 2.0
-"""Time limit of a second connection before the next one. The peer may be far away or busy."""
+"""Time limit for a second connection before the next attempt. The peer may be far away or busy."""
 STALL_S = 0.5
-"""If a timer of this process is later than this, an apparent silence may be its own fault."""
+"""If a timer in this process fires later than this, this process may be at fault for an apparent
+silence.
+"""
 LATE_INTERVALS = 1.6
-"""In heartbeat intervals. If an echo takes longer, packets may be lost, and TCP would delay later
-heartbeats, so they are also sent as datagrams. A firewall may drop those, so the connection carries
-as many heartbeats as usual.
+"""How late an echo may be, in heartbeat intervals. If it takes longer, packets may be lost, and TCP
+would delay later heartbeats, so they are also sent as datagrams. A firewall may drop the datagrams,
+so the connection still carries as many heartbeats as usual.
 """
 FIRST_DATAGRAMS = 3
-"""Number of datagrams in a row when an echo is late. With an echo time of 0.4 s, further ones would
-come back after the end of the shortest lease (1 s); fewer might all be lost.
+"""Number of datagrams in a row when an echo is late. With an echo time of 0.4 s, echoes of further
+datagrams would arrive after the end of the shortest lease (1 s). Fewer datagrams might all be lost.
 """
 FIRST_DATAGRAMS_S = 0.01
 """Seconds between these datagrams."""
@@ -83,11 +87,11 @@ class LinkState(Enum):
 
 
 class LinkSettings(NamedTuple):
-    """The settings of the job that concern the link. Times in seconds.
+    """The job settings that affect the link. Times are in seconds.
 
     `where` is the endpoint, as shown to users. `interval_s` is the time between heartbeats. A
-    coordinator counts as lost after a silence of `lost_after_s`. The agent gives up if it does not
-    find a first coordinator within `seek_s`, or a new one within `join_timeout_s` of losing the
+    coordinator counts as lost after `lost_after_s` of silence. The agent gives up if it does not
+    find a first coordinator within `seek_s`, or a new one within `join_timeout_s` after losing the
     last one.
     """
 
@@ -112,15 +116,15 @@ class Heard(NamedTuple):
 
 
 class Echoed(NamedTuple):
-    """Event: the echo of a heartbeat arrived, over the connection or as a datagram."""
+    """Event: a heartbeat echo arrived, over the connection or as a datagram."""
 
     number: int
     over_connection: bool = True
 
 
 class Broken(NamedTuple):
-    """Event: the connection ended, or could not be made. `turned_away`: the coordinator rejected
-    this node. `stepped_down`: the coordinator announced that it no longer coordinates.
+    """Event: the connection ended or could not be established. `turned_away`: the coordinator
+    rejected this node. `stepped_down`: the coordinator announced that it is stepping down.
     """
 
     reason: str
@@ -130,22 +134,22 @@ class Broken(NamedTuple):
 
 
 class SecondFailed(NamedTuple):
-    """Event: a second connection, next to a silent one, did not lead to a coordinator. It was
-    refused, or the peer does not know of a coordinator.
+    """Event: a second connection, opened next to a silent one, did not lead to a coordinator. It
+    was refused, or the peer does not know a coordinator.
     """
 
     refusal: Refusal
 
 
 class NothingFound(NamedTuple):
-    """Event: the finder did not find a coordinator; ask it again after `again_s`."""
+    """Event: the finder did not find a coordinator. Search again after `again_s`."""
 
     reason: str
     again_s: float = RETRY_S
 
 
 class Dialing(NamedTuple):
-    """Event: the finder returned an address, and a connection to it is being made."""
+    """Event: the finder returned an address, and a connection to it is being opened."""
 
 
 class Hosting(NamedTuple):
@@ -155,7 +159,7 @@ class Hosting(NamedTuple):
 
 
 class SteppedDown(NamedTuple):
-    """Event: the coordinator is no longer in this process; seek again after `again_s`."""
+    """Event: the coordinator is no longer in this process. Search again after `again_s`."""
 
     again_s: float = 0.0
 
@@ -185,7 +189,7 @@ Event = (
 
 
 class Seek(NamedTuple):
-    """Effect: ask the finder. `beside`: keep the existing connection until a coordinator answers
+    """Effect: start the finder. `beside`: keep the existing connection until a coordinator answers
     over another one, within `REDIAL_LIMIT_S`.
     """
 
@@ -201,7 +205,7 @@ class SendHeartbeat(NamedTuple):
 
 
 class Disconnect(NamedTuple):
-    """Effect: close any connection, without a message."""
+    """Effect: close the connection, if there is one, without sending a message."""
 
 
 class LetWorkersRun(NamedTuple):
@@ -211,7 +215,7 @@ class LetWorkersRun(NamedTuple):
 
 
 class CoordinatorLost(NamedTuple):
-    """Effect: the coordinator that this node was connected to is gone."""
+    """Effect: the coordinator to which this node was connected is gone."""
 
 
 class Say(NamedTuple):
@@ -221,7 +225,7 @@ class Say(NamedTuple):
 
 
 class GiveUp(NamedTuple):
-    """Effect: this agent ends, with an exit code and the reason."""
+    """Effect: end this agent with an exit code and a reason."""
 
     exit_code: int
     reason: str
@@ -231,7 +235,7 @@ Effect = Seek | SendHeartbeat | Disconnect | LetWorkersRun | CoordinatorLost | S
 
 
 class _Session:
-    """A connection to a coordinator, and the heartbeats that were sent over it."""
+    """A connection to a coordinator, and the heartbeats sent over it."""
 
     def __init__(self, peer: str, now: float) -> None:
         self.peer = peer
@@ -239,7 +243,7 @@ class _Session:
         self.heard = False
         """Whether a coordinator has sent a message over this connection or the previous one."""
         self.late = 0
-        """The number of heartbeats sent in a row while the echo was late."""
+        """The number of consecutive heartbeats sent while the echo was late."""
         self.over_connection_at = now
         """The time of the last echo over the connection."""
         self.redial_at = now + REDIAL_S
@@ -249,8 +253,8 @@ class _Session:
         self._number = 0
 
     def shows_address(self, now: float) -> bool:
-        """Return whether to send a datagram only to show the other end its source address, and to
-        find out whether datagrams arrive.
+        """Return whether to send a datagram just to show its source address to the other end, and
+        to find out whether datagrams arrive.
         """
         if (
             self.datagrams_arrive
@@ -262,14 +266,14 @@ class _Session:
         return True
 
     def send(self, now: float) -> int:
-        """Record a new heartbeat; return its number."""
+        """Record a new heartbeat and return its number."""
         self._number += 1
         self._sent_at[self._number] = now
         return self._number
 
     def echo(self, number: int) -> float | None:
-        """Record an echo; return when its heartbeat was sent, or None if a later one was already
-        echoed.
+        """Record an echo. Return when its heartbeat was sent, or None if a later heartbeat has
+        already been echoed.
         """
         sent_at = self._sent_at.get(number)
         if sent_at is not None:
@@ -278,23 +282,25 @@ class _Session:
 
 
 class _Search:
-    """The search for a coordinator, from the loss of the last one until the next one is heard."""
+    """The search for a coordinator, from the loss of the last one until the next one sends a
+    message.
+    """
 
     def __init__(self, now: float) -> None:
         self.since = now
         self.turned_away = ""
-        """Why a coordinator turned this node away; empty once a coordinator accepts it."""
+        """Why a coordinator rejected this node, or empty once a coordinator accepts it."""
         self.turned_away_since = now
         self._said: set[str] = set()
 
     def turn_away(self, reason: str, now: float) -> None:
-        """Record that a coordinator rejected this node."""
+        """Record that a coordinator has rejected this node."""
         if not self.turned_away:
             self.turned_away, self.turned_away_since = reason, now
 
     def is_news(self, reason: str, now: float) -> bool:
-        """Return whether to print this reason for the ongoing search: each one once, and nothing in
-        the first second.
+        """Return whether to print this reason for the ongoing search. Each reason is printed once,
+        and nothing is printed in the first second.
         """
         if reason in self._said or now - self.since < 1:
             return False
@@ -306,34 +312,34 @@ class Link:
     """The state machine of one agent's link.
 
     Args:
-        settings: the settings of the job.
-        now: the time.
+        settings: the job's settings.
+        now: the current time.
     """
 
     def __init__(self, settings: LinkSettings, now: float) -> None:
         self.state = LinkState.SEEKING
         self.settings = settings
         self.echoed_at = float("-inf")
-        """Send time of the last heartbeat that has an echo."""
+        """Send time of the last heartbeat that has been echoed."""
         self._awake_at = float("-inf")
-        """The end of this process's last sleep."""
+        """When this process last resumed after a suspension."""
         self._job_over = False
         self._lease = Lease(settings.lease_s)
         self._session: _Session | None = None
         self._search = _Search(now)
-        self._due: float | None = now  # when to ask or send a heartbeat next
+        self._due: float | None = now  # time of the next search or heartbeat
         self._last = now
         self._effects: list[Effect] = []
 
     @property
     def turned_away(self) -> str:
-        """Why a coordinator turned this node away; empty once a coordinator accepts it."""
+        """Why a coordinator rejected this node, or empty once a coordinator accepts it."""
         return self._search.turned_away
 
     def step(self, event: Event, now: float) -> list[Effect]:
         """Take one event and return the effects.
 
-        Events that change nothing: anything after OVER, an unknown echo, a Tick too early.
+        The following have no effect: any event after OVER, unknown echoes, and early Ticks.
         """
         self._effects, self._last = [], now
         if self.state is LinkState.OVER:
@@ -354,7 +360,7 @@ class Link:
             case Broken() if self.state is not LinkState.HOSTING:
                 self._break(event, now)
             case SecondFailed(refusal) if session is not None:
-                session.redial_at = now + RETRY_S  # the network works
+                session.redial_at = now + RETRY_S  # the network is working
                 self._lease.on_refused_connection(refusal, now)
             case Dialing() if self.state is LinkState.SEEKING:
                 self._due = None
@@ -379,7 +385,7 @@ class Link:
                 elif self.state is LinkState.SEEKING:
                     self._due = None  # until the finder answers, or the connection opens or fails
                     self._effects.append(Seek())
-        if self._lease.until != leased_until:  # before `Seek`, which may reenter `step`
+        if self._lease.until != leased_until:  # must precede `Seek`, which may reenter `step`
             self._effects.insert(0, LetWorkersRun(self._lease.until))
         return self._effects
 
@@ -418,7 +424,7 @@ class Link:
             self._lease.check(self._last, hosting=self.state is LinkState.HOSTING)
 
     def _wait(self, reason: str, seconds: float, now: float) -> None:
-        """Ask again after `seconds`, or give up; print a new reason."""
+        """Search again after `seconds`, or give up. Print the reason if it is new."""
         settings, search = self.settings, self._search
         waited = now - search.since
         if search.turned_away and now - search.turned_away_since > TURNED_AWAY_S:
@@ -437,7 +443,7 @@ class Link:
         self._due = now + seconds
 
     def _give_up(self, exit_code: int, reason: str) -> None:
-        # Only the agent leaves: the workers may run to the end of their lease.
+        # Only the agent leaves. The workers may run until the end of their lease.
         self.state, self._due = LinkState.OVER, None
         self._effects.append(GiveUp(exit_code, reason))
 
@@ -448,7 +454,7 @@ class Link:
     def _open(self, peer: str, now: float) -> None:
         self.state = LinkState.JOINING
         before, session = self._session, _Session(peer, now)
-        # A replacement inherits that: if it breaks right away, a coordinator was lost.
+        # A replacement inherits this. If it breaks right away, a coordinator has been lost.
         session.heard = before is not None and before.heard
         self._session = session
         self.echoed_at = now
@@ -472,7 +478,7 @@ class Link:
             self._effects += [Say(lost), CoordinatorLost()]
             if now - session.opened_at >= SLOW_RETRY_S:
                 self._effects.append(Seek())
-            else:  # it may close the next connection as early
+            else:  # it may close the next connection just as early
                 self._due = now + RETRY_S
         else:
             mute = session is not None and not stepped_down
@@ -489,7 +495,8 @@ class Link:
     def _send_heartbeat(self, session: _Session, now: float) -> None:
         settings = self.settings
         if self._due is not None and now > self._due + STALL_S:
-            # It is unknown whether it was silent. It gets at most twice the time in total.
+            # It is unknown whether the coordinator was silent. It gets at most twice the time in
+            # total.
             self._awake_at = min(now, self.echoed_at + settings.lost_after_s)
         silent_s = now - self.echoed_at
         if now - max(self.echoed_at, self._awake_at) > settings.lost_after_s:

@@ -1,33 +1,34 @@
 """Votes with a time limit: the one that a host casts, and the ones that it receives.
 
-A host votes for one candidate at a time; its vote binds it for `vote_s` from its receipt of the
-request. The candidate counts on the vote for a tenth less, and from the time when it *sent* the
-request. So for the candidate the vote expires first. That needs no common clock, only clocks of
-about the same speed. A restarted host does not know its earlier votes, so it does not vote during
-its first `vote_s`. Therefore two hosts never hold unexpired votes of a majority at the same time.
+A host votes for one candidate at a time. Its vote is binding for `vote_s` after it receives the
+request. The candidate relies on the vote for a tenth less than that, and starts counting when it
+*sent* the request. Therefore the vote always expires first for the candidate. This doesn't require
+synchronized clocks, only clocks that run at about the same speed. A restarted host does not know
+its earlier votes, so it does not vote during its first `vote_s`. Therefore two hosts never hold
+unexpired votes from a majority at the same time.
 """
 
 from collections.abc import Collection
 from typing import NamedTuple
 
 MARGIN = 0.9
-"""The part of a vote's time that its candidate counts on."""
+"""The part of a vote's lifetime that its candidate relies on."""
 STAGGER = 0.3
-"""In `vote_s`: how long a candidate waits for each lower-numbered candidate."""
+"""How long a candidate waits for each lower-numbered candidate, in `vote_s`."""
 ROUND = 0.7
-"""In `vote_s`: how long a candidate asks for votes before it gives them back."""
+"""How long a candidate asks for votes before it gives them back, in `vote_s`."""
 
 PROBE, VOTE, LEAD, ALONE = "probe", "vote", "lead", "alone"
-"""Kinds of requests. A candidate asks `would you vote for me` (PROBE) and `vote for me` (VOTE); a
-coordinator renews votes, elected by a majority (LEAD) or by its own vote only (ALONE). All but a
-probe bind the voter.
+"""Kinds of requests. A candidate asks `would you vote for me` (PROBE) and `vote for me` (VOTE). A
+coordinator elected by a majority (LEAD) or by its own vote only (ALONE) renews its votes. All
+requests except probes are binding for the voter.
 """
 
 
 class VoteRequest(NamedTuple):
-    """A candidate or the coordinator asks for a vote. `sent` is in its own clock.
+    """A candidate or the coordinator asks for a vote. `sent` is the time on its own clock.
 
-    `incarnation` is random and belongs to one process alone.
+    `incarnation` is random and unique to one process.
     """
 
     candidate: int
@@ -37,11 +38,11 @@ class VoteRequest(NamedTuple):
 
 
 class VoteReply(NamedTuple):
-    """The answer; `candidate`, `incarnation`, `sent` and `stage` are copied from the request.
+    """The answer. `candidate`, `incarnation`, `sent` and `stage` are copied from the request.
 
-    If `leads`, `holder` is a coordinator that the voter itself heard `age_s` seconds ago. Otherwise
-    it is the candidate that has its vote, or -1. `knows_another`: the voter has heard a
-    coordinating process other than the candidate.
+    If `leads` is set, `holder` is a coordinator whose message reached the voter directly `age_s`
+    seconds ago. Otherwise it is the candidate that has the voter's vote, or -1. `knows_another`:
+    the voter has received a message from a coordinating process that is not the candidate.
     """
 
     voter: int
@@ -57,7 +58,7 @@ class VoteReply(NamedTuple):
 
 
 class VoteRelease(NamedTuple):
-    """A candidate gives back all votes for requests sent up to `sent`."""
+    """A candidate gives back all votes for requests that it sent at or before `sent`."""
 
     candidate: int
     incarnation: str
@@ -71,7 +72,7 @@ class Voter:
     """The vote that this host casts. To become coordinator, it also needs its own vote.
 
     Args:
-        votes_from: the time before which it does not vote.
+        votes_from: the time from which it may vote.
         vote_s: how long a vote counts.
     """
 
@@ -81,12 +82,12 @@ class Voter:
         self._given: VoteRequest | None = None
         """The request that has the vote."""
         self._until = float("-inf")
-        """Until when, in this host's clock."""
+        """Until when the vote is binding, on this host's clock."""
         self._latest: dict[int, tuple[str, float]] = {}
-        """The last request of each candidate: its incarnation and send time."""
+        """The incarnation and send time of each candidate's last request."""
 
     def is_news(self, request: VoteRequest) -> bool:
-        """Record a request; return False for an outdated or repeated one."""
+        """Record a request. Return False if it is outdated or repeated."""
         candidate, incarnation, sent, _ = request
         last = self._latest.get(candidate)
         if last is not None and last[0] == incarnation and sent <= last[1]:
@@ -95,11 +96,11 @@ class Voter:
         return True
 
     def is_free_for(self, candidate: int, now: float) -> bool:
-        """Return whether the vote can go to a candidate."""
+        """Return whether the vote may be given to a candidate."""
         return now >= self.votes_from and self.candidate(now) in (-1, candidate)
 
     def is_for(self, candidate: int) -> bool:
-        """Return whether a candidate has the vote, or was the last to have it."""
+        """Return whether a candidate has the vote, or was the last one to have it."""
         return self._given is not None and self._given.candidate == candidate
 
     def candidate(self, now: float) -> int:
@@ -111,12 +112,12 @@ class Voter:
         self._given, self._until = request, now + self._vote_s
 
     def take_back(self, candidate: int) -> None:
-        """Take the vote back if a candidate has it."""
+        """Take the vote back if the given candidate has it."""
         if self.is_for(candidate):
             self._given = None
 
     def release(self, release: VoteRelease) -> bool:
-        """Take a released vote back; return whether the candidate has sent no request since."""
+        """Take a released vote back. Return whether the candidate has not sent a later request."""
         candidate, incarnation, sent = release
         given = self._given
         if given is not None and given[:2] == (candidate, incarnation) and given.sent <= sent:
@@ -126,7 +127,7 @@ class Voter:
 
 
 class Campaign:
-    """The promises of votes for this host, the votes, and how long it has been asking for them.
+    """This host's promised votes, its actual votes, and how long it has been asking for them.
 
     Args:
         me: the index of this host.
@@ -139,23 +140,25 @@ class Campaign:
         self._hosts = hosts
         self._vote_s = vote_s
         self._promised_at: dict[int, float] = {}
-        """The hosts that would vote for this one, and when each was asked."""
+        """The hosts that would vote for this one, and when each of them was asked."""
         self._ready_since: float | None = None
         """The time by which a majority had promised its votes."""
         self._asking_since: float | None = None
         self._until: dict[int, float] = {}
         """The hosts that vote for this one, and until when each vote counts."""
         self._void_until = float("-inf")
-        """Answers to requests sent up to this time are ignored, as their votes were given back."""
+        """Answers to requests sent up to this time are ignored, because those votes were given
+        back.
+        """
 
     @property
     def is_asking(self) -> bool:
-        """Whether this host asks for votes and is not elected yet."""
+        """Whether this host is asking for votes and has not been elected yet."""
         return self._asking_since is not None
 
     @property
     def has_votes(self) -> bool:
-        """Whether this host has votes, its own or those from others."""
+        """Whether this host has any votes, its own or from others."""
         return bool(self._until)
 
     @property
@@ -165,7 +168,7 @@ class Campaign:
 
     @property
     def elected_until(self) -> float:
-        """Until when the votes of a majority count; minus infinity without a majority."""
+        """Until when the votes from a majority count, or minus infinity without a majority."""
         voters: set[int] = set()
         for until, voter in sorted(((u, v) for v, u in self._until.items()), reverse=True):
             voters.add(voter)
@@ -174,7 +177,7 @@ class Campaign:
         return float("-inf")
 
     def is_ready(self, now: float, *, own_vote_is_free: bool) -> bool:
-        """Return whether to ask for votes. That takes promises from a majority, and each
+        """Return whether to ask for votes. This requires promises from a majority, and each
         lower-numbered host must have had its chance.
         """
         fresh = {v for v, at in self._promised_at.items() if now - at < ROUND * self._vote_s}
@@ -187,22 +190,22 @@ class Campaign:
         return now >= self._ready_since + lower * STAGGER * self._vote_s
 
     def ask(self, now: float) -> None:
-        """Begin to ask for votes."""
+        """Start asking for votes."""
         self._asking_since = now
         self._ready_since = None
         self._promised_at.clear()
 
     def has_failed(self, now: float) -> bool:
-        """Return whether it has asked for votes for long enough."""
+        """Return whether this host has been asking for votes for long enough to give up."""
         since = self._asking_since
         return since is not None and now >= since + ROUND * self._vote_s
 
     def add_own(self, now: float) -> None:
-        """Count this host's own vote, given now."""
+        """Count this host's own vote, which is given now."""
         self._until[self._me] = now + MARGIN * self._vote_s
 
     def add(self, reply: VoteReply, now: float) -> bool:
-        """Count another host's answer; return False if it came too late to count."""
+        """Count another host's answer. Return False if it arrived too late to count."""
         voter, sent = reply.voter, reply.sent
         if not self._void_until < sent <= now:
             return False
@@ -217,11 +220,11 @@ class Campaign:
         return True
 
     def win(self) -> None:
-        """Record that this host is elected."""
+        """Record that this host has been elected."""
         self._asking_since = None
 
     def end(self, now: float) -> bool:
-        """Give up all votes and promises; return whether there were votes."""
+        """Give up all votes and promises. Return whether there were any votes."""
         had_votes = bool(self._until)
         self._promised_at.clear()
         self._ready_since = None
@@ -239,6 +242,6 @@ class Campaign:
 
 
 def is_majority(voters: Collection[int], hosts: int) -> bool:
-    """Return whether votes of these hosts are a majority. Two majorities always share a host."""
+    """Return whether these hosts' votes are a majority. Two majorities always share a host."""
     twice = 2 * len(voters)
     return twice > hosts or (twice == hosts and 0 in voters)

@@ -1,14 +1,14 @@
 """Encodes and decodes messages between agents and their coordinator.
 
-Each side first sends the line `relight 3`: the name and the version of the protocol. A peer with
-another version is refused with a reason. A release of relight may add fields with defaults, and
-messages that are only sent to peers whose hello announces support (`relays`, `answers`); anything
-else requires a higher `PROTOCOL`. Frames follow: a length of 4 bytes (big-endian) and that many
-bytes of JSON, one object whose key `type` names the message. Nothing else is ever decoded: no
-pickle, no classes, no references. Oversized frames, invalid JSON and other values are `Malformed`
-and end the connection.
+Each side first sends the line `relight 3`, with the name and version of the protocol. A peer with a
+different version is refused with a reason. A release of relight may add fields with defaults, and
+messages that are only sent to peers whose hello announces support (`relays`, `answers`). Any other
+change requires a higher `PROTOCOL`. The line is followed by frames. A frame is a 4-byte big-endian
+length, followed by that many bytes of JSON. The JSON is an object whose key `type` names the
+message. Nothing else is ever decoded: no pickle, no classes, no references. Oversized frames,
+invalid JSON and other values are `Malformed` and end the connection.
 
-The first byte of a stream shows the client: 0 is a client of torch's TCPStore, 0x16 is TLS.
+The first byte of a stream identifies the client: 0 is a torch TCPStore client, 0x16 is TLS.
 """
 
 import json
@@ -21,9 +21,9 @@ from relight.base.fields import Malformed, Message, decode
 PROTOCOL = 3
 GREETING = b"relight %d\n" % PROTOCOL
 MAX_FRAME = 4 * 1024 * 1024
-"""Bytes of the largest frame: enough for a failure report of many ranks."""
+"""Maximum frame size in bytes, large enough for a failure report with many ranks."""
 MAX_HELLO = 4 * 1024
-"""Bytes of the largest frame from a peer that has not proved its identity."""
+"""Maximum frame size in bytes for a peer that has not proved its identity yet."""
 
 _NAME = b"relight "
 _MAX_GREETING = 16
@@ -32,14 +32,14 @@ _length = struct.Struct(">I")
 
 
 class OtherVersion(Malformed):
-    """The peer speaks another version of the protocol."""
+    """The peer uses a different version of the protocol."""
 
 
 def body_of(message: Message, limit: int = MAX_FRAME) -> bytes:
-    """Return the JSON of a message.
+    """Encode a message as JSON.
 
     Raises:
-        ValueError: if the message is too large, or contains a number that JSON can't express.
+        ValueError: if the message is too large, or contains a number that JSON can't represent.
     """
     body = _encode(message).encode()
     if len(body) > limit:
@@ -48,29 +48,29 @@ def body_of(message: Message, limit: int = MAX_FRAME) -> bytes:
 
 
 def frame(payload: bytes) -> bytes:
-    """Return the frame around a payload."""
+    """Wrap a payload in a frame."""
     return _length.pack(len(payload)) + payload
 
 
 def encode(message: Message) -> bytes:
-    """Return the frame of a message.
+    """Encode a message as a frame.
 
     Raises:
-        ValueError: as for `body_of`.
+        ValueError: under the same conditions as in `body_of`.
     """
     return frame(body_of(message))
 
 
 class Decoder:
-    """Cuts a stream of bytes into messages.
+    """Splits a byte stream into messages.
 
     Args:
-        limit: bytes of the largest frame to accept; may be raised once the peer is authenticated.
+        limit: maximum size in bytes of a frame; may be raised once the peer is authenticated.
 
     Attributes:
-        unseal: turns the payload of a frame into JSON, or raises `Malformed`. If set between two
-            messages, it applies to the later ones.
-        body: the JSON of the last message.
+        unseal: turns a frame's payload into JSON, or raises `Malformed`. If set between two
+            messages, it applies to the messages that follow.
+        body: the last message as JSON.
     """
 
     def __init__(self, limit: int = MAX_HELLO) -> None:
@@ -81,10 +81,10 @@ class Decoder:
         self._greeted = False
 
     def feed(self, data: bytes) -> Iterator[Message]:
-        """Yield the messages that `data` completes, each under the limits at that moment.
+        """Yield the messages completed by `data`, each under the limits in effect at that moment.
 
         Raises:
-            Malformed: if the peer does not speak this protocol. The stream is then useless.
+            Malformed: if the peer does not use this protocol. The stream is then unusable.
         """
         buffer = self._buffer
         buffer += data
@@ -103,7 +103,7 @@ class Decoder:
 
 
 def _cut_greeting(buffer: bytearray) -> bool:
-    """Remove the first line from the buffer; return whether it was complete."""
+    """Remove the first line from the buffer. Return whether it was complete."""
     if buffer.startswith(GREETING):
         del buffer[: len(GREETING)]
         return True
@@ -127,7 +127,7 @@ def _cut_greeting(buffer: bytearray) -> bool:
 
 
 def _version_in(data: bytes | bytearray) -> str:
-    """Return the version of relight in a possibly incomplete hello; empty without one."""
+    """Return the relight version in a possibly incomplete hello, or an empty string."""
     try:
         (length,) = _length.unpack_from(data)
         name = parse(bytes(data[4 : 4 + min(length, MAX_HELLO)])).get("version")
@@ -138,7 +138,7 @@ def _version_in(data: bytes | bytearray) -> str:
 
 
 def parse(body: bytes) -> Message:
-    """Parse the body of a frame as a message.
+    """Parse a frame's body as a message.
 
     Raises:
         Malformed: if it is not a message.

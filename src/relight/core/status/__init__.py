@@ -1,6 +1,6 @@
-"""The state of a job for people: the answers of agents, and the use of time.
+"""The job status shown to users: the agents' answers, and how the job spends its time.
 
-`snapshot` is the answer of one agent, `goodput` the account of a job's time, `timeline` its events
-as bars, `rates` the differences between two samples. Agents answer in agent/status/; commands and
-the status page show it (cli/inspect/, inspect/).
+`snapshot` is one agent's answer, `goodput` breaks down a job's time, `timeline` turns its events
+into bars, and `rates` computes the differences between two samples. The agents' side is in
+agent/status/. Commands and the status page display the result (cli/inspect/, inspect/).
 """

@@ -1,7 +1,7 @@
-"""Numbers of a job over time, in bounded memory: values reported by its script, and its speed.
+"""A job's numbers over time, in bounded memory: the values that its script reports, and its speed.
 
-The agent of each node samples them (agent/status/numbers). A chart begins with one value a second;
-when it is full, pairs of values become one, so it always covers the whole job.
+Each node's agent samples them (agent/status/numbers). A chart starts with one value per second.
+When it is full, pairs of values are merged into one, so that it always covers the whole job.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,13 +15,14 @@ STEPS = "steps/s"
 MOST_VALUES = 120
 _MOST_CHARTS = 16
 _RECENT_S = 600.0
-"""The remaining time is computed from the mean pace in this time, pauses for checkpoints included.
+"""The remaining time is computed from the mean speed over this period, including pauses for
+checkpoints.
 """
 
 
 class Progress(NamedTuple):
-    """How far a job is. `step` is the one that all ranks have reached, of `total` steps; `rate` is
-    the slowest rank's, in steps per second.
+    """A job's progress. `step` is the step that all ranks have reached, out of `total` steps.
+    `rate` is the slowest rank's rate in steps per second.
     """
 
     step: int
@@ -34,7 +35,7 @@ class ChartBuffer:
     """The charts of one node.
 
     Args:
-        began: when they begin, in seconds since 1970.
+        began: when the charts begin, in seconds since 1970.
     """
 
     def __init__(self, began: float) -> None:
@@ -44,7 +45,9 @@ class ChartBuffer:
         self._series: dict[str, list[float | None]] = {}
 
     def add(self, age_s: float, numbers: Mapping[str, float]) -> None:
-        """Add the numbers at an age of the charts; those of the same interval are replaced."""
+        """Add the numbers sampled `age_s` seconds after the charts began. They replace earlier ones
+        from the same interval.
+        """
         age_s = max(0.0, age_s)
         while age_s >= MOST_VALUES * self.every_s:
             self.every_s *= 2
@@ -58,7 +61,7 @@ class ChartBuffer:
             values[place] = float(f"{value:.6g}") if isfinite(value) else None
 
     def charts(self) -> tuple[Chart, ...]:
-        """Return the charts, those of steps first."""
+        """Return the charts, starting with those about steps."""
         size = max(map(len, self._series.values()), default=0)
         return tuple(
             Chart(name, self._began, self.every_s, (*values, *[None] * (size - len(values))))
@@ -77,7 +80,7 @@ def mean(values: Iterable[float | None]) -> float | None:
 
 
 def numbers_in(reported: Iterable[str]) -> dict[str, float]:
-    """Return the numbers in texts such as `loss=0.31`; others are left out."""
+    """Parse strings such as `loss=0.31` into numbers. Other strings are ignored."""
     found = {}
     for text in reported:
         name, _, value = text.partition("=")
@@ -89,32 +92,34 @@ def numbers_in(reported: Iterable[str]) -> dict[str, float]:
 
 
 class StepRate:
-    """Steps per second of one node, from step to step: a sample is seldom at the moment of one."""
+    """One node's steps per second. It is measured from step to step, because samples rarely
+    coincide with a step.
+    """
 
     def __init__(self) -> None:
         self._step, self._at = -1, 0.0
         self._rate: float | None = None
 
     def take(self, step: int, at: float, now: float) -> float | None:
-        """Add a sample, and return the rate; None until two steps are known.
+        """Add a sample and return the rate, or None until two steps are known.
 
         Args:
             step: the latest step.
             at: its time in seconds.
-            now: the time on the same clock.
+            now: the current time on the same clock.
         """
-        if step < self._step or self._step < 0:  # the first, or the job went back to a checkpoint
+        if step < self._step or self._step < 0:  # the first one, or back to a checkpoint
             self._rate = None
         elif step > self._step:
             self._rate = (step - self._step) / max(at - self._at, 1e-6)
-        else:  # a step that takes long lowers the rate
+        else:  # a long step lowers the rate
             return None if self._rate is None else min(self._rate, 1 / max(now - at, 1e-6))
         self._step, self._at = step, at
         return self._rate
 
 
 def charts_of(job: WholeJob) -> tuple[Chart, ...]:
-    """Return the charts of a job: each from the first node that has it, in the order of ranks."""
+    """Return a job's charts. Each comes from the first node, in rank order, that has it."""
     found: dict[str, Chart] = {}
     for node in sorted(job.nodes, key=lambda node: (node.node < 0, node.node)):
         for chart in node.charts:
@@ -123,7 +128,7 @@ def charts_of(job: WholeJob) -> tuple[Chart, ...]:
 
 
 def progress_of(job: WholeJob) -> Progress | None:
-    """Return how far a job is; None if no rank has reported a step."""
+    """Return a job's progress, or None if no rank has reported a step."""
     ranks = ranks_of(job)
     uses = [rank.use for _, rank in ranks if rank.use is not None and rank.use.step is not None]
     if not uses:
@@ -144,7 +149,7 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def sparkline(values: Iterable[float | None], width: int) -> str:
-    """Return a line of block characters, at most `width`; blank where a value is unknown."""
+    """Draw a line of at most `width` block characters, with blanks for unknown values."""
     every = list(values)
     size = -(-len(every) // width) or 1
     shown = [mean(every[at : at + size]) for at in range(0, len(every), size)]

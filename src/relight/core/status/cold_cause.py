@@ -1,5 +1,5 @@
-"""Explains a slow start or restart: why workers imported modules that a warm process should have
-had.
+"""Explains a slow start or restart by finding out why workers imported modules that should have
+been available in a warm process.
 """
 
 from relight.base.text import format_duration
@@ -9,10 +9,10 @@ _LONG_S = 1.0
 
 
 class ColdCause:
-    """Findings from the events of the latest generation.
+    """Finds the cause in the events of the latest generation.
 
     Attributes:
-        is_surprise: whether a warm process existed but could not be used.
+        is_surprise: whether there was a warm process that could not be used.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class ColdCause:
                 self._unfit = ""
 
     def text(self) -> str:
-        """Return the cause; empty if the workers had all modules, or nearly all."""
+        """Return the cause, or an empty string if the workers had all or nearly all modules."""
         if self._cause:
             return self._cause
         if not self._left_out:

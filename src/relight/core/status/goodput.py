@@ -1,11 +1,11 @@
-"""Where the time of a job goes: the wall time of each generation, split into phases, from the
-events of one agent.
+"""How a job spends its time: the wall time of each generation, split into phases, based on one
+agent's events.
 
-    rendezvous  from the end of the last generation's workers, or the job's beginning, until the
+    rendezvous  from the end of the last generation's workers, or the start of the job, until the
                 generation is formed
-    spawn       until all workers of the node have been started
-    imports     until the first worker of the job connects to the store (init_process_group)
-    init        until all workers of the job have
+    spawn       until all workers on the node have been started
+    imports     until the job's first worker connects to the store (init_process_group)
+    init        until all of the job's workers have connected
     first_step  until a worker first calls relight.worker.progress
     productive  until a failure, the order to stop, or the end of the last worker
     lost        the productive time after the last checkpoint (--checkpoints), if the generation
@@ -13,9 +13,9 @@ events of one agent.
     detect      from a failure until it is noticed
     teardown    until all workers have exited
 
-A phase whose end is unknown is None, and its time counts as `unknown`: imports and init without
-init_process_group, or where the store is on another node; first_step and productive without
-progress(). `lost` needs --checkpoints. `detect` is known for failures of this node.
+A phase whose end is unknown is None, and its time counts as `unknown`. This affects imports and
+init without init_process_group or if the store is on another node, and first_step and productive
+without progress(). `lost` requires --checkpoints. `detect` is known for failures on this node.
 """
 
 from typing import Any, NamedTuple
@@ -40,15 +40,15 @@ from relight.events.event_types import (
 )
 
 _SHORT_S = 60.0
-"""The account of a shorter job is of no interest if its steps are unknown."""
+"""If a job is shorter than this and its steps are unknown, its account is not worth showing."""
 _MOST_SHOWN = 20
-"""Generations and nodes in an account."""
+"""Maximum number of generations, and of nodes, in an account."""
 _MOST_HOSTS = 1000
 
 
 class Phases(NamedTuple):
-    """Seconds of each phase; None where that is not known, and the time is in `unknown`, except for
-    `lost` and `detect`: their time is in `productive` then.
+    """The length of each phase in seconds. A phase is None if its length is not known. Its time is
+    then part of `unknown`, or of `productive` in the case of `lost` and `detect`.
     """
 
     rendezvous: float | None = None
@@ -71,7 +71,7 @@ class GenerationPhases(NamedTuple):
 
 
 class NodeFailures(NamedTuple):
-    """Number of failures caused by a node, and the workers' running time per failure."""
+    """The number of failures caused by a node, and the workers' running time per failure."""
 
     host: str
     failures: int
@@ -79,14 +79,14 @@ class NodeFailures(NamedTuple):
 
 
 class Account(NamedTuple):
-    """The use of time so far, as seen by one agent.
+    """How the job has spent its time so far, as seen by one agent.
 
-    Times are in seconds. `goodput` is the productive share of the wall time, or None if no worker
-    called progress(); `is_most` marks it as an upper bound because the time lost to failures is
-    unknown. `mttr_s` is the mean time from a failure until `repaired_by` of the next generation:
-    first_step, init or spawn, whichever the events contain. `mtbf_s` is the time that workers ran
-    per failure. `nodes` are those with the most failures, 20 at most; `latest` are the last 20
-    generations.
+    Times are in seconds. `goodput` is the productive fraction of the wall time, or None if no
+    worker called progress(). `is_most` marks it as an upper bound, because the time lost to
+    failures is unknown. `mttr_s` is the mean time from a failure until the next generation has
+    completed the phase `repaired_by`, which is first_step, init or spawn, depending on the
+    available events. `mtbf_s` is the workers' running time per failure. `nodes` are the nodes with
+    the most failures, at most 20. `latest` are the last 20 generations.
     """
 
     wall_s: float
@@ -106,10 +106,10 @@ class _Generation:
     """The times of one generation, each None until it is known.
 
     Args:
-        formed: the event of its formation.
+        formed: the event about its formation.
         at: the time of that event.
         since: when the previous workers had ended, or the job began.
-        failed_before: when the previous generation failed; None if it did not.
+        failed_before: when the previous generation failed, or None if it did not fail.
     """
 
     def __init__(
@@ -125,17 +125,17 @@ class _Generation:
         self.failed: float | None = None
         self.noticed: float | None = None
         self.is_of_user = False
-        """Whether a signal to the agent has ended it."""
+        """Whether a signal to the agent ended the generation."""
         self.running = 0
         self.exited: float | None = None
 
     @property
     def ended(self) -> float | None:
-        """When its last worker has exited."""
+        """When the generation's last worker exited."""
         return None if self.running else self.exited
 
     def take(self, event: Event, t: float, time: float) -> None:
-        """Process an event of this generation."""
+        """Process an event from this generation."""
         match event:
             case WorkerStarted():
                 self.started, self.running = t, self.running + 1
@@ -163,22 +163,22 @@ class _Generation:
                 self._notice(t)
 
     def _notice(self, t: float) -> None:
-        """Record a failure or an order to stop; ended workers are unaffected."""
+        """Record a failure or an order to stop, unless the workers have already ended."""
         if self.noticed is None and self.ended is None:
             self.noticed = t
 
     def worked_until(self, now: float) -> float:
-        """Return when its workers failed, were stopped, or ended; `now` while they run."""
+        """Return when the workers failed, were stopped or ended, or `now` if they are running."""
         known = (self.failed, self.noticed, self.ended, now)
         return next(at for at in known if at is not None)
 
     def ran_s(self, now: float) -> float:
-        """Return for how long its workers have run."""
+        """Return how long the generation's workers have been running."""
         return 0.0 if self.started is None else max(0.0, self.worked_until(now) - self.started)
 
     def repair(self) -> tuple[float, str] | None:
-        """Return the time from the previous failure until this generation's workers resumed the
-        work, and the phase that shows it.
+        """Return the time from the previous failure until this generation's workers resumed work,
+        and the phase whose end shows it.
         """
         if self.failed_before is not None:
             marks = ((self.first, "first_step"), (self.met, "init"), (self.started, "spawn"))
@@ -188,7 +188,7 @@ class _Generation:
         return None
 
     def phases(self, now: float, *, knows_checkpoints: bool) -> Phases:
-        """Return its phases until `now`."""
+        """Return the generation's phases until `now`."""
         until = self.worked_until(now)
         found = {"rendezvous": self.formed_at - self.since}
         at, unknown, is_told = self.formed_at, 0.0, True
@@ -222,10 +222,10 @@ class _Generation:
 
 
 class Ledger:
-    """Keeps the account of one agent's job.
+    """Keeps the time account of one agent's job.
 
     Args:
-        began: when the agent began, on the clock of the events.
+        began: when the agent started, on the events' clock.
         knows_checkpoints: whether the events include checkpoints (--checkpoints).
     """
 
@@ -245,12 +245,12 @@ class Ledger:
         self._repaired_by = ""
 
     def step(self, event: Event, t: float, time: float) -> None:
-        """Process an event; ignore it after the end of the job.
+        """Process an event, or ignore it after the end of the job.
 
         Args:
             event: the event.
-            t: when, on the monotonic clock, in seconds.
-            time: the same in seconds since 1970.
+            t: the time of the event in seconds on the monotonic clock.
+            time: the time of the event in seconds since 1970.
         """
         if self._ended_at is not None:
             return
@@ -266,8 +266,9 @@ class Ledger:
                 now.take(event, t, time)
 
     def cold_restart(self) -> tuple[float, float] | None:
-        """Return how long the last restart took, from the failure until all workers had met, and
-        how much of that their start took until the first of them came; None if that is not known.
+        """Return how long the last restart took, from the failure until all workers had connected
+        to the store, and how much of that passed between their start and the first connection.
+        Return None if that is not known.
         """
         now = self._generation
         if now is None or now.started is None or now.reached is None or now.met is None:
@@ -277,7 +278,9 @@ class Ledger:
         return now.met - now.failed_before, now.reached - now.started
 
     def cold_start_s(self) -> float | None:
-        """Return how long the first workers took until one of them came; None after a restart."""
+        """Return how long the first workers took until one of them connected to the store, or None
+        after a restart.
+        """
         now = self._generation
         if now is None or now.started is None or now.reached is None:
             return None
@@ -287,9 +290,9 @@ class Ledger:
         """Return the account.
 
         Args:
-            now: the time on the clock of the events.
-            first_step: when a worker of the generation that runs has first called progress(), of
-                which no event has told yet.
+            now: the current time on the events' clock.
+            first_step: when a worker in the running generation first called progress(), if no event
+                has reported it yet.
         """
         now = self._ended_at if self._ended_at is not None else now
         total, latest, ran_s = self._total, self._latest, self._ran_s
@@ -320,7 +323,7 @@ class Ledger:
         )
 
     def _begin(self, formed: Formed, t: float) -> None:
-        """Close the last generation, and begin the next one."""
+        """Close the last generation and begin the next one."""
         last, since, failed_before = self._generation, self._began, None
         if last is not None:
             since = last.ended if last.ended is not None else t
@@ -349,7 +352,7 @@ class Ledger:
 
 
 def _sum(one: Phases, other: Phases) -> Phases:
-    """Return the sums of the phases; an unknown one adds nothing."""
+    """Add the phases up. An unknown phase counts as zero."""
 
     def add(first: float | None, second: float | None) -> float | None:
         return first if second is None else second if first is None else first + second
@@ -359,13 +362,13 @@ def _sum(one: Phases, other: Phases) -> Phases:
 
 
 def is_worth_telling(account: Account) -> bool:
-    """Return whether an account says something: not of a short job that reports no steps."""
+    """Return whether an account is worth showing. It is not if a short job reported no steps."""
     known = account.goodput is not None
     return account.generations > 0 and (known or account.wall_s >= _SHORT_S)
 
 
 def in_words(account: Account) -> list[str]:
-    """Return an account in lines."""
+    """Format an account as lines of text."""
     wall = format_duration(account.wall_s, digits=1)
     if account.goodput is None:
         why = "nothing tells when the first step was (relight.worker.progress)"
@@ -391,7 +394,7 @@ def in_words(account: Account) -> list[str]:
 
 
 def _times(phases: Phases) -> str:
-    """Return the phases that took the most time, the longest first."""
+    """Format the phases that took the most time, starting with the longest."""
     known = {name: seconds for name, seconds in phases._asdict().items() if seconds is not None}
     shown = sorted(known, key=lambda name: -known[name])
     parts = [

@@ -1,7 +1,8 @@
-"""The phases of a job's time, with their names on the page, in `relight status` and in the docs.
+"""The phases of a job's time, with their names on the status page, in `relight status` and in the
+docs.
 
-The keys are those of the timeline, of `goodput` in JSON and of metrics. docs/watching.md says when
-each begins and ends; the page's style sheet has a colour for each.
+The timeline, `goodput` in JSON and the metrics use the same keys. docs/watching.md describes when
+each phase begins and ends, and the page's style sheet has a colour for each phase.
 """
 
 PHASES = {
@@ -18,4 +19,4 @@ PHASES = {
     "frozen": "frozen",
     "unknown": "unknown",
 }
-"""Words by phase, in the order of the page's legend."""
+"""The name of each phase, in the order of the page's legend."""

@@ -1,16 +1,18 @@
-"""How far the imports for restarts are, for `relight status`."""
+"""The progress of the imports for restarts, for `relight status`."""
 
 from typing import NamedTuple
 
 from relight.base.text import format_duration, pluralize
 
 WAITING, IMPORTING, READY, UNUSABLE = "waiting", "importing", "ready", "unusable"
-"""States: the import has not begun; it runs; the next workers have the modules; they never will."""
+"""In these states, the import has not started; it is running; the next workers will have the
+modules; they never will.
+"""
 _MOST_SHOWN = 5
 
 
 class LeftOut(NamedTuple):
-    """A module that each worker imports itself, and the reason."""
+    """A module that each worker has to import itself, and the reason."""
 
     module: str
     reason: str
@@ -19,8 +21,9 @@ class LeftOut(NamedTuple):
 class PreloadStatus(NamedTuple):
     """The imports on one node.
 
-    `modules` is the number of known modules, `imported` how many of them are done, `importing` the
-    current one, and `seconds` the time since the import began. `reason` says why restarts are cold.
+    `modules` is the number of known modules, `imported` is how many of them are done, `importing`
+    is the current one, and `seconds` is the time since the import began. `reason` is why restarts
+    are cold.
     """
 
     state: str
@@ -33,7 +36,7 @@ class PreloadStatus(NamedTuple):
 
 
 def describe(status: PreloadStatus) -> list[str]:
-    """Return the lines of `relight status`."""
+    """Return the lines for `relight status`."""
     known = pluralize(status.modules, "module")
     if status.state == IMPORTING:
         took = format_duration(status.seconds)

@@ -1,5 +1,5 @@
-"""How much CPU each rank uses now, and how many steps it makes a second: from looks at a job that
-follow each other.
+"""The current CPU usage and steps per second of each rank, computed from successive samples of a
+job.
 """
 
 from collections import deque
@@ -12,23 +12,25 @@ _WINDOW_S = 15.0
 
 
 class Pace(NamedTuple):
-    """CPUs that a rank uses, and its steps per second; None until there are two samples."""
+    """The number of CPUs that a rank uses, and its steps per second. Each is None until there are
+    two samples.
+    """
 
     cpu: float | None = None
     steps: float | None = None
 
 
 class Uses:
-    """Usage of one rank in the last 15 seconds."""
+    """One rank's usage over the last 15 seconds."""
 
     def __init__(self) -> None:
         self._seen: deque[RankUse] = deque()
 
     def take(self, latest: RankUse) -> Pace:
-        """Add a sample, and return the pace since the oldest kept sample."""
+        """Add a sample and return the pace since the oldest sample kept."""
         seen = self._seen
         if seen and (latest.cpu_s < seen[-1].cpu_s or (latest.step or 0) < (seen[-1].step or 0)):
-            seen.clear()  # it has been started again
+            seen.clear()  # the worker has been restarted
         if not seen or latest.seen_at > seen[-1].seen_at:
             seen.append(latest)
         while len(seen) > 2 and latest.seen_at - seen[1].seen_at >= _WINDOW_S:
@@ -42,21 +44,21 @@ def _pace(first: RankUse, latest: RankUse) -> Pace:
         return Pace()
     steps = None
     if first.step is not None and latest.step is not None:
-        # From one step to another: a look is seldom at the moment of one.
+        # Measured from step to step, because samples rarely coincide with a step.
         between_s = seconds - latest.step_age_s + first.step_age_s
         steps = (latest.step - first.step) / between_s if latest.step > first.step else 0.0
     return Pace((latest.cpu_s - first.cpu_s) / seconds, steps)
 
 
 class Rates:
-    """The paces of all ranks of a job."""
+    """The paces of all ranks in a job."""
 
     def __init__(self) -> None:
         self._uses: dict[tuple[str, int], Uses] = {}
         self._paces: dict[tuple[str, int], Pace] = {}
 
     def take(self, nodes: Iterable[NodeSnapshot]) -> None:
-        """Add a sample of all nodes, and forget workers that are missing from it."""
+        """Add a sample of all nodes, and forget workers that are not in it."""
         found = {
             (node.host, rank.pid): rank.use
             for node in nodes
@@ -67,5 +69,5 @@ class Rates:
         self._paces = {key: self._uses[key].take(use) for key, use in found.items()}
 
     def of(self, node: NodeSnapshot, rank: RankSnapshot) -> Pace:
-        """Return the pace of a worker at the last look."""
+        """Return a worker's pace at the last sample."""
         return self._paces.get((node.host, rank.pid), Pace())

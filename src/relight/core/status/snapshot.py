@@ -1,6 +1,6 @@
 """An agent's view of its job at one moment, for `relight status`, `list`, `logs` and others.
 
-It travels as JSON over a Unix socket (agent/status/job_socket), and is kept in a small file for a
+It is sent as JSON over a Unix socket (agent/status/job_socket), and kept in a small file for a
 while after the job has ended (processes/running_jobs). base/fields validates it.
 """
 
@@ -10,16 +10,16 @@ from relight.core.status.goodput import Account
 from relight.core.status.preload_status import PreloadStatus
 
 WAITING, RUNNING, STOPPING, DONE, ENDED = "waiting", "running", "stopping", "done", "ended"
-"""States of a node, in this order: without workers; workers run; workers are being stopped; all
-succeeded, and it waits for other nodes; the job is over here."""
+"""The states of a node, in this order: it has no workers; workers are running; workers are being
+stopped; all workers have succeeded and the node waits for other nodes; the job is over here."""
 
 
 class RankUse(NamedTuple):
-    """Usage of a worker and its descendants until `seen_at`: seconds of CPU time, and their present
+    """Usage by a worker and its descendants until `seen_at`: CPU time in seconds, and their current
     memory in bytes, with shared pages counted for each process. `step` is the last reported step
-    (`relight.worker.progress`), from `step_age_s` seconds before `seen_at`, or None; `total` is the
-    number of steps, if the script tells it. `reported` are the numbers of `relight.worker.report`
-    and `--watch-metric`, as `loss=0.31`.
+    (`relight.worker.progress`), reported `step_age_s` seconds before `seen_at`, or None. `total` is
+    the total number of steps, if the script reports it. `reported` has the numbers from
+    `relight.worker.report` and `--watch-metric`, such as `loss=0.31`.
     """
 
     seen_at: float
@@ -32,11 +32,11 @@ class RankUse(NamedTuple):
 
 
 class RankSnapshot(NamedTuple):
-    """One worker. `exitcode` is None while it runs; `stop_signal` is the signal that asked it to
-    stop before it ended, 0 for none. `stdout` and `stderr` are the paths of its log files, empty
-    without them; `last_line` is its last line of output, as far as the agent saw it. `use` is,
-    after its end, the last sample of the agent, or None if nobody asked before. `ended` is the time
-    of its end, 0 while it runs.
+    """One worker. `exitcode` is None while it is running. `stop_signal` is the signal that asked it
+    to stop before it ended, or 0. `stdout` and `stderr` are the paths of its log files, or empty.
+    `last_line` is the last line of its output that the agent has seen. After the worker's end,
+    `use` is the agent's last sample, or None if there was no query before. `ended` is the time of
+    its end, or 0 while it is running.
     """
 
     rank: int
@@ -52,8 +52,8 @@ class RankSnapshot(NamedTuple):
 
 
 class Chart(NamedTuple):
-    """A number of a node over time: a value for every `every_s` seconds from `began` on (seconds
-    since 1970), None where it is unknown (core/status/charts).
+    """A node's number over time. There is one value for every `every_s` seconds, starting at
+    `began` (in seconds since 1970), or None if the value is unknown (core/status/charts).
     """
 
     name: str
@@ -65,15 +65,15 @@ class Chart(NamedTuple):
 class NodeSnapshot(NamedTuple):
     """One agent and its workers. Times are seconds since 1970.
 
-    `id` is `NAME-PID`. `command` is the script and its arguments, without secrets; `directory` is
-    the working directory of the command. `generation` is -1 before the first one. `cause` is the
-    reason for forming the generation. `exit_code` is None until the job has ended here, and
-    `reason` explains the end; `blamed` are the known ranks that caused a failure, on any node.
-    `run_directory` has the logs and the event log, if they are kept. `account` is the use of time.
-    `first_step` is when a worker of the generation has reported its first step, on this node.
+    `id` is `NAME-PID`. `command` is the script and its arguments, without secrets. `directory` is
+    the command's working directory. `generation` is -1 before the first generation. `cause` is why
+    the generation was formed. `exit_code` is None until the job has ended here, and `reason`
+    explains the end. `blamed` are the ranks on any node that are known to have caused a failure.
+    `run_directory` has the logs and the event log, if they are kept. `account` is how the job spent
+    its time. `first_step` is when a worker on this node reported the generation's first step.
     `version` is the agent's version of relight. `topology` is the node's place in the network, with
-    --rank-order=topology. `scheduler` and `scheduler_job` are empty for a job
-    without a scheduler. `preload` is None for a job that has ended or imports nothing ahead.
+    --rank-order=topology. `scheduler` and `scheduler_job` are empty for a job without a scheduler.
+    `preload` is None for a job that has ended or does not import ahead.
     """
 
     id: str
@@ -111,8 +111,8 @@ class NodeSnapshot(NamedTuple):
 
 
 class Output(NamedTuple):
-    """A question to an agent: the end of a worker's output that is not in a file. `stream` is
-    stdout, stderr or combined. An agent whose node does not have the rank answers nothing.
+    """A query to an agent for the end of a worker's output, if that is not in a file. `stream` is
+    stdout, stderr or combined. The answer is empty if the agent's node does not have the rank.
     """
 
     local_rank: int
@@ -121,8 +121,8 @@ class Output(NamedTuple):
 
 
 class EventsAfter(NamedTuple):
-    """A question to an agent: the events that it has in memory whose numbers are above `number`, as
-    lines; with `follow`, then also each that comes, until the job is over here.
+    """A query to an agent for the events in its memory with numbers above `number`, as lines. With
+    `follow`, the agent also sends later events until the job is over here.
     """
 
     number: int
@@ -130,11 +130,11 @@ class EventsAfter(NamedTuple):
 
 
 class Stacks(NamedTuple):
-    """A question to an agent: where its workers are (core/group/node_stacks)."""
+    """A query to an agent for its workers' stacks (core/group/node_stacks)."""
 
 
 class ClusterQuery(NamedTuple):
-    """A question to the agents of all nodes of the job, in the form that each receives."""
+    """A query to the agents on all nodes of the job, in the form that each agent receives."""
 
     question: str
 
@@ -143,21 +143,21 @@ Question = Output | EventsAfter | Stacks | ClusterQuery
 
 
 class NodeAnswer(NamedTuple):
-    """The answer of the agent on a host; None if it did not answer in time."""
+    """The answer from the agent on a host, or None if it did not answer in time."""
 
     host: str
     answer: str | None
 
 
 class NodeAnswers(NamedTuple):
-    """The answer to `ClusterQuery`, empty while the agent lacks a coordinator."""
+    """The answer to `ClusterQuery`. It is empty while the agent has no coordinator."""
 
     nodes: tuple[NodeAnswer, ...]
 
 
 class WholeJob(NamedTuple):
-    """A job on all its nodes, as an agent of it sees it: first that agent's own. `silent` are the
-    hosts whose agents have not answered.
+    """A job on all its nodes, as seen by one of its agents, whose own node comes first. `silent`
+    are the hosts whose agents have not answered.
     """
 
     nodes: tuple[NodeSnapshot, ...]
@@ -165,7 +165,9 @@ class WholeJob(NamedTuple):
 
 
 def early_exits(job: WholeJob) -> str:
-    """Return which ranks have finished while others still run, in one line; empty for none."""
+    """Describe in one line which ranks have finished while others are still running, or return an
+    empty string.
+    """
     own = job.nodes[0]
     ranks = [(node, rank) for node, rank in ranks_of(job) if node.generation == own.generation]
     ended = [
@@ -181,8 +183,9 @@ def early_exits(job: WholeJob) -> str:
 
 
 def ranks_of(job: WholeJob) -> list[tuple[NodeSnapshot, RankSnapshot]]:
-    """Return the ranks of all nodes, each with its node, sorted by rank. If two share a number, the
-    later generation wins. A waiting node still reports how its last workers ended.
+    """Return the ranks on all nodes, each with its node, sorted by rank. If two of them have the
+    same number, the later generation wins, because a waiting node still reports how its last
+    workers ended.
     """
     found = {
         each.rank: (node, each)

@@ -1,7 +1,8 @@
-"""The events of a node -> its lane on a timeline: a bar for each phase, marks for what happened.
+"""Turns a node's events into its lane on a timeline, with a bar for each phase and marks for
+individual events.
 
-A lane is what one agent has recorded, so a node whose first events are lost (a ring has only the
-latest) begins with the first generation that is known.
+A lane shows what one agent has recorded. If a node's first events have been lost, because the ring
+buffer only keeps the latest ones, its lane begins with the first known generation.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,15 +34,15 @@ RENDEZVOUS, SPAWN, RUNNING = "rendezvous", "spawn", "running"
 TEARDOWN, FROZEN = "teardown", "frozen"
 IMPORTS, INIT, FIRST_STEP = "imports", "init", "first_step"
 PRODUCTIVE, LOST = "productive", "lost"
-"""Phases (core/status/phases). Some are known only to the node of the store, or from workers that
-report their steps. Until then, and without that knowledge, workers are `running`.
+"""Phases (core/status/phases). Some are only known on the node with the store, or if workers report
+their steps. Until a phase is known, workers are `running`.
 """
 _AT_WORK = (RUNNING, IMPORTS, INIT, PRODUCTIVE)
 
 
 class TimedEvent(NamedTuple):
-    """An event of a node, and when it was: in seconds since 1970, and on the monotonic clock of the
-    node, which times in some events are of.
+    """A node's event and its time, both in seconds since 1970 and on the node's monotonic clock,
+    which is also used for the times within some events.
     """
 
     at: float
@@ -50,7 +51,7 @@ class TimedEvent(NamedTuple):
 
 
 class Bar(NamedTuple):
-    """A phase of a generation on a node; `ended` is None while it lasts."""
+    """A phase of a generation on a node. `ended` is None while it lasts."""
 
     generation: int
     phase: str
@@ -59,7 +60,7 @@ class Bar(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """An event at one moment."""
+    """A momentary event."""
 
     at: float
     kind: str
@@ -74,7 +75,7 @@ class Lane(NamedTuple):
 
 
 class GenerationRow(NamedTuple):
-    """A generation as its nodes began it, after `restart` restarts for failures. `ended` is None
+    """A generation as it was formed, after `restart` restarts caused by failures. `ended` is None
     while it lasts.
     """
 
@@ -88,14 +89,14 @@ class GenerationRow(NamedTuple):
 
 
 class Happened(NamedTuple):
-    """A failure in words."""
+    """A description of a failure."""
 
     at: float
     text: str
 
 
 class History(NamedTuple):
-    """The history of a job: the lane of each node by its name, generations, failures."""
+    """A job's history: the lane of each node by name, the generations and the failures."""
 
     lanes: dict[str, Lane]
     generations: Sequence[GenerationRow]
@@ -105,13 +106,13 @@ class History(NamedTuple):
 def history(
     nodes: Mapping[str, Sequence[TimedEvent]], began: float, first_steps: Mapping[str, float] = {}
 ) -> History:
-    """Return the history of a job.
+    """Return a job's history.
 
     Args:
-        nodes: the events of each node by its name; the generations are those of the first one.
+        nodes: the events of each node by name; the first node determines the generations.
         began: when the job began, in seconds since 1970.
-        first_steps: when the workers of the latest generation have reported their first step, by
-            node; the events tell it only once they have ended.
+        first_steps: when the latest generation's workers reported their first step, by node; events
+            contain this only after the workers have ended.
     """
     first: Sequence[TimedEvent] = next(iter(nodes.values()), ())
     lanes = {name: lane(records, began, first_steps.get(name)) for name, records in nodes.items()}
@@ -119,12 +120,12 @@ def history(
 
 
 def lane(records: Iterable[TimedEvent], began: float, first_step: float | None = None) -> Lane:
-    """Return the lane of a node.
+    """Return a node's lane.
 
     Args:
-        records: its events, in order.
+        records: the node's events, in order.
         began: when the job began, in seconds since 1970.
-        first_step: when the workers of the latest generation have reported their first step.
+        first_step: when the latest generation's workers reported their first step.
     """
     drawing = _Drawing(began)
     for at, event, t in records:
@@ -135,7 +136,7 @@ def lane(records: Iterable[TimedEvent], began: float, first_step: float | None =
 
 
 def generations(records: Iterable[TimedEvent]) -> list[GenerationRow]:
-    """Return the generations that a node has been in, in order."""
+    """Return the generations that a node has been part of, in order."""
     found: list[GenerationRow] = []
     for at, event, _ in records:
         if isinstance(event, Formed | Ended) and found and found[-1].ended is None:
@@ -148,8 +149,8 @@ def generations(records: Iterable[TimedEvent]) -> list[GenerationRow]:
 
 
 def failures(nodes: Iterable[Sequence[TimedEvent]]) -> list[Happened]:
-    """Return why the job was restarted or ended by a failure, each once although all nodes report
-    it.
+    """Return the failures that restarted or ended the job. Each is returned once, even though all
+    nodes report it.
     """
     found: dict[str, Happened] = {}
     for records in nodes:
@@ -167,7 +168,7 @@ def failures(nodes: Iterable[Sequence[TimedEvent]]) -> list[Happened]:
 
 
 class _Drawing:
-    """A lane while its events are read."""
+    """A lane under construction while the events are read."""
 
     def __init__(self, began: float) -> None:
         self.bars: list[Bar] = []
@@ -178,13 +179,13 @@ class _Drawing:
         self._begin(RENDEZVOUS, began)
 
     def take(self, event: Event, at: float, offset: float) -> None:
-        """Process the next event; `offset` converts a monotonic time to one since 1970."""
+        """Process the next event. `offset` converts a monotonic time to seconds since 1970."""
         match event:
             case Formed():
                 self._form(event, at)
             case WorkerStarted():
                 self._alive += 1
-                if self._phase == RUNNING:  # of several workers, this one has started last
+                if self._phase == RUNNING:  # this is the last of several workers to start
                     self.bars.pop()
                     self.bars[-1] = self.bars[-1]._replace(ended=None)
                 self._begin(RUNNING, at)
@@ -246,7 +247,7 @@ class _Drawing:
             self.bars[-1] = self.bars[-1]._replace(ended=max(at, self.bars[-1].began))
 
     def split(self, at: float, phase: str) -> None:
-        """Begin a phase within one in which workers of this generation were at work."""
+        """Split a bar in which workers of this generation were active, and begin a phase there."""
         met = any(bar.phase == INIT for bar in self._of_generation())
         for bar in self._of_generation():
             ended = inf if bar.ended is None else bar.ended

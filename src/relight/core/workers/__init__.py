@@ -1,10 +1,10 @@
 """The workers of one node in one generation.
 
-`supervision` is the state machine: an exit, a signal or a deadline comes in, signals to workers and
-timers go out. `hang_detector` decides whether workers are idle, `worker_command` builds the command
-line and the environment of one worker. `held_traceback`, `traceback_groups`, `status_text` and
-`colours` shape the terminal output; `shared_words` is the layout of the memory that agent and
-worker share.
+`supervision` is the state machine. Its inputs are exits, signals and deadlines, and its outputs are
+signals to workers and timers. `hang_detector` decides whether workers are idle, and
+`worker_command` builds one worker's command line and environment. `held_traceback`,
+`traceback_groups`, `status_text` and `colours` format the terminal output. `shared_words` is the
+layout of the memory shared by agent and worker.
 
 The drivers are processes/supervisor.py, agent/watchdogs.py and output/.
 """

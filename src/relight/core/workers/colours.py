@@ -1,6 +1,6 @@
-"""Colours tracebacks in a text for a terminal, as CPython 3.13 does (Lib/traceback.py,
-Lib/_colorize.py). Only a text that goes to a terminal gets colours; `FORCE_COLOR` counts where TERM
-is `dumb`. Loaded only after a failure.
+"""Colours tracebacks in terminal output in the same way as CPython 3.13 (Lib/traceback.py,
+Lib/_colorize.py). Only output to a terminal is coloured. `FORCE_COLOR` enables colours on a
+terminal whose TERM is `dumb`. Loaded only after a failure.
 """
 
 import re
@@ -23,7 +23,7 @@ _MARKED = re.compile(r"~+|\^+")
 
 
 def are_wanted(get: Callable[[str], str]) -> bool:
-    """Return whether the user of a terminal wants colours.
+    """Return whether a terminal user wants colours.
 
     Args:
         get: returns an environment variable, empty if it is not set.
@@ -36,7 +36,7 @@ def are_wanted(get: Callable[[str], str]) -> bool:
 
 
 def coloured(text: str) -> str:
-    """Return a text with coloured tracebacks: places, exceptions and underlined code."""
+    """Colour the places, exceptions and underlined code of tracebacks in a string."""
     lines = text.split("\n")
     result: list[str] = []
     inside = False
@@ -54,7 +54,7 @@ def coloured(text: str) -> str:
             line = _underlined(line, marks) if is_marks(marks) else line
         elif is_exception(line) and not is_chained(line):
             line = _EXCEPTION.sub(_coloured_exception, line)
-            inside = in_box(line) != line  # a box has several
+            inside = in_box(line) != line  # a box contains several tracebacks
         result.append(line)
     return "\n".join(result)
 
@@ -71,7 +71,7 @@ def _coloured_exception(match: "re.Match[str]") -> str:
 
 
 def _underlined(line: str, marks: str) -> str:
-    """Return a line with colours at the columns that are marked."""
+    """Return a line with its marked columns coloured."""
     parts, end = [], 0
     for match in _MARKED.finditer(marks):
         first, last = match.span()

@@ -1,4 +1,5 @@
-"""Decides whether the workers of a node still make progress (--hang-timeout). Pure; has no clock.
+"""Decides whether the workers on a node are still making progress (--hang-timeout). Pure, without a
+clock.
 
 A worker is
 
@@ -6,17 +7,18 @@ A worker is
     computing   it only uses CPU time; it may be training on a GPU, or spinning
     idle        neither
 
-A *sign* is deliberate: a byte of output, or a step of `relight.worker.progress`.
+A *sign* is a deliberate sign of life: a byte of output, or a step reported with
+`relight.worker.progress`.
 
-The workers of a node are quiet
+The workers on a node are quiet
 
-- after `idle_s` in which all of them were idle, without a sign; or
-- after `silent_s` without a sign and without a working one, if signs came regularly before.
-  Without this rule, a rank in an endless loop would look busy for ever.
+- after `idle_s` in which all of them were idle and gave no sign; or
+- after `silent_s` without a sign and without a working worker, if signs occurred regularly before.
+  Without this rule, a rank in an endless loop would look busy forever.
 
-Both times adapt to the job: they grow to ten times the longest pause that it recovered from, the
-first one only if the user did not set it. The job hangs if the workers of all nodes are quiet;
-core/group/membership decides that.
+Both times adapt to the job. They increase to ten times the longest pause from which the job has
+recovered, but `idle_s` only if the user did not set it. The job hangs if the workers on all nodes
+are quiet, which is decided by core/group/membership.
 """
 
 from collections.abc import Mapping
@@ -25,23 +27,23 @@ from typing import NamedTuple
 from relight.base.values import HangTimeout
 
 _BUSY_CPU = 0.05
-"""Share of a CPU below which a worker is idle. Waiting torch threads use less."""
+"""Fraction of a CPU below which a worker is idle. Waiting torch threads use less."""
 _BUSY_BYTES = 1024.0
-"""Bytes a second: the heartbeats of NCCL's monitor on the store are fewer."""
+"""Bytes per second. The store heartbeats of NCCL's monitor stay below this."""
 _BUSY_FAULTS = 100.0
-"""Page faults per second. A loop that only waits causes none."""
+"""Page faults per second. A loop that only waits does not cause any."""
 _LEAST_CPU_S = 0.05
-"""The system counts CPU time in steps of 0.01 s; a single step proves nothing."""
+"""The system counts CPU time in steps of 0.01 s. A single step proves nothing."""
 _WINDOW_S = 1.0
-"""Use is measured over so long, or over the time between two observations if that is longer."""
+"""Usage is measured over this time, or over the time between two observations if that is longer."""
 _TIMES = 10
-"""A pause counts as a hang from this multiple of the longest earlier pause on."""
+"""A pause counts as a hang once it reaches this multiple of the longest earlier pause."""
 _REGULAR = 5
-"""Number of signs after which they count as regular."""
+"""Number of signs from which they count as regular."""
 
 
 class Usage(NamedTuple):
-    """Cumulative usage of a worker and all its descendants: seconds of CPU time, bytes passed to
+    """Cumulative usage by a worker and all its descendants: CPU time in seconds, bytes passed to
     read(2) and write(2), and page faults.
     """
 
@@ -53,8 +55,8 @@ class Usage(NamedTuple):
 class Observation(NamedTuple):
     """One observation of a node's workers.
 
-    `workers`: usage by local rank, running workers only. `signs`: bytes of output and the highest
-    step; any change is a sign.
+    `workers`: usage by local rank, for running workers only. `signs`: the number of output bytes
+    and the highest step; any change is a sign.
     """
 
     workers: Mapping[int, Usage]
@@ -62,7 +64,7 @@ class Observation(NamedTuple):
 
 
 class Quiet(NamedTuple):
-    """For how many seconds workers have been quiet, and how long they may be."""
+    """How many seconds the workers have been quiet, and how long they may be."""
 
     seconds: float
     limit_s: float
@@ -79,9 +81,9 @@ class Activity:
     def __init__(self, limits: HangTimeout, every_s: float) -> None:
         self._limits = limits
         self._every_s = every_s
-        self._recent: list[tuple[float, Observation]] = []  # the oldest is that of the window
-        self._active_at = 0.0  # when they were last seen to compute, to work or to give a sign
-        self._worked_at = 0.0  # when they were last seen to work or to give a sign
+        self._recent: list[tuple[float, Observation]] = []  # the oldest one starts the window
+        self._active_at = 0.0  # when they were last seen computing, working or giving a sign
+        self._worked_at = 0.0  # when they were last seen working or giving a sign
         self._sign_at = 0.0
         self._signs = 0
         self._longest_pause_s = 0.0  # without any activity
@@ -92,10 +94,10 @@ class Activity:
 
         Args:
             seen: the observation; None while they can't run because they are frozen.
-            now: the time.
+            now: the current time.
         """
         recent = self._recent
-        # After a longer time, this process or the machine itself has stood still.
+        # After a longer interval, this process or the machine itself was suspended.
         if seen is None or not recent or now - recent[-1][0] > 4 * self._every_s:
             self._recent = [] if seen is None else [(now, seen)]
             self._active_at = self._worked_at = self._sign_at = now
@@ -117,7 +119,7 @@ class Activity:
     def _on_sign(self, now: float) -> None:
         self._on_activity(now)
         self._signs += 1
-        if self._signs > 1:  # the time before the first one is that of imports
+        if self._signs > 1:  # the time before the first sign is spent on imports
             self._longest_silence_s = max(self._longest_silence_s, now - self._sign_at)
         self._worked_at = self._sign_at = now
 
@@ -139,7 +141,7 @@ class Activity:
 
 
 def _works(before: Mapping[int, Usage], now: Mapping[int, Usage], seconds: float) -> bool:
-    """Return whether a worker has read, written, mapped memory, or ended a process."""
+    """Return whether a worker has read, written or mapped memory, or one of its processes ended."""
     if before.keys() != now.keys():
         return True
     for rank, usage in now.items():

@@ -1,33 +1,34 @@
-"""Holds back the fatal traceback of a worker on a terminal.
+"""Holds back a worker's fatal traceback on a terminal.
 
-The failure report shows that traceback, and often several workers end with the same one. So it is
-held back until the workers have ended, and then shown once (core/workers/traceback_groups). All
-other output, including tracebacks of caught exceptions, is shown immediately.
+The failure report shows that traceback, and often several workers end with the same one. Therefore
+it is held back until the workers have ended, and then shown once (core/workers/traceback_groups).
+All other output, including tracebacks of caught exceptions, is shown immediately.
 
-The stack of the worker tells the two apart. While it prints a caught exception, its main thread is
-in the middle of its program. While Python prints the fatal exception and then shuts down, which
-takes torch seconds, the program is no longer on the stack. The agent looks at the stack from
-outside (host/stacks).
+The worker's stack distinguishes the two cases. While the worker prints a caught exception, its main
+thread is in the middle of its program. While Python prints the fatal exception and then shuts down,
+which takes seconds with torch, the program is no longer on the stack. The agent inspects the stack
+from outside (host/stacks).
 
     state     meaning                          events
-    PASSING   nothing is held                  a traceback begins: HELD, and look at the worker
-    HELD      everything is held, from the     it runs on: show all, PASSING
-              beginning of the traceback on    it ends: look again in a moment
-                                               can't be seen, twice: show all, PASSING
+    PASSING   nothing is held                  a traceback begins: HELD, and inspect the worker
+    HELD      everything is held, from the     it keeps running: show all, PASSING
+              start of the traceback           it is ending: inspect it again in a moment
+                                               it can't be inspected, twice: show all, PASSING
                                                held too long, or too much: show all, PASSING
-    ENDED     the worker has ended             output follows what is held; if nothing is, it passes
+    ENDED     the worker has ended             output is added to the held output, or passes if
+                                               nothing is held
 
-Invariants: the shown bytes followed by the held bytes are the worker's output. While the worker
-runs, bytes are held for five seconds at most, during which the agent looks at its stack.
+Invariants: The shown bytes followed by the held bytes are the worker's output. While the worker is
+running, bytes are held for at most five seconds, during which the agent inspects its stack.
 
-A chunk of output without a traceback costs some searches in its bytes. The agent looks at the stack
-at most four times a second, however many tracebacks the worker prints.
+A chunk of output without a traceback only costs a few byte searches. The agent inspects the stack
+at most four times per second, no matter how many tracebacks the worker prints.
 """
 
 _LONGEST_S = 5.0
-"""How long a traceback is held back while its worker runs."""
+"""How long a traceback is held back while its worker is running."""
 _PAUSE_S = 0.25
-"""The time between two looks at the worker."""
+"""The time between two inspections of the worker."""
 _MOST = 64 * 1024
 _HEADER = b"Traceback (most recent call last):"
 _GROUP = b"  + Exception Group "
@@ -40,12 +41,12 @@ class HeldTraceback:
     def __init__(self) -> None:
         self._held = bytearray()
         self._is_certain = True
-        """Whether a traceback begins there; if not, the line is too short to tell."""
+        """Whether a traceback certainly begins there, or the line is still too short to tell."""
         self._began = 0.0
         self._looked_at = float("-inf")
         self._due: float | None = None
         self._seen: list[bool | None] = []
-        """Results of looking at the worker since then."""
+        """The results of inspecting the worker since then."""
         self._has_ended = False
 
     @property
@@ -55,15 +56,15 @@ class HeldTraceback:
 
     @property
     def ends(self) -> bool:
-        """Whether the worker has ended, or was seen to end."""
+        """Whether the worker has ended, or was seen ending."""
         return self._has_ended or True in self._seen
 
     def is_late(self, now: float) -> bool:
-        """Return whether something is held that must be shown now."""
+        """Return whether held output must be shown now."""
         return self._due is not None and now >= self._began + _LONGEST_S
 
     def output(self, data: bytes, now: float) -> bytes:
-        """Process output of the worker; return the output to show now."""
+        """Process output from the worker. Return the output to show now."""
         if self._held and self._is_certain:
             self._held += data
             return self.release() if len(self._held) > _MOST else b""
@@ -84,15 +85,15 @@ class HeldTraceback:
         return shown + self.release() if len(self._held) > _MOST else shown
 
     def deadline(self) -> float | None:
-        """Return when to look at the worker and to call `looked`; None for never."""
+        """Return when to inspect the worker and call `looked`, or None for never."""
         return self._due
 
     def looked(self, ends: bool | None, now: float) -> bytes:
-        """Process a look at the worker; return the output to show now.
+        """Process an inspection of the worker. Return the output to show now.
 
         Args:
-            ends: whether its main thread has left its program; None if that can't be seen.
-            now: the time.
+            ends: whether its main thread has left its program; None if that can't be determined.
+            now: the current time.
         """
         self._looked_at = now
         if self._due is None:
@@ -104,12 +105,12 @@ class HeldTraceback:
         return b""
 
     def worker_ended(self) -> None:
-        """Record that the worker failed, which settles every pending decision."""
+        """Record that the worker has failed, which settles all pending decisions."""
         self._has_ended = True
         self._due = None
 
     def release(self) -> bytes:
-        """Return all that is held, to be shown now."""
+        """Return all held output, to be shown now."""
         held = bytes(self._held)
         self._held.clear()
         self._due = None
@@ -123,7 +124,9 @@ class HeldTraceback:
 
 
 def _beginning(data: bytes) -> tuple[int, bool]:
-    """Return where a traceback begins, `len(data)` if none does, and whether that is certain."""
+    """Return where a traceback begins, or `len(data)` if there is none, and whether that is
+    certain.
+    """
     header = data.find(_HEADER)
     end = len(data) if header < 0 else header
     place, is_whole = _place_of_syntax_error(data[:end], is_cut=header < 0)
@@ -137,8 +140,8 @@ def _beginning(data: bytes) -> tuple[int, bool]:
 
 
 def _place_of_syntax_error(data: bytes, *, is_cut: bool) -> tuple[int, bool]:
-    """Return where a SyntaxError in the script itself begins, and whether its first line is whole.
-    It lacks a header and begins with a place without a function.
+    """Return where a SyntaxError in the script itself begins, and whether its first line is
+    complete. Such an error has no header and begins with a place without a function.
     """
     at = data.find(_FILE)
     while at >= 0:
@@ -153,7 +156,7 @@ def _place_of_syntax_error(data: bytes, *, is_cut: bool) -> tuple[int, bool]:
 
 
 def _may_begin(line: bytes) -> bool:
-    """Return whether a traceback may begin with a line that has not ended."""
+    """Return whether a traceback may begin with this incomplete line."""
     if b"[rank".startswith(line):
         return True
     line = _without_rank(line)
@@ -161,7 +164,7 @@ def _may_begin(line: bytes) -> bool:
 
 
 def _without_rank(line: bytes) -> bytes:
-    """Return a line without the rank that torch puts before it."""
+    """Remove the rank that torch puts before a line."""
     if not line.startswith(b"[rank"):
         return line
     return line.partition(b": ")[2]

@@ -1,41 +1,47 @@
-"""When to import ahead, repeat or await workers' imports (--preload=auto, --keep-warm).
+"""When to import ahead, repeat or wait for workers' imports (--preload=auto, --keep-warm).
 
-learned     the imports of the first worker are complete at its first optimizer step or, where no
-            step can be seen (no torch, a compiled step), after a while without a new one
-replaced    a process that lacks modules is replaced by a complete one, each time later and for
-            more modules, so that a worker that imports for ever does not cost more and more
-awaited     a job waits for another job's imports while they will finish before its own would
+learned     the first worker's imports are complete at its first optimizer step or, if no step can
+            be detected (without torch, or with a compiled step), after a while without a new import
+replaced    a process that lacks modules is replaced by a complete one; each replacement requires a
+            longer wait and more missing modules, so that a worker that never stops importing does
+            not become more and more expensive
+awaited     a job waits for another job's imports if they are expected to finish before its own
 """
 
 from typing import NamedTuple
 
 LEARN_S = 20.0
 QUIET_S = 5.0
-"""Without a step to be seen, imports are complete after this long and this much silence."""
+"""If no step can be detected, imports are complete after this time and this long without a new
+import.
+"""
 SETTLE_S = 1.0
-"""A step is often followed by a few more imports: of a logger, for example."""
+"""A step is often followed by a few more imports, for example by a logger."""
 STEP_LIMIT_S = 30.0
-"""How long a silent worker that has torch's optimizers may take to its first step. After that, it
-may read data for long, and import more then, for which the process is replaced; or there is no step
-to be seen: a compiled one runs no hooks, and some scripts update parameters by themselves.
+"""How long a worker that has imported torch's optimizers may take until its first step, without
+further imports. After that, it may be reading data for a long time and import more later, in which
+case the process is replaced. Or no step can be detected, because compiled steps don't run hooks,
+and some scripts update the parameters themselves.
 """
 SHARE = 0.01
-"""Of the modules that a process has: if it lacks fewer, to import all of them again costs more."""
+"""The fraction of a process's modules that must be missing to replace it. If fewer are missing, it
+costs more to import all modules again.
+"""
 UNKNOWN_S = 20.0
-"""How long a job waits for imports of unknown duration. A cold start takes ten seconds."""
+"""How long a job waits for imports whose duration is unknown. A cold start takes ten seconds."""
 SLOW_START_S = 2.0
-"""After this, the progress of an import predicts its duration."""
+"""From this time on, the progress of the imports predicts their duration."""
 
 
 class WorkerImports(NamedTuple):
-    """Import state of the first worker.
+    """The first worker's import state.
 
     Attributes:
         modules: number of imported modules.
         age_s: time since its generation began.
         quiet_s: time since its last new import.
         has_optimizer: whether torch's optimizers are imported.
-        has_stepped: whether an optimizer has done a step.
+        has_stepped: whether an optimizer has taken a step.
         is_restarted: whether an earlier generation failed.
     """
 
@@ -48,12 +54,12 @@ class WorkerImports(NamedTuple):
 
 
 class ImportProgress(NamedTuple):
-    """How far a process is that imports `modules` modules, `imported` of them so far.
+    """The progress of a process that imports `modules` modules, `imported` of them so far.
 
     Attributes:
         elapsed_s: how long ago it began.
-        expected_s: how long it takes at the most on an idle machine; None if that is unknown.
-        is_low_priority: other processes run first.
+        expected_s: how long it takes at most on an idle machine; None if unknown.
+        is_low_priority: whether other processes run first.
     """
 
     modules: int
@@ -64,7 +70,7 @@ class ImportProgress(NamedTuple):
 
 
 def are_complete(seen: WorkerImports) -> bool:
-    """Return whether it is time to import the first worker's modules ahead."""
+    """Return whether to import the first worker's modules ahead now."""
     if not seen.modules:
         return False
     if seen.has_stepped or seen.is_restarted:
@@ -75,10 +81,10 @@ def are_complete(seen: WorkerImports) -> bool:
 
 
 def pays_to_replace(lacking: int, modules: int, quiet_s: float, replaced: int) -> bool:
-    """Return whether to replace a process that has imported the modules by a complete one.
+    """Return whether to replace a process that has imported the modules with a complete one.
 
     Args:
-        lacking: number of workers' modules that the process lacks.
+        lacking: number of workers' modules that are missing in the process.
         modules: number of modules in the process.
         quiet_s: time since a worker's last new import.
         replaced: number of processes replaced so far.
@@ -92,8 +98,8 @@ def pays_to_wait(made: ImportProgress, waited_s: float, cold_s: float | None) ->
 
     Args:
         made: the progress of that process.
-        waited_s: time that this job has waited so far.
-        cold_s: duration of a cold start's imports; None if unknown.
+        waited_s: how long this job has been waiting so far.
+        cold_s: how long the imports take in a cold start; None if unknown.
     """
     left_s = _left_s(made)
     if left_s is None or cold_s is None:
@@ -102,14 +108,14 @@ def pays_to_wait(made: ImportProgress, waited_s: float, cold_s: float | None) ->
 
 
 def _left_s(made: ImportProgress) -> float | None:
-    """Return how long the imports still take; None if that is unknown."""
+    """Return how much longer the imports will take, or None if that is unknown."""
     if made.expected_s is None:
         return None
     left_s = made.expected_s - made.elapsed_s
     is_late = left_s <= 0.0
     if made.elapsed_s < SLOW_START_S or not (is_late or made.is_low_priority):
         return max(left_s, 0.0)
-    if not made.imported:  # one import takes all the time, or the process gets none
+    if not made.imported:  # one import takes all the time, or the process gets no CPU time
         return float("inf") if is_late else left_s
     missing = max(made.modules - made.imported, 0)
     return max(left_s, made.elapsed_s * missing / made.imported)

@@ -1,7 +1,8 @@
-"""Decides whether the surviving ranks of a node can leave their group and keep their processes.
+"""Decides whether a node's surviving ranks can leave their process group and keep their processes.
 
-They join the next one (worker/recovery) if the group lets them (core/group/survivors). All other
-cases end in an ordinary restart, with new processes for all ranks of the node.
+They join the next process group (worker/recovery) if the coordinator lets them
+(core/group/survivors). All other cases end in an ordinary restart, with new processes for all ranks
+on the node.
 """
 
 from collections.abc import Collection, Mapping
@@ -11,12 +12,13 @@ from relight.core.failure import WorkerState
 
 
 def hanging(alive: Collection[int], doing: Mapping[int, WorkerState]) -> tuple[int, ...]:
-    """Return the local ranks that can't leave their group in a hang: all that were not seen waiting
-    for their peers. The group decides whether one of them is to blame (core/group/survivors).
+    """Return the local ranks that can't leave their process group in a hang, because they were not
+    seen waiting for their peers. The coordinator decides whether one of them is to blame
+    (core/group/survivors).
 
     Args:
         alive: the local ranks that have not ended.
-        doing: where they were seen.
+        doing: what they were doing, by local rank.
     """
     return tuple(each for each in alive if each not in doing or not doing[each].expects_peers)
 
@@ -24,13 +26,13 @@ def hanging(alive: Collection[int], doing: Mapping[int, WorkerState]) -> tuple[i
 def why_not(
     alive: Collection[int], inside: Collection[int], hanging: Collection[int] = ()
 ) -> str | None:
-    """Return why survivors can't stay, or None if they can; empty if nobody expects it, as no rank
-    runs a recoverable function.
+    """Return why survivors can't stay, or None if they can. The reason is empty if no rank is
+    running a recoverable function, because users don't expect survivors then.
 
     Args:
         alive: the local ranks that have not failed.
-        inside: those that run a recoverable function.
-        hanging: those that hang.
+        inside: the local ranks that are running a recoverable function.
+        hanging: the local ranks that hang.
     """
     staying = set(alive) - set(hanging)
     if not inside or not alive:
@@ -48,7 +50,7 @@ def why_stopped(finished: Collection[int], late: Collection[int], limit_s: float
     """Return why the ranks that were leaving their group restart.
 
     Args:
-        finished: the local ranks that exited with 0 while leaving.
+        finished: the local ranks that exited with code 0 while leaving.
         late: the local ranks still in the group.
         limit_s: time limit for leaving it, in seconds.
     """

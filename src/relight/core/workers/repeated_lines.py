@@ -1,16 +1,16 @@
-"""Deduplicates lines on a terminal: one that several ranks print is shown once, with a note.
+"""Deduplicates terminal output. A line that several ranks print is shown once, with a note.
 
-    Loading tokenizer           shown when it comes; the same line of ranks 1-7 is dropped
+    Loading tokenizer           shown on arrival; the same line from ranks 1-7 is dropped
     Loading weights
     [ranks 1-7] the same 2 lines
 
-Lines are never delayed. A line that another rank printed within the last 0.1 s is dropped; a rank's
-own repetitions are shown. The note follows 0.1 s after the first line, so that one note covers a
-block, and quotes the line if other output has come between.
+Lines are never delayed. A line that another rank printed within the last 0.1 s is dropped, but a
+rank's own repetitions are shown. The note follows 0.1 s after the first line, so that one note
+covers a block. It quotes the line if there was other output in between.
 
-Only whole lines of text, tabs and colours are compared; cursor movements, such as progress bars,
-pass unchanged. Per window of 0.1 s, at most 2000 lines and 256 kB are compared, which bounds memory
-and time. Loaded on terminals only.
+Only complete lines that consist of text, tabs and colours are compared. Cursor movements, such as
+those in progress bars, are passed through unchanged. In each 0.1 s window, at most 2000 lines and
+256 kB are compared, which bounds memory and time. Loaded on terminals only.
 """
 
 import re
@@ -25,13 +25,13 @@ _MOST_LINES = 2000
 _MOST_BYTES = 256 * 1024
 _LONGEST = 4096
 _QUOTED = 60
-"""Characters of a line that a note names."""
+"""Maximum number of characters that a note quotes from a line."""
 _PLAIN = re.compile(rb"(?:[^\x00-\x08\x0a-\x1f\x7f]|\x1b\[[\d;:]*m)*+\r?")
 _COLOUR = re.compile(rb"\x1b\[[\d;:]*m|\r")
 
 
 class _Shown:
-    """A line on the terminal: when it came, where it stands, and the ranks that printed it."""
+    """A line on the terminal, with its arrival time, its position and the ranks that printed it."""
 
     __slots__ = ("at", "first", "line", "others", "place")
 
@@ -44,26 +44,28 @@ class _Shown:
 
 
 class RepeatedLines:
-    """The latest lines on one terminal. Times are in seconds, on one clock."""
+    """The most recent lines on one terminal. Times are in seconds, on one clock."""
 
     def __init__(self) -> None:
         self._shown: deque[_Shown] = deque()
         self._by_line: dict[bytes, list[_Shown]] = {}
-        """The same lines, each in order; a rank that has printed one has printed all before."""
+        """The entries for each line, in order. A rank that has printed one of them has also printed
+        all earlier ones.
+        """
         self._size = 0
         self._place = 0
-        """Number of lines and other pieces of output shown."""
+        """The number of lines and other pieces of output shown so far."""
         self._ranks: set[int] = set()
         self._due: float | None = None
 
     def output(self, rank: int, data: bytes, now: float, *, inside: bool) -> bytes:
-        """Filter the output of a rank; return the part to show.
+        """Filter a rank's output and return the part to show.
 
         Args:
             rank: the rank.
             data: the output.
-            now: the time.
-            inside: whether it continues a line.
+            now: the current time.
+            inside: whether the output continues a line.
         """
         self._ranks.add(rank)
         while self._shown and self._shown[0].at <= now - _WINDOW_S and not self._shown[0].others:
@@ -79,22 +81,22 @@ class RepeatedLines:
         return b"\n".join(shown)
 
     def said(self) -> None:
-        """Record that other output is shown."""
+        """Record that other output was shown."""
         self._place += 1
 
     def deadline(self) -> float | None:
-        """Return when to call `notes`; None for never."""
+        """Return when to call `notes`, or None for never."""
         return self._due
 
     def notes(self, now: float) -> list[str]:
-        """Return notes on the lines that are due."""
+        """Return the notes that are due."""
         latest = now - _WINDOW_S
         return self._notes(
             lambda line: line.at <= latest or 1 + len(line.others) == len(self._ranks)
         )
 
     def all_notes(self) -> list[str]:
-        """Return notes on all lines, which are forgotten."""
+        """Return the notes on all lines, and forget the lines."""
         return self._notes(lambda _: True)
 
     def check(self) -> None:

@@ -1,41 +1,41 @@
-"""The text of a terminal's status line while the agent waits, and when it changes."""
+"""The text of a terminal's status line while the agent is waiting, and when it changes."""
 
 import re
 
 from relight.base.text import format_duration
 
 _LEFT = re.compile(r"(?<=\(join timeout in )(?:(\d+) h ?)?(?:(\d+) min ?)?(?:(\d+) s)?(?=\)$)")
-"""The end of a line of core/group/group_messages."""
+"""The end of a line from core/group/group_messages."""
 _CLEAR, _DIM, _PLAIN = "\r\x1b[K", "\x1b[2m", "\x1b[0m"
 
 
 def line(what: str, waited_s: float, columns: int) -> str:
-    """Return the line, in one row of the terminal.
+    """Return the status line, which fits into one row of the terminal.
 
     Args:
-        what: the event that the agent waits for.
-        waited_s: time spent waiting so far.
+        what: the event that the agent is waiting for.
+        waited_s: how long it has been waiting so far.
         columns: the width of the terminal; 0 if unknown.
     """
     text = f"relight: {format_duration(waited_s)}: {what}"
     text = "".join(each if each.isprintable() else "?" for each in text)
-    most = (columns or 80) - 1  # in the last column, some terminals begin the next row
+    most = (columns or 80) - 1  # after the last column, some terminals start the next row
     return text if len(text) <= most else text[: max(most - 1, 0)] + "…"
 
 
 def drawn(text: str, *, coloured: bool) -> str:
-    """Return what to write to a terminal to show a line in place of the one that is there."""
+    """Return what to write to a terminal to replace its current line with another one."""
     return _CLEAR + (f"{_DIM}{text}{_PLAIN}" if coloured and text else text)
 
 
 def until_next(waited_s: float) -> float:
-    """Return in how many seconds the line changes."""
+    """Return how many seconds remain until the line changes."""
     return 1.0 - waited_s % 1.0
 
 
 def counted_down(text: str, passed_s: float) -> str:
-    """Return a line of `core/group/group_messages`, written some time ago, with the time that is
-    left now.
+    """Update the time left in a line from `core/group/group_messages` that was written some time
+    ago.
     """
 
     def now_left(match: "re.Match[str]") -> str:

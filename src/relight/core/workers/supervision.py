@@ -1,44 +1,47 @@
-"""The workers of one node through one generation: watch, stop, escalate.
+"""One node's workers during one generation: monitoring, stopping, escalation.
 
 States and transitions:
 
     RUNNING   all workers that have not ended are training
-      | one exits other than with 0, the agent gets a signal, or
-      | the coordinator stops the generation                   -> STOPPING
-      | the first or the last, while workers run that got the
-      | notice of a preemption and may be saving               -> SAVING
+      | one exits with a nonzero code, the agent receives a
+      | signal, or the coordinator stops the generation        -> STOPPING
+      | one exits with a nonzero code, or the coordinator stops
+      | the generation, while workers that were notified of a
+      | preemption are running and may be saving               -> SAVING
       | one fails, or the coordinator stops the generation,
       | and workers can stay; those that hang are killed       -> LEAVING
-      | the order comes to save a checkpoint and leave         -> SAVING
-      | the last one exits with 0                              -> ENDED
+      | the order to save a checkpoint and leave arrives       -> SAVING
+      | the last one exits with code 0                         -> ENDED
     LEAVING   workers leave the group and keep their process; others may fail
       | all of them have left it                               -> LEFT
-      | one exits with 0, the time is over, or the agent gets
-      | a signal                                               -> STOPPING
+      | one exits with code 0, the time limit passes, or the
+      | agent receives a signal                                -> STOPPING
       | the last one exits                                     -> ENDED
     LEFT      they wait for the next generation
       | it has formed, and missing workers are started         -> RUNNING
-      | one exits with 0, the agent gets a signal, or the
-      | coordinator stops them                                 -> STOPPING
+      | one exits with code 0, the agent receives a signal, or
+      | the coordinator stops them                             -> STOPPING
       | the last one exits                                     -> ENDED
-    SAVING    the same; one that fails does not cut short the saving of the others
-      | the agent gets a signal, or the coordinator stops them -> STOPPING
-      | after a notice: the last one that got it exits, or
-      | NOTICE_S is over; the coordinator does not stop them   -> STOPPING
+    SAVING    workers keep running; a failure of one does not cut the others' saving short
+      | the agent receives a signal, or the coordinator stops
+      | them                                                   -> STOPPING
+      | after a preemption notice: the last notified worker
+      | exits, or NOTICE_S passes (a stop order from the
+      | coordinator has no effect then)                        -> STOPPING
       | the last one exits                                     -> ENDED
-    STOPPING  the rest were asked to stop, by SIGTERM or by the signal that the agent got
-      | the grace time is over, or a second signal             -> KILLING
+    STOPPING  the rest received SIGTERM, or the signal that the agent received
+      | the grace time passes, or a second signal arrives      -> KILLING
       | the last one exits                                     -> ENDED
     KILLING   SIGKILL was sent to all of them and to everything that they started
       | the last one exits                                     -> ENDED
-      | a minute passes (a process in an uninterruptible call) -> ENDED; it is named
+      | a minute passes (a process in an uninterruptible call) -> ENDED; the process is reported
     any of these
-      | the spawner was lost: its workers count as killed      -> ENDED
+      | the spawner is lost, and its workers count as killed   -> ENDED
 
-Invariants (`check`): a worker exits once, and may be replaced from LEFT on; no worker is signalled
-after its exit; ENDED is final.
-The grace time starts once for all workers together. Deliberately not here: processes, time,
-restarts.
+Invariants (`check`): A worker exits once, and may be replaced from LEFT on. No worker is signalled
+after its exit. ENDED is final.
+All workers share one grace time. Processes, time and restarts are deliberately kept out of this
+module.
 """
 
 import signal
@@ -58,24 +61,24 @@ from relight.events.event_types import (
 )
 
 FOR_EVER = float("inf")
-"""The end of a lease that never expires, as in a job of one node."""
+"""The end of a lease that never expires, as in a single-node job."""
 UNKILLABLE_AFTER_S = 60.0
 """How long the agent waits for a process to exit after SIGKILL."""
 
 
 NOTICE_S = 120.0
-"""How long workers that got the notice of a preemption may save after another exited, unless
-the grace time is longer. By default, Slurm's notice comes so long before the end.
+"""How long workers that were notified of a preemption may save after another worker exited, unless
+the grace time is longer. By default, Slurm sends the notice this long before the end.
 """
 _LONGEST_S, _SHORTEST_S, _SHORTEST_REFUSED_S = 30.0, 10.0, 1.0
 
 
 def patience_s(grace_s: float, *, refused: bool) -> float:
-    """Return how long to wait for the workers' leftover processes after SIGKILL: the grace time,
-    within limits.
+    """Return how long to wait for the workers' leftover processes after SIGKILL. This is the grace
+    time, within limits.
 
-    The kernel may need seconds to free the memory of a large process, memory that the next worker
-    needs. Waiting for processes that can't be killed at all gains nothing.
+    The kernel may need seconds to free the memory of a large process, and the next worker needs
+    that memory. Waiting for processes that can't be killed at all would be useless.
 
     Args:
         grace_s: the grace time (--shutdown-timeout).
@@ -103,24 +106,24 @@ class SupervisionState(Enum):
 
 
 UNSTOPPED = SupervisionState.RUNNING, SupervisionState.SAVING
-"""The states in which no worker was asked to stop."""
+"""The states in which no worker has been asked to stop."""
 _STAYING = SupervisionState.LEAVING, SupervisionState.LEFT
-"""The states in which survivors keep their process without a group."""
+"""The states in which survivors keep their process outside of a group."""
 
 
 class SaveAndLeave(NamedTuple):
-    """Event: the order to save a checkpoint and leave."""
+    """Event: the workers are ordered to save a checkpoint and leave."""
 
 
 class Noticed(NamedTuple):
-    """Event: these workers got a signal that announces a preemption, and can handle it."""
+    """Event: these workers received a signal that announces a preemption, and can handle it."""
 
     local_ranks: Sequence[int]
 
 
 class SurvivorsLeave(NamedTuple):
-    """Event: the workers leave their group, and have `limit_s` seconds for it; one may be about to
-    be reported as failed. Those that are `hanging` can't, and are replaced.
+    """Event: the workers leave their group within `limit_s` seconds. One of them may be about to be
+    reported as failed. The `hanging` ones can't leave it, and are replaced.
     """
 
     limit_s: float
@@ -132,7 +135,7 @@ class SurvivorsLeft(NamedTuple):
 
 
 class WorkersReplaced(NamedTuple):
-    """Event: a new generation has formed; workers that had ended are started again."""
+    """Event: a new generation has formed, and workers that had ended are started again."""
 
 
 class Signal(NamedTuple):
@@ -155,19 +158,19 @@ class Supervision:
 
     Args:
         size: number of workers.
-        grace_s: seconds from asking workers to stop to killing them.
+        grace_s: seconds between asking workers to stop and killing them.
     """
 
     def __init__(self, size: int, grace_s: float) -> None:
         self.state = SupervisionState.RUNNING
         self.ends: dict[int, WorkerEnd] = {}
         self.received = 0
-        """The signal that the agent received, 0 for none."""
+        """The signal that the agent received, or 0."""
         self._size = size
         self._alive = dict.fromkeys(range(size))
         self._grace_s = grace_s
         self._noticed: set[int] = set()
-        """The workers that got the notice of a preemption."""
+        """The workers that were notified of a preemption."""
         self._hanging: tuple[int, ...] = ()
         """The workers that were killed so that the others can stay."""
         self._asked = 0
@@ -176,26 +179,26 @@ class Supervision:
 
     @property
     def alive(self) -> tuple[int, ...]:
-        """Local ranks of the workers that have not ended."""
+        """The local ranks of the workers that have not ended."""
         return tuple(self._alive)
 
     @property
     def failed(self) -> bool:
-        """Whether a worker ended other than with 0, or could not be ended at all."""
+        """Whether a worker ended with a nonzero exit code, or could not be ended at all."""
         return any(end.exitcode for end in self.ends.values()) or (
             self.state is SupervisionState.ENDED and bool(self._alive)
         )
 
     @property
     def may_leave(self) -> bool:
-        """Whether workers may leave their group: they run, and none may be saving."""
+        """Whether workers may leave their group: they are running, and none may be saving."""
         return self.state is SupervisionState.RUNNING and not self._noticed & self._alive.keys()
 
     def step(self, event: Event | SaveAndLeave | Noticed | Recovering, now: float) -> list[Effect]:
         """Process one event and return the effects.
 
-        Events that change nothing: anything after ENDED, a second exit of a worker, a Tick too
-        early.
+        The following have no effect: any event after ENDED, a second exit of the same worker, and
+        early Ticks.
         """
         if self.state is SupervisionState.ENDED:
             return []
@@ -208,7 +211,7 @@ class Supervision:
                     return self._stop_or_let_save(now)
                 if self._is_saving_after_notice and not self._noticed & self._alive.keys():
                     return self._become_stopping(int(signal.SIGTERM), now)
-                if not exitcode and self.state in _STAYING:  # the next group would lack it
+                if not exitcode and self.state in _STAYING:  # it would be missing in the next group
                     return self._become_stopping(int(signal.SIGTERM), now)
             case Noticed(local_ranks) if self.state is SupervisionState.RUNNING:
                 self._noticed.update(local_ranks)

@@ -1,8 +1,8 @@
-"""Decides which surviving ranks give their state to the ranks of the next generation.
+"""Decides which surviving ranks send their state to the ranks in the next generation.
 
 Ranks with the same shard of the state are replicas of each other. A rank may have finished a step
-in which another saw the failure, so survivors may be one step apart; shards of different steps
-never go together. A state without shards is a single shard, which each rank has.
+in which another rank saw the failure, so survivors may be one step apart. Shards from different
+steps are never combined. State without shards counts as a single shard that every rank has.
 """
 
 from collections.abc import Hashable, Sequence
@@ -12,11 +12,11 @@ from relight.base.text import format_ranks
 
 
 class RankState(NamedTuple):
-    """What a rank has, and what it needs.
+    """The state that a rank has, and the state that it needs.
 
     Args:
-        step: how many steps the state that it has kept has taken, or None if it has none.
-        held: the shard of that state.
+        step: the step of the state that the rank has kept, or None if it has no state.
+        held: the shard that it has kept.
         needed: the shard that belongs to its rank in the next generation.
     """
 
@@ -26,13 +26,13 @@ class RankState(NamedTuple):
 
 
 def latest_step(ranks: Sequence[RankState], only_lowest: bool = False) -> int | None:
-    """Return the highest step at which each shard has a survivor, or None if there is none.
+    """Return the highest step at which each shard has a survivor, or None if there is no such step.
 
     Args:
         ranks: the state of each rank.
-        only_lowest: whether only the step of the rank that is furthest behind counts, as a rank
-            may have taken a later one with undefined data from an aborted collective (NCCL). The
-            rank whose collective was aborted has not taken it.
+        only_lowest: whether to consider only the step of the rank that is furthest behind, because
+            another rank may have taken a later step with undefined data from an aborted collective
+            (NCCL). The rank whose collective was aborted has not taken that step.
     """
     needed = {each.needed for each in ranks}
     steps = {each.step for each in ranks if each.step is not None}
@@ -43,22 +43,23 @@ def latest_step(ranks: Sequence[RankState], only_lowest: bool = False) -> int | 
 
 
 def keeps(rank: RankState, step: int) -> bool:
-    """Return whether a rank has what it needs."""
+    """Return whether a rank already has the state that it needs."""
     return rank.step == step and rank.held == rank.needed
 
 
 def transfers(ranks: Sequence[RankState], step: int) -> list[tuple[int, int]]:
-    """Return who sends its shard to whom, in this order. A rank that has received a shard helps to
-    send it on, so the time grows with the logarithm of the number of new ranks.
+    """Return the pairs of sending and receiving ranks, in the order of transfer. A rank that has
+    received a shard sends it to other ranks, so the time grows logarithmically with the number of
+    new ranks.
 
     Args:
         ranks: the state of each rank.
-        step: that of `latest_step`.
+        step: the result of `latest_step`.
     """
     pairs: list[tuple[int, int]] = []
     for shard in dict.fromkeys(each.needed for each in ranks):
         waiting = [n for n, e in enumerate(ranks) if e.needed == shard and not keeps(e, step)]
-        # Ranks that keep the shard come first: they have it at hand until the end.
+        # Ranks that keep the shard come first, because they have it until the end.
         senders = [n for n, e in enumerate(ranks) if e.held == shard and keeps(e, step)]
         senders += [
             n for n, e in enumerate(ranks)
@@ -73,7 +74,7 @@ def transfers(ranks: Sequence[RankState], step: int) -> list[tuple[int, int]]:
 
 
 def why_lost(ranks: Sequence[RankState]) -> str:
-    """Return why the survivors can't give the state to all ranks."""
+    """Return why the survivors can't provide the state for all ranks."""
     held = {each.held for each in ranks if each.step is not None}
     missing = [rank for rank, each in enumerate(ranks) if each.needed not in held]
     if len(missing) == len(ranks):

@@ -1,10 +1,10 @@
-"""Shows the tracebacks with which workers of a node have ended: each once, with the ranks that had
-it, and none that the failure report shows anyway.
+"""Shows the fatal tracebacks of a node's workers. Each is shown once, with the ranks that had it,
+unless the failure report shows it anyway.
 
-Tracebacks are the same if their frames are, and their messages but for numbers, as addresses and
-ranks differ between workers that fail in the same way. The report shows a traceback if it has all
-its lines, except for those that are left out of long ones: frames of torch, and marks under the
-source. Loaded only after a failure.
+Two tracebacks are the same if their frames are the same and their messages differ only in numbers,
+because addresses and ranks differ between workers that fail in the same way. The report shows a
+traceback if it contains all of its lines, except those that are left out of long tracebacks (torch
+frames and marks under the source). Loaded only after a failure.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,12 +15,12 @@ from relight.core.diagnosis.traceback_lines import frame_of, is_marks, without_n
 from relight.core.diagnosis.tracebacks import last_raised
 
 _LONG = 25
-"""A traceback of more rows is shown without the frames of torch."""
+"""A traceback with more rows is shown without torch frames."""
 
 
 def split(held: bytes) -> tuple[tuple[str, ...], bytes]:
-    """Return the lines of the traceback at the beginning of a worker's last output, and the output
-    that follows it. An incomplete traceback yields no lines; everything counts as output.
+    """Return the lines of the traceback at the start of a worker's last output, and the output that
+    follows it. If the traceback is incomplete, there are no lines and everything counts as output.
     """
     raw = held.split(b"\n")
     lines, end = last_raised([line.decode(errors="replace") for line in raw])
@@ -31,11 +31,11 @@ def split(held: bytes) -> tuple[tuple[str, ...], bytes]:
 
 
 def grouped(tracebacks: Mapping[int, Sequence[str]], report: str) -> list[str]:
-    """Return a text for each distinct traceback that is missing from a report.
+    """Return the text of each distinct traceback that is missing from a report.
 
     Args:
-        tracebacks: the lines of each traceback, by rank.
-        report: the report, which is shown anyway; may be empty.
+        tracebacks: the lines of each rank's traceback.
+        report: the report that is shown anyway; may be empty.
     """
     shown = {_key(line) for line in report.split("\n")}
     groups: dict[tuple[str, ...], list[int]] = {}

@@ -1,8 +1,9 @@
-"""The command line and the environment of one worker: a pure function of the request and the
-worker's place.
+"""The command line and environment of one worker, as pure functions of the request and the worker's
+place.
 
-Both are torchrun's (torch 2.13), with one exception: in arguments, only `${local_rank}` is
-replaced. What else `string.Template` would replace, such as `$$` and `$local_rank`, stays as it is.
+They are the same as torchrun's (torch 2.13), with one exception: only `${local_rank}` is replaced
+in arguments. Other patterns that `string.Template` would replace, such as `$$` and `$local_rank`,
+are left unchanged.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,20 +31,23 @@ OF_ONE_WORKER = (
     "TORCHELASTIC_USE_AGENT_STORE",
     "TORCHELASTIC_ERROR_FILE",
 )
-"""Variables that differ between workers or generations."""
+"""Environment variables that differ between workers or generations."""
 FLAGS = "-uXfaulthandler"
-"""Options of workers' interpreters: unbuffered output, and the Python stack of a crash. An
-environment variable would also affect the programs that the worker starts. One word, like
-torchrun's `-u`, because scripts and wrappers count on the script's place in the command line.
+"""Interpreter options for workers: unbuffered output, and the Python stack after a crash.
+Environment variables would also affect the programs that the worker starts. This must be a single
+argument, like torchrun's `-u`, because scripts and wrappers rely on the script's position in the
+command line.
 """
 LAUNCH_PASSES = "launch passes --local-rank: add that name, or use --use-env and LOCAL_RANK"
-"""Remedy for a script that knows only the flag of the old torch.distributed.launch."""
+"""Remedy for a script that only supports the flag of the old torch.distributed.launch."""
 RECOVERY = "RELIGHT_RECOVERY"
-"""Set if ranks can keep their process: for how many seconds one whose collective has failed waits
-for its agent to say that another rank has.
+"""Set if ranks can keep their process. The value is how many seconds a rank whose collective has
+failed waits for its agent to report that another rank has failed.
 """
 _NOTICE_S, _NOTICE_OF_NODES_S = "5", "15"
-"""With several nodes, longer than a silent node is waited for by default (decisions/0027)."""
+"""With several nodes, this is longer than the default time to wait for a silent node
+(decisions/0027).
+"""
 _MACRO = "${local_rank}"
 _OF_AGENTS = ("RELIGHT_TOKEN", STATUS_TOKEN)
 """Variables hidden from the workers, because they are credentials of agents and users."""
@@ -52,9 +56,9 @@ _OF_AGENTS = ("RELIGHT_TOKEN", STATUS_TOKEN)
 class Command(NamedTuple):
     """Parameters common to all workers of this node.
 
-    `run_path` is what Python runs for `--run-path`: -c and a program;
-    `local_rank_argument` is set for `relight launch` without `--use-env`; `agent_store` tells
-    whether the agent serves MASTER_PORT.
+    `run_path` has the Python arguments for `--run-path`: -c and a program. `local_rank_argument` is
+    set for `relight launch` without `--use-env`. `agent_store` is set if the agent serves
+    MASTER_PORT.
     """
 
     spec: LaunchSpec
@@ -65,20 +69,20 @@ class Command(NamedTuple):
     local_rank_argument: bool
     agent_store: bool
     threads: int
-    """Value of OMP_NUM_THREADS; 0 leaves it unchanged."""
+    """The value of OMP_NUM_THREADS, or 0 to leave it unchanged."""
     timer_file: str
-    """The FIFO of the workers' timers, empty for none."""
+    """The FIFO for the workers' timers, or empty."""
     breakpoint: Mapping[str, str]
-    """The variables that let `breakpoint()` wait for relight debug."""
+    """The variables that make `breakpoint()` wait for relight debug."""
     host: str = ""
-    """Name of this machine, for the prefix of tee'd lines."""
+    """The name of this machine, for the prefix of tee'd lines."""
     tracking: Mapping[str, str] = {}
-    """The variables that name the run and its trackers."""
+    """The variables that identify the run and its trackers."""
 
 
 def why_all_restart(spec: LaunchSpec) -> str:
-    """Return why no rank of this job can keep its process when another one fails; empty if ranks
-    can.
+    """Return why this job's ranks can't keep their process when another rank fails, or an empty
+    string if they can.
     """
     if spec.health_check is not None:
         return "--health-check checks the node without workers"
@@ -100,8 +104,8 @@ def argv(command: Command, local_rank: int) -> tuple[str, ...]:
 
 
 def with_local_rank(argument: str, local_rank: int) -> str:
-    """Return an argument with `${local_rank}` replaced; `$${local_rank}` escapes it, as in
-    torchrun.
+    """Return an argument with `${local_rank}` replaced. As in torchrun, `$${local_rank}` is an
+    escaped `${local_rank}`.
     """
     if _MACRO not in argument:
         return argument
@@ -110,13 +114,15 @@ def with_local_rank(argument: str, local_rank: int) -> str:
 
 
 def instead_of(flag: str) -> str:
-    """Return what to do about a script that wants its local rank as an argument, and gets none."""
+    """Return what to do about a script that expects its local rank as an argument but doesn't get
+    it.
+    """
     return f"read LOCAL_RANK, or add {flag} '{_MACRO}' after the script"
 
 
 def same_local_rank(arguments: Sequence[str]) -> str:
-    """Return the argument that gives all workers the same local rank, such as `--local_rank 0`;
-    empty if none does.
+    """Return the argument that gives all workers the same local rank, such as `--local_rank 0`, or
+    an empty string.
     """
     for word, value in zip(arguments, (*arguments[1:], ""), strict=False):
         flag, joined, its_value = word.partition("=")
@@ -129,7 +135,7 @@ def same_local_rank(arguments: Sequence[str]) -> str:
 def common_variables(command: Command) -> dict[str, str]:
     """Return the part of the environment that is the same for all workers in all generations.
 
-    It may contain variables of one worker (`OF_ONE_WORKER`), if an outer launcher has set them.
+    It may contain variables for a single worker (`OF_ONE_WORKER`) if an outer launcher set them.
     """
     spec, env = command.spec, command.env
     result = dict(env.variables)
@@ -154,10 +160,10 @@ def common_variables(command: Command) -> dict[str, str]:
 def variables(
     command: Command, generation: Generation, assignment: Assignment, error_file: str
 ) -> dict[str, str]:
-    """Return the worker's whole environment.
+    """Return the worker's complete environment.
 
     Raises:
-        UsageError: if CUDA_VISIBLE_DEVICES lacks a device for this worker of
+        UsageError: if CUDA_VISIBLE_DEVICES lacks a device for this worker under
             `--virtual-local-rank`.
     """
     spec, env = command.spec, command.env
@@ -184,10 +190,11 @@ def variables_of_group(
 
 
 def prefix(command: Command, assignment: Assignment) -> bytes:
-    """Return the prefix of each tee'd line of a worker.
+    """Return the prefix of each tee'd line from a worker.
 
-    A template replaces torchrun's `[<role><local rank>]:`; it knows `${role_name}`, `${rank}`,
-    `${local_rank}` and `${hostname}`. As in torch 2.14, the flag goes before the variable.
+    A template replaces torchrun's `[<role><local rank>]:`. It supports `${role_name}`, `${rank}`,
+    `${local_rank}` and `${hostname}`. As in torch 2.14, the flag takes precedence over the
+    variable.
     """
     variable = command.env.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE")
     template = command.spec.log_line_prefix_template or variable

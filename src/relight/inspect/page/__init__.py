@@ -1,1 +1,1 @@
-"""The status page of a job, a separate process (`relight status --web`)."""
+"""A job's status page, served by a separate process (`relight status --web`)."""

@@ -1,14 +1,14 @@
-"""The access rules of the status page. No I/O.
+"""The access rules for the status page. No I/O.
 
-The page listens on TCP, so other users can connect, and a browser connects on behalf of any site
-that its user visits. So
-- a request that shows the job needs the page's token, unless the page is public. It is only
-  accepted in the header `Authorization`, as addresses get into logs and histories. The page gets
-  it from the part of its address that browsers do not send (`#token=`);
-- a request must name this server by an address, or by its own name; a name of another
-  site that resolves to this address (DNS rebinding) is refused;
-- a request that another site caused is refused, except for opening the page itself;
-- a request that acts on the job needs the page's token, and must come from the page itself.
+The page listens on TCP, so other users can connect to it, and a browser may connect on behalf of
+any site that its user visits. Therefore:
+- a request that shows the job must carry the page's token, unless the page is public. The token is
+  only accepted in the `Authorization` header, because URLs end up in logs and browser histories.
+  The page reads it from the URL fragment (`#token=`), which browsers do not send;
+- a request must name this server by an IP address or by the server's own name; a name of another
+  site that resolves to this address (DNS rebinding) is rejected;
+- a request initiated by another site is rejected, unless it opens the page itself;
+- a request that acts on the job must carry the token, and must come from the page itself.
 """
 
 import hmac
@@ -28,14 +28,15 @@ HEADERS = {
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
     "Cache-Control": "no-store",
 }
-"""Headers of every response. No script of another origin, none inside the page, no frame around it.
+"""Headers that are sent with every response. They forbid scripts from other origins, inline
+scripts, and framing.
 """
 _LOCAL = frozenset({"localhost", "localhost.localdomain"})
 _BEARER = "Bearer "
 
 
 class HttpRefusal(NamedTuple):
-    """Why a request is not answered: the status of HTTP, and a line for people."""
+    """The reason why a request is rejected: an HTTP status, and a message for the user."""
 
     status: int
     why: str

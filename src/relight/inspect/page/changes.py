@@ -1,8 +1,8 @@
-"""Deltas for browsers, so that 1,000 ranks are not sent every second.
+"""Computes deltas for browsers, so that 1,000 ranks are not sent every second.
 
-A look at a job is a JSON object. Its `ranks` are rows that begin with their rank, and its `events`
-are numbered by `n`, ascending; only new ones of both are sent. Other parts are sent whole if they
-differ.
+A snapshot of a job is a JSON object. Its `ranks` are rows that begin with the rank number, and its
+`events` are numbered by `n`, in ascending order; of these two, only new entries are sent. Other
+keys are sent whole if they have changed.
 """
 
 from typing import Any
@@ -11,11 +11,12 @@ ROWS, LINES = "ranks", "events"
 
 
 def changes(sent: dict[str, Any], look: dict[str, Any]) -> dict[str, Any]:
-    """Return the difference from `sent` to `look`; empty if they are equal.
+    """Return the changes from `sent` to `look`; empty if they are equal.
 
     Args:
-        sent: the browser's last look; initially empty, in which case the result has `full`.
-        look: the current look.
+        sent: the last snapshot that the browser received; initially empty, in which case the result
+            contains `full`.
+        look: the current snapshot.
     """
     new = {
         name: part

@@ -1,6 +1,6 @@
-"""The metrics of a job for Prometheus, by `prometheus-client`. docs/metrics.md lists them.
+"""A job's Prometheus metrics, exported with `prometheus-client`. docs/metrics.md lists them.
 
-Names and units are those that Prometheus asks for (https://prometheus.io/docs/practices/naming/).
+Names and units follow the Prometheus conventions (https://prometheus.io/docs/practices/naming/).
 """
 
 from collections import Counter
@@ -43,14 +43,14 @@ HELP = {
     "relight_recovery_seconds_mean": "Mean time from a failure until the workers went on.",
     "relight_between_failures_seconds_mean": "Mean time that workers ran, for each failure.",
 }
-"""All metrics with their help texts."""
+"""All metrics, with their help texts."""
 COUNTERS = frozenset({
     "relight_job_restarts", "relight_job_failures", "relight_host_failures",
     "relight_rank_cpu_seconds",
 })  # fmt: skip
-"""Metrics that only rise; for Prometheus, their names end with `_total`."""
+"""Metrics that only increase; in Prometheus, their names end in `_total`."""
 Samples = list[tuple[dict[str, str], float]]
-"""Labels and values."""
+"""Label sets, each with a value."""
 _STATES = ("waiting", "running", "stopping", "done", "succeeded", "failed", "cancelled", "lost")
 _RANK_STATES = ("running", "succeeded", "failed", "killed", "hung", "stopped", "unknown")
 
@@ -58,11 +58,11 @@ _RANK_STATES = ("running", "succeeded", "failed", "killed", "hung", "stopped", "
 def exposition(
     read: Callable[[], Reading], look: Callable[[], Sequence[Gpu]] = tuple
 ) -> tuple[str, bytes]:
-    """Return the content type and the text of the metrics of a job.
+    """Return the content type and body of a job's metrics.
 
     Args:
         read: returns the state of the job.
-        look: returns the GPUs of this host.
+        look: returns the GPUs on this host.
 
     Raises:
         UsageError: if prometheus-client is not installed.
@@ -81,13 +81,13 @@ def exposition(
 
 
 class _Collector:
-    """Adapts a reading for prometheus-client."""
+    """Adapts a reading to the prometheus-client interface."""
 
     def __init__(self, reading: Reading, gpus: Sequence[Gpu]) -> None:
         self._reading, self._gpus = reading, gpus
 
     def collect(self) -> Iterator[Any]:
-        """Yield the families of metrics that have samples."""
+        """Yield the metric families that have samples."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         own = labels_of(self._reading)
@@ -101,18 +101,20 @@ class _Collector:
 
 
 def labels_of(reading: Reading) -> dict[str, str]:
-    """Return the labels that all metrics of a job have."""
+    """Return the labels that are common to all metrics of a job."""
     job = reading.job.nodes[0]
     return {"job_name": job.name, "job_id": unique_id(job)}
 
 
 def unique_id(job: NodeSnapshot) -> str:
-    """Return a job id that is unique in a fleet, as pids are unique only on one host."""
+    """Return a job id that is unique across a fleet, because pids are only unique within one
+    host.
+    """
     return f"{job.id}@{job.host}"
 
 
 def families(reading: Reading) -> Iterator[tuple[str, Samples]]:
-    """Yield the metrics with known values, each with its samples."""
+    """Yield the metrics whose values are known, each with its samples."""
     job, state = reading.job.nodes[0], shown_state(reading)
     counted = Counter(state_of(rank, node).split(" ")[0] for node, rank in ranks_of(reading.job))
     info = {"run_id": job.run_id, "host": job.host, "role": job.role, "user": job.user}

@@ -1,8 +1,10 @@
-"""Traces and metrics of a job by OpenTelemetry (OTLP over HTTP), configured by its standard
-variables (https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/).
+"""Exports a job's traces and metrics with OpenTelemetry (OTLP over HTTP), configured through the
+standard variables
+(https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/).
 
-A job is a trace: a span for it, one below it for each generation, and one below that for each phase
-on each node. A span is sent when it has ended. The metrics have the names of `metrics`.
+A job is a trace. Its root span has a child span for each generation, which in turn has a child span
+for each phase on each node. Spans are sent when they end. Metrics have the same names as in
+`metrics`.
 """
 
 import logging
@@ -22,7 +24,7 @@ _PROTOCOL = "http/protobuf"
 
 
 def wanted(variables: Mapping[str, str]) -> tuple[str, ...]:
-    """Return those of TRACES and METRICS that the environment enables."""
+    """Return which of TRACES and METRICS the environment enables."""
     if variables.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return ()
     common = bool(variables.get("OTEL_EXPORTER_OTLP_ENDPOINT"))
@@ -37,12 +39,12 @@ def wanted(variables: Mapping[str, str]) -> tuple[str, ...]:
 def start(
     read: Callable[[], Reading], variables: Mapping[str, str], say: Callable[[str], None]
 ) -> Callable[[], None] | None:
-    """Start the exports that the environment configures; return a function that ends them, or None
-    without any.
+    """Start the exports that the environment configures. Return a function that stops them, or None
+    if nothing is configured.
 
     Args:
         read: returns the state of the job.
-        variables: the environment.
+        variables: the environment variables.
         say: prints a line.
     """
     signals = wanted(variables)
@@ -59,7 +61,7 @@ def start(
 
 
 class _Sender:
-    """Reads the job every second and passes changes to OpenTelemetry."""
+    """Reads the job every second and passes the changes to OpenTelemetry."""
 
     def __init__(
         self, read: Callable[[], Reading], signals: Iterable[str], say: Callable[[str], None]
@@ -84,7 +86,7 @@ class _Sender:
         self._thread.start()
 
     def close(self) -> None:
-        """Send the rest."""
+        """Export what has not been sent yet."""
         self._over.set()
         self._thread.join()
         if self._meters is not None:
@@ -113,11 +115,11 @@ class _Trace:
         self._job: Any = None
         self._generations: dict[int, Any] = {}
         self._sent: set[tuple[str, int, str, float]] = set()
-        """Phases: node, generation, name and beginning."""
+        """The phases, as node, generation, name and start time."""
         self._taken = 0.0
 
     def take(self, reading: Reading) -> None:
-        """Begin and end the spans that are new in this reading."""
+        """Begin and end spans according to a reading."""
         own = reading.job.nodes[0]
         self._taken = own.taken
         if self._job is None:
@@ -129,7 +131,7 @@ class _Trace:
             self._take_generation(row, after)
         for node, (bars, _) in reading.history.lanes.items():
             is_over = own.state == ENDED or reading.gone
-            # The phases of workers in a generation are known after its end.
+            # The phases of the workers in a generation are only known once it has ended.
             latest = max(bar.generation for bar in bars) + is_over
             self._take_phases(node, [bar for bar in bars if bar.generation < latest])
         if own.state == ENDED and own.exit_code:
@@ -178,7 +180,7 @@ class _Trace:
 
 
 def _meters(read: Callable[[], Reading], resource: Any) -> Any:
-    """Return the exporter of the metrics, with the interval of OTEL_METRIC_EXPORT_INTERVAL."""
+    """Return the metrics exporter, which uses the interval from OTEL_METRIC_EXPORT_INTERVAL."""
     from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
     from opentelemetry.metrics import Observation
     from opentelemetry.sdk.metrics import MeterProvider
@@ -204,7 +206,7 @@ def _meters(read: Callable[[], Reading], resource: Any) -> Any:
 
 
 class _FirstError(logging.Handler):
-    """Reports the first error of OpenTelemetry, such as a collector that does not answer."""
+    """Reports the first error from OpenTelemetry, such as a collector that does not respond."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         super().__init__(logging.WARNING)
@@ -212,7 +214,7 @@ class _FirstError(logging.Handler):
         self._told = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Report it."""
+        """Report the error."""
         if not self._told:
             self._told = True
             self._say(f"note: OpenTelemetry: {' '.join(record.getMessage().split())[:300]}")

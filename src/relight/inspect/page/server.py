@@ -1,15 +1,15 @@
-"""The server of a status page: HTTP for a few browsers, with Server-Sent Events for changes.
+"""The status page server: HTTP for a few browsers, with Server-Sent Events for changes.
 
-    GET  /           the page, /page.js and /page.css; without the token, no data of the job
-    GET  /stream     the job, then its changes every second (Server-Sent Events)
-    GET  /state      the job once, as JSON
+    GET  /           the page, with /page.js and /page.css; contains no job data without the token
+    GET  /stream     the job's state, then its changes every second (Server-Sent Events)
+    GET  /state      the job's state once, as JSON
     GET  /output     the end of a rank's output: ?rank=3&stream=stderr
-    GET  /metrics    for Prometheus
-    POST /stacks     stacks of the ranks on all nodes
+    GET  /metrics    metrics for Prometheus
+    POST /stacks     captures the stacks of the ranks on all nodes
     POST /cancel     stops the job like ctrl-C
 
-All but the first require the token; on a public page, only POST does. The job is read only on
-request. `access` decides which requests are answered.
+All but the first of these require the token; on a public page, only POST requests do. The job is
+only read when a request arrives. `access` decides which requests are answered.
 """
 
 import contextlib
@@ -30,17 +30,18 @@ from relight.inspect.page.changes import changes
 
 _EVERY_S = 1.0
 _ALIVE_S = 15.0
-"""Interval of keep-alives on an idle stream; proxies cut silent ones."""
+"""The interval between keep-alives on an idle stream; proxies close silent ones."""
 _LIMIT_S = 10.0
-"""Timeout of a client for sending its request and for reading the response."""
+"""How long a client may take to send its request, or to read the response."""
 _MOST_CONNECTIONS, _MOST_STREAMS = 64, 16
 _MOST_BODY = 4096
 _MOST_UNREAD, _LINGER_S = 1 << 20, 1.0
-"""Limit for the rest of a request that was answered before it was read. Closing the connection with
-unread data would make the client lose the answer (RFC 9112, 9.6).
+"""The limits for draining the rest of a request that was answered before it was fully read. If the
+server closed the connection while data was unread, the client would lose the response (RFC 9112,
+9.6).
 """
 _LAST_S = 1.0
-"""Timeout of streams for sending the last state of a job before the server closes."""
+"""How long streams may take to send the job's last state before the server closes."""
 _UNAUTHORIZED = 401
 _JSON, _TEXT = "application/json", "text/plain; charset=utf-8"
 _ASSETS = {
@@ -56,11 +57,11 @@ _STREAMS = ("stdout", "stderr", "combined")
 
 
 class Served(NamedTuple):
-    """The job behind a page: its data and its actions.
+    """The job that is being served: its data and its actions.
 
-    `look` returns the job as a JSON object; it may be called often and from any thread. `output`
-    takes a rank and a stream. `metrics` returns a content type and the text. `actions` are called
-    by their names, and return a text for people.
+    `look` returns the job as a JSON object; it may be called often, and from any thread. `output`
+    takes a rank and a stream. `metrics` returns a content type and a body. `actions` maps the name
+    of each action to a function that performs it and returns a message for the user.
     """
 
     look: Callable[[], dict[str, Any]]
@@ -75,12 +76,12 @@ class PageServer(ThreadingHTTPServer):
     Args:
         host: the address to listen on.
         port: the port; 0 means any free one.
-        token: required to read and to act; empty on a public page without actions.
-        served: the job.
-        is_public: whether anyone may read.
+        token: required to read and to act; empty for a public page without actions.
+        served: the job to serve.
+        is_public: whether reading requires no token.
 
     Raises:
-        OSError: if the port is taken, or the address does not belong to this machine.
+        OSError: if the port is in use, or the address does not belong to this machine.
     """
 
     daemon_threads = True
@@ -91,7 +92,7 @@ class PageServer(ThreadingHTTPServer):
     ) -> None:
         self.address_family, address = _resolved(host, port)
         self.token, self.served, self.is_public = token, served, is_public
-        folder = files("relight.inspect.page") / "assets"  # an upgrade may remove or replace it
+        folder = files("relight.inspect.page") / "assets"  # read now; an upgrade may replace it
         self.assets = {path: (folder / name).read_bytes() for path, (name, _) in _ASSETS.items()}
         self.names = _names(host)
         self.closing = threading.Event()
@@ -101,17 +102,17 @@ class PageServer(ThreadingHTTPServer):
 
     @property
     def port(self) -> int:
-        """The port that it listens on."""
+        """The port that the server listens on."""
         return int(self.server_address[1])
 
     def server_bind(self) -> None:
-        """Bind, without asking DNS for this machine's name as the base class does."""
+        """Bind without a DNS lookup of this machine's name, which the base class would do."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Begin a thread for a connection; close it if there are too many."""
+        """Start a thread for a connection, or close the connection if there are too many."""
         if not self._connections.acquire(blocking=False):
             self.shutdown_request(request)
             return
@@ -125,10 +126,10 @@ class PageServer(ThreadingHTTPServer):
             self._connections.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore a client that disconnected; `_Request` reports internal errors."""
+        """Ignore clients that disconnect; `_Request` reports internal errors."""
 
     def finish(self) -> None:
-        """Let streams send the last state of the job, and end them."""
+        """Have the streams send the job's last state, and end them."""
         self.closing.set()
         until = time.monotonic() + _LAST_S
         for _ in range(_MOST_STREAMS):
@@ -142,8 +143,8 @@ class _Request(BaseHTTPRequestHandler):
     server_version, sys_version = "relight", ""
 
     def handle_one_request(self) -> None:
-        """Handle a request if its head arrives in time, as a client that sends it byte by byte
-        would block its slot forever.
+        """Handle a request if its head arrives in time. Otherwise a client that sends it byte by
+        byte could occupy a connection slot forever.
         """
         self._head_limit = threading.Timer(_LIMIT_S, self._give_up)
         self._head_limit.daemon = True
@@ -154,7 +155,7 @@ class _Request(BaseHTTPRequestHandler):
             self._head_limit.cancel()
 
     def parse_request(self) -> bool:
-        """Parse the head. If it is malformed, send an error and return False."""
+        """Parse the request head. If it is malformed, send an error and return False."""
         try:
             is_parsed = super().parse_request()
         finally:
@@ -174,7 +175,7 @@ class _Request(BaseHTTPRequestHandler):
         return True
 
     def finish(self) -> None:
-        """Drain the rest of the request briefly, so that the client gets the answer."""
+        """Drain the rest of the request briefly, so that the client receives the response."""
         super().finish()
         with contextlib.suppress(OSError):
             self.connection.shutdown(socket.SHUT_WR)
@@ -189,7 +190,7 @@ class _Request(BaseHTTPRequestHandler):
             self.connection.shutdown(socket.SHUT_RDWR)
 
     def do_GET(self) -> None:
-        """Answer a read request."""
+        """Respond to a read request."""
         url = self._url
         headers, server = self._headers(), self.server
         refused = access.refusal_of_get(headers, server.names, url.path)
@@ -211,14 +212,14 @@ class _Request(BaseHTTPRequestHandler):
             self._refuse(access.HttpRefusal(404, "there is no such page"))
 
     def do_HEAD(self) -> None:
-        """Answer as to GET, without a body."""
+        """Respond as to a GET request, but without a body."""
         if self._url.path == "/stream":
             self._refuse(access.HttpRefusal(405, "GET only"))
         else:
             self.do_GET()
 
     def do_POST(self) -> None:
-        """Act on the job."""
+        """Perform an action on the job."""
         name = self._url.path.removeprefix("/")
         refused = access.refusal_of_post(self._headers(), self.server.names, self.server.token)
         action = self.server.served.actions.get(name)
@@ -241,16 +242,16 @@ class _Request(BaseHTTPRequestHandler):
             return b""
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Answer a malformed request in plain text, with the usual headers."""
+        """Respond to a malformed request in plain text, with the usual headers."""
         del explain
         self._refuse(access.HttpRefusal(code, message or "this can't be served"))
 
     def version_string(self) -> str:
-        """Return the name of this server, without versions."""
+        """Return this server's name, without versions."""
         return self.server_version
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Log nothing, as the terminal belongs to the job."""
+        """Log nothing, because the terminal belongs to the job."""
 
     def _headers(self) -> dict[str, str]:
         return {name.lower(): value for name, value in self.headers.items()}
@@ -285,7 +286,7 @@ class _Request(BaseHTTPRequestHandler):
             self._head(200, "text/event-stream")
             self._send_changes()
         except OSError:
-            pass  # the browser is gone
+            pass  # the browser has disconnected
         finally:
             self.server.streams.release()
 
@@ -293,7 +294,7 @@ class _Request(BaseHTTPRequestHandler):
         sent: dict[str, Any] = {}
         quiet_s, closing = 0.0, False
         while not closing:
-            closing = self.server.closing.is_set()  # then this is the last round
+            closing = self.server.closing.is_set()  # if set, this is the last iteration
             look = self.server.served.look()
             new = changes(sent, look)
             sent = look
@@ -310,7 +311,7 @@ class _Request(BaseHTTPRequestHandler):
         self._answer(refused.status, _TEXT, f"{refused.why}\n".encode())
 
     def _answer(self, status: int, kind: str, body: bytes) -> None:
-        with contextlib.suppress(OSError):  # the browser is gone
+        with contextlib.suppress(OSError):  # the browser has disconnected
             self._head(status, kind, len(body))
             if self.command != "HEAD":
                 self.wfile.write(body)
@@ -335,6 +336,6 @@ def _resolved(host: str, port: int) -> tuple[socket.AddressFamily, Any]:
 
 
 def _names(host: str) -> frozenset[str]:
-    """Return the names by which this server may be addressed, in addition to IP addresses."""
+    """Return the names by which clients may address this server, in addition to IP addresses."""
     own = socket.gethostname()
     return frozenset(name.lower() for name in (host, own, socket.getfqdn(own)) if name)

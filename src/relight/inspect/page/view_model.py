@@ -1,6 +1,6 @@
-"""The content of a status page at one moment, as a JSON object; `page.js` draws it.
+"""The content of a status page at one point in time, as a JSON object; `page.js` renders it.
 
-Secrets in texts of the job are redacted (base/redaction). Pure.
+Secrets in the job's text are redacted (base/redaction). Pure.
 """
 
 from collections import deque
@@ -31,18 +31,19 @@ from relight.events.event_lines import INTERNAL, Line, shown
 from relight.host.gpus import GpuUse
 
 LOST = "lost"
-"""The state of a job whose agent was killed and left no record."""
+"""The state of a job whose agent was killed without leaving a record."""
 _STOPPED = (exit_code_of_signal(SIGTERM), exit_code_of_signal(SIGINT))
 _MOST_EVENTS = 1000
 _MOST_BARS, _MOST_MARKS, _MOST_FAILURES, _MOST_GENERATIONS = 2000, 500, 50, 200
 _MOST_TEXT = 2000
 _RECOVERED_S = 60.0
-"""After this time, a restarted job whose steps are unknown counts as recovered."""
+"""After this many seconds, a restarted job that reports no steps counts as recovered."""
 
 
 class Reading(NamedTuple):
-    """A reading of a job. `answers` if its agent answers or it ended; `gone` if it was killed.
-    `gpus` is what processes of this machine use of its GPUs, by pid.
+    """A job's state at one point in time. `answers` is set if its agent responds or the job has
+    ended, and `gone` if the agent was killed. `gpus` maps the pids of processes on this machine to
+    their GPU usage.
     """
 
     job: WholeJob
@@ -54,16 +55,16 @@ class Reading(NamedTuple):
 
     @property
     def is_over(self) -> bool:
-        """Whether the job is over."""
+        """Whether the job has ended."""
         return self.gone or self.job.nodes[0].state == ENDED
 
 
 def look(reading: Reading, actions: Iterable[str]) -> dict[str, Any]:
-    """Return the content of the page.
+    """Return the content of the status page.
 
     Args:
-        reading: from at least one node.
-        actions: the page's actions.
+        reading: the job's state; it covers at least one node.
+        actions: the actions that the page offers.
     """
     own = reading.job.nodes[0]
     lanes, generations, failures = reading.history
@@ -96,10 +97,10 @@ def look(reading: Reading, actions: Iterable[str]) -> dict[str, Any]:
 
 
 class Events:
-    """The events of all nodes of a job in order of arrival, numbered for the page.
+    """The events from all nodes of a job in order of arrival, numbered for the page.
 
     Args:
-        most: number of events to keep.
+        most: how many events to keep.
     """
 
     def __init__(self, most: int = _MOST_EVENTS) -> None:
@@ -107,7 +108,7 @@ class Events:
         self._count = 0
 
     def add(self, node: str, line: Line) -> None:
-        """Add an event of a node."""
+        """Add an event from a node."""
         self._count += 1
         text = shown(line).removeprefix(line.name).strip()
         self._kept.append(
@@ -121,7 +122,7 @@ class Events:
 
 
 def shown_state(reading: Reading) -> str:
-    """Return the state of the job in a word."""
+    """Return the job's state as a single word."""
     own = reading.job.nodes[0]
     if own.state == ENDED:
         ends = {EXIT_OK: "succeeded", **dict.fromkeys(_STOPPED, "cancelled")}
@@ -180,8 +181,8 @@ def _notice(reading: Reading, state: str) -> tuple[str, str]:
 
 
 def _has_recovered(reading: Reading) -> bool:
-    """Return whether the workers of the latest generation make progress: they have reported a step,
-    or have run for a while.
+    """Return whether the workers in the latest generation are making progress: they have reported a
+    step, or have been running for a while.
     """
     own, generations = reading.job.nodes[0], reading.history.generations
     if own.state == RUNNING and any(
@@ -212,8 +213,9 @@ def _goodput(account: Account | None) -> dict[str, Any] | None:
 
 
 def _row(node: NodeSnapshot, rank: RankSnapshot, reading: Reading) -> list[Any]:
-    """Return a row of the table, in the order of COLUMNS in page.js. For a rank that has ended,
-    resource usage is the last known, from the time after the line.
+    """Return a table row, in the order of COLUMNS in page.js. For a rank that has ended, resource
+    usage is the last known value, and the field after its last line of output says when it was
+    measured.
     """
     use, pace = rank.use, reading.rates.of(node, rank)
     is_here = node is reading.job.nodes[0] and rank.exitcode is None
@@ -230,7 +232,7 @@ def _row(node: NodeSnapshot, rank: RankSnapshot, reading: Reading) -> list[Any]:
 
 
 def state_of(rank: RankSnapshot, node: NodeSnapshot) -> str:
-    """Return the state of a rank in a word, sometimes followed by the cause of its end."""
+    """Return the state of a rank as a word, which may be followed by the reason why it ended."""
     if rank.exitcode is None:
         return "running" if node.exit_code is None else "unknown"
     if rank.stop_signal and rank.rank not in node.blamed:
@@ -239,11 +241,11 @@ def state_of(rank: RankSnapshot, node: NodeSnapshot) -> str:
         return "hung"
     if rank.exitcode < 0:
         return f"killed ({signal_name(-rank.exitcode)})"
-    failed = rank.exitcode or rank.rank in node.blamed  # a blamed rank left too early
+    failed = rank.exitcode or rank.rank in node.blamed  # a blamed rank exited too early
     return f"failed ({rank.exitcode})" if failed else "succeeded"
 
 
 @lru_cache(maxsize=8192)
 def hidden(text: str) -> str:
-    """Return a text with secrets redacted, cut if it is very long."""
+    """Redact secrets in a text, and cut it if it is very long."""
     return redaction.redact_text(text[:_MOST_TEXT])

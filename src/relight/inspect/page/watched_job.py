@@ -1,5 +1,5 @@
-"""Reads a job for its page: from the sockets of its agents, at most once a second, however many
-browsers ask.
+"""Reads a job's state for its page from its agents' sockets, at most once a second, no matter how
+many browsers request it.
 """
 
 import threading
@@ -22,19 +22,19 @@ from relight.processes.running_jobs import JobDirectory
 
 _EVERY_S = 0.9
 _SHARE = 4.0
-"""Inverse of the share of time spent on readings; reading 1,000 ranks takes 0.3 s."""
+"""The inverse of the largest share of time spent on reading; reading 1,000 ranks takes 0.3 s."""
 _GPUS_EVERY_S = 3.0
 _MOST_RECORDS = 2000
-"""Events of a node kept for its lane: a generation of eight workers has twenty."""
+"""How many events are kept per node for its lane; a generation of eight workers has twenty."""
 
 
 class WatchedJob:
-    """A job of `relight run` on this machine.
+    """A job that was started with `relight run` on this machine.
 
     Args:
         jobs: this user's jobs.
-        job: its id.
-        actions: the page's actions.
+        job: the job's id.
+        actions: the actions that the page offers.
 
     Raises:
         UsageError: if the job is unknown.
@@ -65,14 +65,14 @@ class WatchedJob:
             return self._look
 
     def reading(self, *, now: bool = False) -> Reading:
-        """Return the state of the job; with `now`, read it first."""
+        """Return the job's state; with `now`, read it first."""
         with self._lock:
             self._next_at = 0.0 if now else self._next_at
             self._read()
             return self._reading
 
     def output(self, rank: int, stream: str) -> str:
-        """Return the end of a rank's output that its agent still holds."""
+        """Return the end of a rank's output, as far as its agent still has it."""
         for number, node in enumerate(self.reading().job.nodes):
             for each in node.ranks:
                 if each.rank == rank:
@@ -94,7 +94,7 @@ class WatchedJob:
         own = before.job.nodes[0]
         if self._look and (own.state == ENDED or before.gone):
             return
-        is_new = self._ask_events()  # first, as the last snapshot exists once no agent answers
+        is_new = self._ask_events()  # first: the last snapshot appears once no agent responds
         found = self._jobs.find_whole(self.job)
         gone = found is None and not agent_processes.lives(own.pid)
         job = found or before.job
@@ -116,7 +116,7 @@ class WatchedJob:
         self._reading = Reading(job, self._rates, history, found is not None, gone, uses)
 
     def _ask_events(self) -> bool:
-        """Read new events; return whether there were any."""
+        """Read new events, and return whether there were any."""
         own = self._reading.job.nodes[0]
         number = min((node.number for node in self._nodes.values()), default=0)
         if own.nodes > 1:
@@ -133,8 +133,8 @@ class WatchedJob:
 
 
 class _LatestGpus:
-    """What processes use of the GPUs, as of a few seconds ago: asking for it takes a second on some
-    machines, and is done in a thread while somebody looks.
+    """The GPU usage of processes, as of a few seconds ago. A query takes a second on some machines,
+    so it runs in a thread, and only while a browser is connected.
     """
 
     def __init__(self) -> None:
@@ -143,7 +143,7 @@ class _LatestGpus:
         self._next_at = 0.0
 
     def uses(self, pids: Sequence[int]) -> Mapping[int, GpuUse]:
-        """Return the latest uses; ask for those of these processes if that was some time ago."""
+        """Return the latest usage, and query it again for these processes if it is too old."""
         is_asking = self._thread is not None and self._thread.is_alive()
         if not is_asking and time.monotonic() >= self._next_at:
             self._next_at = time.monotonic() + _GPUS_EVERY_S
@@ -157,15 +157,15 @@ class _LatestGpus:
 
 
 class _NodeSeen:
-    """The events read from one node."""
+    """The events that have been read from one node."""
 
     def __init__(self) -> None:
         self.records: list[TimedEvent] = []
         self.number = 0
-        """The number of the latest event."""
+        """The number of the latest event that was read."""
 
     def take(self, lines: Iterable[str]) -> Iterator[event_lines.Line]:
-        """Keep new lines, and yield them."""
+        """Record new lines, and yield them."""
         for text in lines:
             line = event_lines.read(text)
             number = fields.decode(text).get("n") if line is not None else None
@@ -180,8 +180,9 @@ class _NodeSeen:
 
 
 def _with_last_of_others(own: NodeSnapshot, before: WholeJob) -> WholeJob:
-    """Return a job that has ended here, with the last snapshots of its other nodes, which are no
-    longer asked. If the job succeeded, so did all ranks; otherwise their outcome is unknown.
+    """Return a job that has ended on this node, with the last snapshots of its other nodes, which
+    are no longer queried. If the job succeeded, so did all ranks; otherwise the outcome of the
+    other nodes' ranks is unknown.
     """
     ended = EXIT_OK if own.exit_code == EXIT_OK else None
     others = [
