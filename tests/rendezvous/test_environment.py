@@ -5,6 +5,7 @@ Kubernetes are as the controllers render them: no API server runs here.
 """
 
 from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -337,8 +338,11 @@ def test_pod_without_domain_reports_missing_service(monkeypatch: pytest.MonkeyPa
     assert any("headless Service" in note for note in notes)
 
 
-def test_verbose_shows_source_of_each_value() -> None:
+def test_verbose_shows_source_of_each_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """-v has a line for each value, those of flags and PET_ variables too."""
+    monkeypatch.setenv("HOME", str(tmp_path))  # a token there would be one more
     _, notes = resolve({**STEP, "PET_NNODES": "2:4"}, "-v", "--rdzv-id=mine")
     lines = [note for note in notes if ", from " in note]
     assert lines == [

@@ -28,6 +28,8 @@ _MAX_ADDRESSES = 8
 _NAME_S = 0.4
 _ANSWER_S = 0.4
 """Shares of the time limit for the name lookup and for the answer; connecting gets the rest."""
+_SPARE_S = 1.0
+"""Spare time for a thread whose calls have time limits of their own."""
 _TRACE_PORT = 33434
 """No program listens on this port, so a machine that is up refuses connections (traceroute(8))."""
 
@@ -176,8 +178,8 @@ def _connect_to_all(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()  # each of its calls has a time limit
-    return tuple(found[address] for address in addresses)
+        thread.join(_left_s(end + _SPARE_S))
+    return tuple(found.get(each) or EndpointAnswer(each, SILENT, False) for each in addresses)
 
 
 def _attempt(address: str, port: int, end: float, answer_s: float) -> EndpointAnswer:
