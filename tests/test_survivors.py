@@ -256,6 +256,7 @@ from relight.worker import progress, recoverable
 
 torch.manual_seed(1)
 layers = torch.nn.Linear(64, 64), torch.nn.BatchNorm1d(64), torch.nn.Linear(64, 64)
+layers[1].register_buffer("after", torch.zeros(1))  # written to after the optimizer's step
 model = torch.nn.Sequential(*layers)
 optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 done = 0
@@ -282,6 +283,8 @@ def train(generation):
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+        with torch.no_grad():
+            layers[1].after += 1
         done += 1
         progress(done)
         print(rank, "step", done, loss.item().hex(), flush=True)
@@ -291,7 +294,7 @@ def train(generation):
 train()
 total = sum(each.double().sum().item() for each in model.parameters())
 print(rank, "weights", total.hex(), flush=True)
-print(rank, "batches", layers[1].num_batches_tracked.item(), flush=True)
+print(rank, "batches", layers[1].num_batches_tracked.item(), layers[1].after.item(), flush=True)
 dist.destroy_process_group()
 """
 
@@ -420,7 +423,6 @@ weight = torch.nn.Parameter(torch.zeros(1))
 weight.grad = torch.ones(1)
 optimizer = torch.optim.SGD([weight], lr=1.0)
 watch = recovery._Watch(page)
-watch.pause()
 watch.generation = Generation(False)
 watch.hook_optimizers()
 optimizer.step()

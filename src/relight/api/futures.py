@@ -154,7 +154,8 @@ class Future(concurrent.futures.Future[Any]):
             elif not self.done():
                 self._take(self._job, status)
         except Exception as error:
-            if not (isinstance(error, MachineError) and self.handle):  # the scheduler may recover
+            # The scheduler, or this machine, may recover.
+            if not (isinstance(error, MachineError | OSError) and self.handle):
                 self.set_exception(error)
         finally:
             self._lock.release()
@@ -223,8 +224,8 @@ def _look(scheduler: str, futures: Sequence[Future]) -> bool:
     ids = {future.handle: find_job(future.handle).app_id for future in futures if future.handle}
     try:
         found = futures[0].runner.scheduler(scheduler).status([*ids.values()]) if ids else {}
-    except RelightError:
-        return False  # the scheduler may recover
+    except Exception:  # this thread serves all futures; the scheduler may recover
+        return False
     changes = [future.update(found.get(ids.get(future.handle, ""))) for future in futures]
     return any(changes)
 

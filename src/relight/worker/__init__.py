@@ -118,6 +118,8 @@ def progress(step: int, total: int | None = None) -> None:
         raise ValueError(f"total {total} is not between 0 and 2**62")
     if replicas._unshared is not None:
         replicas.check_shared()
+    if replicas.current is not None:
+        replicas.current.before_step()  # buffers that were written to after the optimizer's step
     page = _page or _open()
     if total is not None:
         page[TOTAL] = total

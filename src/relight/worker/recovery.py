@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 
 from relight.core.diagnosis import blame
 from relight.core.workers import shared_words as words
+from relight.worker import replicas
 from relight.worker.replicas import Generation
 
 T = TypeVar("T")
@@ -74,12 +75,16 @@ def run(page: memoryview, function: Callable[[Generation], T]) -> T:
     gc.freeze()
     try:
         while True:
-            watch.generation = generation = Generation(has_survived)
-            watch.hook_optimizers()
+            watch.generation = generation = Generation(
+                has_survived, watch.hook_optimizers, keeps_buffers=watch.has_stepped
+            )
+            replicas.current = generation
             try:
                 result = function(generation)
             except Exception as error:
-                if not (_is_of_group(error) and _is_told(page)):
+                # Code that used the undefined data of an aborted collective may raise anything.
+                is_victim = watch.has_aborted and _must_leave(page)
+                if not (is_victim or (_is_of_group(error) and _is_told(page))):
                     raise
             else:
                 # The order matters: this rank sets INSIDE before it reads LEAVE. The agent writes
@@ -90,13 +95,15 @@ def run(page: memoryview, function: Callable[[Generation], T]) -> T:
                     return result
                 page[words.INSIDE] = 1
                 del result
+            addresses = watch.pause()
             generation.broke()
-            _leave(page, watch.pause())
+            _leave(page, addresses)
             _join(page)
             has_survived = True
             watch.resume()
     finally:
         watch.end()
+        replicas.current = None
         if not was_frozen:  # a warm worker's objects were frozen before
             gc.unfreeze()
 
@@ -165,7 +172,7 @@ class _Watch:
         self._page = page
         self.generation: Generation | None = None
         self._hook: Any = None
-        self._has_stepped = False
+        self.has_stepped = False
         """Whether an optimizer has called the hook. Only torch's optimizers do."""
         self._lock = threading.Lock()
         """Held while connections are being closed, and while the thread must not close any."""
@@ -176,6 +183,10 @@ class _Watch:
         failed node.
         """
         self._has_read = False
+        self._is_captured = False
+        """Whether a CUDA graph contains a step of an optimizer: replaying it skips the hook."""
+        self.has_aborted = False
+        """Whether the collectives of this generation may have left undefined data."""
         threading.Thread(target=self._run, name="relight recovery", daemon=True).start()
 
     def pause(self) -> Collection[bytes]:
@@ -190,7 +201,7 @@ class _Watch:
     def resume(self) -> None:
         """Watch the next group."""
         with self._lock:
-            self._paused = False
+            self._paused = self.has_aborted = False
 
     def end(self) -> None:
         """End the thread and remove the hook."""
@@ -211,16 +222,18 @@ class _Watch:
         The process runs ahead of its GPU. The optimizer's kernels would be queued behind a
         collective that NCCL aborts, which leaves undefined data and reports no error.
         """
-        self._has_stepped = True
+        self.has_stepped = True
         if has_nccl():
             cuda = sys.modules["torch"].cuda
             if cuda.is_current_stream_capturing():
+                self._is_captured = True
                 return
             cuda.current_stream().synchronize()
-        if _must_leave(self._page):
+        if _must_leave(self._page) and not self._paused:
             raise GroupBrokenError("another rank has failed; this step will be repeated")
         if self.generation is not None:
             self.generation.before_step()
+            self.generation.optimizer_steps += 1
 
     def _run(self) -> None:
         looks = 0
@@ -234,8 +247,10 @@ class _Watch:
                 else:
                     # Without the hook, an aborted collective could be mistaken for a successful
                     # one.
-                    is_safe = self._has_stepped or not self._page[words.FIRST_AT]
-                    if is_safe and looks % _LOOKS == 0:
+                    is_training = self.generation is not None and self.generation.is_complete
+                    is_safe = (self.has_stepped and not self._is_captured) or not is_training
+                    if is_safe and looks % _LOOKS == 0 and has_nccl():
+                        self.has_aborted = True
                         abort_nccl()
                     looks += 1
                     # The script may have created more groups since then. Try the known addresses
@@ -257,10 +272,10 @@ def _distributed() -> Any:
 
 def has_nccl() -> bool:
     """Return whether a process group uses NCCL."""
-    dist = _distributed()
-    if dist is None:
+    c10d = sys.modules.get("torch.distributed.distributed_c10d")
+    if c10d is None:  # a torch without support for distributed training lacks it
         return False
-    configs = list(dist.distributed_c10d._world.pg_backend_config.values())
+    configs = list(c10d._world.pg_backend_config.values())
     return any("nccl" in config for config in configs)
 
 

@@ -8,7 +8,7 @@ already imported it.
 import hashlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from relight.core.workers import surviving_state
@@ -19,6 +19,9 @@ _unshared: "Generation | None" = None
 
 _kept: "_State | None" = None
 """The state that this process had when its last group broke, kept until it is shared."""
+
+current: "Generation | None" = None
+"""The generation in which a recoverable function runs."""
 
 _has_begun = False
 """Whether this process has received the state of the others, or has found out that it is lost."""
@@ -45,9 +48,16 @@ class Generation:
 
     Args:
         has_survived: whether this process was in the previous group.
+        on_share: called when the state is about to be shared: by then torch is imported.
+        keeps_buffers: whether each step of the optimizer is known.
     """
 
-    def __init__(self, has_survived: bool) -> None:
+    def __init__(
+        self,
+        has_survived: bool,
+        on_share: Callable[[], None] = lambda: None,
+        keeps_buffers: bool = False,
+    ) -> None:
         global _unshared
         self.has_survived = has_survived
         """Whether this process has run the function before, so that its model is trained."""
@@ -57,8 +67,12 @@ class Generation:
         """How often ranks were restarted after a failure."""
         _unshared = self if has_survived else None
         self._objects: tuple[Stateful, ...] = ()
+        self._on_share = on_share
         self._buffers: list[_Buffer] = []
-        self._is_complete = False
+        self._keeps_buffers = keeps_buffers
+        self.optimizer_steps = 0
+        """How many steps torch's optimizers have taken since the state was shared."""
+        self.is_complete = False
         """Whether this rank has the state of a single step, either shared or restored."""
         self._shared: tuple[int, list[int]] | None = None
         """The step that was shared, and how often torch had written to each shard up to then."""
@@ -116,11 +130,18 @@ class Generation:
                     raise offer.error
             self._objects = objects
             ranks = [offer.state for offer in offers]
+            self._on_share()
             has_nccl = "nccl" in dist.get_backend_config()
             chosen = surviving_state.latest_step(ranks, only_lowest=has_nccl)
             if chosen is not None:
                 if len({offer.structure for offer in offers if offer.state.step == chosen}) > 1:
                     raise TypeError("share() needs the same model and optimizer in all ranks")
+                if len({offer.steps for offer in offers if offer.state.step == chosen}) > 1:
+                    _kept, _has_begun = None, True
+                    raise StateLostError(
+                        f"optimizers took a different number of steps on ranks at step {chosen}: "
+                        "load a checkpoint in all ranks and call generation.restored()"
+                    )
                 _exchange(objects, own, new, ranks, chosen)
             elif any(offer.has_begun for offer in offers):
                 _kept, _has_begun = None, True
@@ -139,18 +160,21 @@ class Generation:
 
     def before_step(self) -> None:
         """Keep the buffers, such as BatchNorm's running averages, for the step that the optimizer
-        takes.
+        takes, or has taken.
         """
+        self._keeps_buffers = True
         for buffer in self._buffers:
             buffer.keep()
 
     def broke(self) -> None:
         """Record that the group has failed. The state must not change until it is shared."""
         global _kept, _unshared
-        for buffer in self._buffers:  # the failed step has written to them
+        # The failed step has written to them. If nobody reports steps, others may have as well.
+        for buffer in self._buffers if self._keeps_buffers else ():
             buffer.put_back()
-        if self._is_complete and self._objects:
+        if self.is_complete and self._objects:
             _kept = _State(self._objects)
+            _kept.steps = self.optimizer_steps
             _kept.meshes.clear()  # they keep the groups alive
             if self._shared is not None and self._shared[1] != _kept.shard_versions():
                 _kept.trained_since = self._shared[0]
@@ -176,7 +200,8 @@ class Generation:
         checkpoint.
         """
         global _has_begun, _kept, _unshared
-        self._is_complete, self._shared = True, None
+        self.is_complete, self._shared = True, None
+        self.optimizer_steps = 0
         modules: list[Any] = [each for each in self._objects if hasattr(each, "named_buffers")]
         self._buffers = [_Buffer(tensor) for module in modules for tensor in module.buffers()]
         _kept, _has_begun = None, True
@@ -220,6 +245,7 @@ class _Offer(NamedTuple):
         state: what it has and what it needs.
         structure: the same in all ranks, unless they have different models.
         step: its step, even if it has kept no state.
+        steps: how many steps torch's optimizers have taken since the state was last shared.
         has_begun: whether it has received the state of the others, or has found out that it is
             lost.
         error: why it can't share its state.
@@ -228,6 +254,7 @@ class _Offer(NamedTuple):
     state: RankState
     structure: str
     step: int
+    steps: int
     has_begun: bool
     error: Exception | None
 
@@ -257,7 +284,8 @@ def _offer(
             "keep the step outside of the function"
         )
     state = RankState(step if own else None, own.shard if own else None, new.shard)
-    return _Offer(state, own.structure if own else "", step, _has_begun, error), own, new
+    structure, steps = (own.structure, own.steps) if own else ("", 0)
+    return _Offer(state, structure, step, steps, _has_begun, error), own, new
 
 
 class _Layout(NamedTuple):
@@ -296,6 +324,8 @@ class _State:
         """The state of each object, with slots in place of its tensors."""
         self.versions = [tensor._version for tensor in self.tensors]
         """How often torch has written to each tensor."""
+        self.steps = 0
+        """How many steps torch's optimizers had taken since it was shared."""
         self.trained_since: int | None = None
         """A step that this state is known to be past."""
 

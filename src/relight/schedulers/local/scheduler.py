@@ -54,7 +54,7 @@ class Local(ProcessScheduler):
         for role in app.roles:
             for number, folder in enumerate(body["role_log_dirs"][role.name]):
                 replica = _replica(role, number, folder, body, environment, cfg)
-                if devices is not None:
+                if devices is not None and "CUDA_VISIBLE_DEVICES" not in role.env:
                     own = [devices.pop(0) for _ in range(max(0, role.resource.gpu))]
                     replica["env"]["CUDA_VISIBLE_DEVICES"] = ",".join(own)
                 body["role_params"].setdefault(role.name, []).append(replica)

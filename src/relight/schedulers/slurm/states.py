@@ -111,7 +111,7 @@ def query(app_ids: Sequence[str]) -> Jobs:
     if not ids:
         return {}
     whole_jobs = dict.fromkeys(array_of(app_id)[0] for app_id in ids)
-    found = _chosen(ids, _squeue([f"--jobs={','.join(whole_jobs)}"]))
+    found = _chosen(ids, _squeue(["--array", f"--jobs={','.join(whole_jobs)}"]))
     missing = [app_id for app_id in ids if app_id not in found]
     if not missing:
         return found
@@ -230,7 +230,7 @@ def unavailable(process: "subprocess.CompletedProcess[str]") -> MachineError | N
 
 def _squeue(choice: Sequence[str]) -> Jobs:
     form = ",".join(f"{name}:{width}" for name, width in _FIELDS)
-    flags = ["--noheader", "--all", "--states=all", "--array", f"--Format={form}"]
+    flags = ["--noheader", "--all", "--states=all", f"--Format={form}"]
     process = run(["squeue", *flags, *choice])
     if process.returncode and "Invalid job id" in process.stderr:
         return {}
