@@ -62,7 +62,7 @@ def test_components_as_table_json_flags_and_source(here: Command, place: Path) -
     assert one == next(each for each in shown if each["name"] == "utils.echo")
     assert one["parameters"][0] == {
         "name": "msg", "flags": ["--msg"], "type": "str", "required": False,
-        "default": "hello world", "help": "what to print",
+        "default": "hello world", "help": "the message",
     }  # fmt: skip
     source = here("components", "--print", "utils.touch").stdout
     assert source.count("def ") == 1

@@ -262,7 +262,7 @@ class Coordinator:
         if peer.node in peer.group.membership.members:
             self._absent[peer.group, peer.node] = peer
             self._fall_silent(peer, reason)
-        else:  # the node has left
+        else:  # it has left
             self._probe(peer, on=False)
 
     def deliver(self, agent: Recipient, message: FromCoordinator) -> None:
