@@ -228,37 +228,33 @@ def kill_in_kernel(bench: Bench) -> None:
 
 def out_of_memory(bench: Bench) -> None:
     """Run out of CUDA memory in rank 1 of 2; the report must name the rank and the line."""
-    job = bench.job(bench.folder("oom"), ["--nproc-per-node=2"], "oom", "--backend", "gloo")
-    job.of_generation(0, 2)
-    bench.expect(job.wait(45) != 0, "the job has failed")
-    report = "\n".join(job.report())
-    bench.expect("rank 1" in report.partition("\n")[0], "rank 1 in the first line of the report")
+    report = _report_of_rank_1(bench, "oom")
     bench.expect(f"worker.py:{_line_of('out of memory')}" in report, "the line that asked for it")
-    bench.note(f"the report: {_head(job)}")
 
 
 def device_assert(bench: Bench) -> None:
     """Fail a device-side assertion in rank 1 of 2, and check the report."""
-    job = bench.job(bench.folder("assert"), ["--nproc-per-node=2"], "assert", "--backend", "gloo")
-    job.of_generation(0, 2)
-    bench.expect(job.wait(45) != 0, "the job has failed")
-    report = "\n".join(job.report())
-    bench.expect("rank 1" in report.partition("\n")[0], "rank 1 in the first line of the report")
-    bench.note(f"the report: {_head(job)}")
+    _report_of_rank_1(bench, "assert")
 
 
 def page_fault(bench: Bench) -> None:
     """Write to an unmapped address in rank 1 of 2; the report must include the driver's Xid."""
-    job = bench.job(bench.folder("fault"), ["--nproc-per-node=2"], "fault", "--backend", "gloo")
-    job.of_generation(0, 2)
-    bench.expect(job.wait(45) != 0, "the job has failed")
-    report = "\n".join(job.report())
-    bench.expect("rank 1" in report.partition("\n")[0], "rank 1 in the first line of the report")
+    report = _report_of_rank_1(bench, "fault")
     if os.access("/dev/kmsg", os.R_OK):
         bench.expect("Xid" in report, "the report has the Xid of the kernel's log")
     else:
         bench.note("/dev/kmsg can't be read here, so the report has no Xid")
+
+
+def _report_of_rank_1(bench: Bench, mode: str) -> str:
+    """Run a mode in which rank 1 of 2 fails. Return the report, which must name it."""
+    job = bench.job(bench.folder(mode), ["--nproc-per-node=2"], mode, "--backend", "gloo")
+    job.of_generation(0, 2)
+    bench.expect(job.wait(45) != 0, "the job has failed")
+    report = "\n".join(job.report())
+    bench.expect("rank 1" in report.partition("\n")[0], "rank 1 in the first line of the report")
     bench.note(f"the report: {_head(job)}")
+    return report
 
 
 def nccl_victims(bench: Bench) -> None:

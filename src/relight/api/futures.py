@@ -161,6 +161,12 @@ class Future(concurrent.futures.Future[Any]):
             self._lock.release()
         return self.done() or self._job_state is not before
 
+    def fail(self, error: Exception) -> None:
+        """Resolve the future with an error that is not the job's, unless it is resolved."""
+        with self._lock:
+            if not self.done():
+                self.set_exception(error)
+
     def _take(self, job: Started, status: AppStatus | None) -> None:
         is_slurm, unknown = job.handle.startswith(SLURM), AppState.UNKNOWN
         if status is None or status.state.is_over or status.state is unknown:
@@ -224,8 +230,12 @@ def _look(scheduler: str, futures: Sequence[Future]) -> bool:
     ids = {future.handle: find_job(future.handle).app_id for future in futures if future.handle}
     try:
         found = futures[0].runner.scheduler(scheduler).status([*ids.values()]) if ids else {}
-    except Exception:  # this thread serves all futures; the scheduler may recover
-        return False
+    except (RelightError, OSError):
+        return False  # the scheduler, or this machine, may recover
+    except Exception as error:  # a defect: without this thread, the futures would wait forever
+        for future in futures:
+            future.fail(error)
+        return True
     changes = [future.update(found.get(ids.get(future.handle, ""))) for future in futures]
     return any(changes)
 

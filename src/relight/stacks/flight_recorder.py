@@ -46,22 +46,10 @@ def have_dumped(env: Environment, ranks: Iterable[int], since: float) -> bool:
     since 1970.
     """
     prefixes = _prefixes(env)
-    return all(any(_is_whole(f"{prefix}{rank}", since) for prefix in prefixes) for rank in ranks)
-
-
-def _is_whole(path: str, since: float) -> bool:
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except (OSError, ValueError):
-        return False
-    try:
-        found = os.fstat(fd)
-        is_new = stat.S_ISREG(found.st_mode) and found.st_mtime >= since
-        return is_new and found.st_size > 0 and os.pread(fd, 1, found.st_size - 1) == _STOP
-    except OSError:
-        return False
-    finally:
-        os.close(fd)
+    return all(
+        any((_content(f"{prefix}{rank}", since) or b"").endswith(_STOP) for prefix in prefixes)
+        for rank in ranks
+    )
 
 
 def _ask_by(path: str) -> bool:

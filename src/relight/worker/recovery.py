@@ -95,6 +95,8 @@ def run(page: memoryview, function: Callable[[Generation], T]) -> T:
                     return result
                 page[words.INSIDE] = 1
                 del result
+            if not watch.can_abort():
+                raise GroupBrokenError("its optimizer could use the data of an aborted collective")
             addresses = watch.pause()
             generation.broke()
             _leave(page, addresses)
@@ -210,6 +212,15 @@ class _Watch:
         if self._hook is not None:
             self._hook.remove()
 
+    def can_abort(self) -> bool:
+        """Return whether collectives may be aborted: NCCL's only if the hook sees each step of the
+        optimizer. Otherwise undefined data could reach the weights. This rank then fails, or is
+        stopped after the time limit, and starts again.
+        """
+        is_training = self.generation is not None and self.generation.is_complete
+        sees_steps = self.has_stepped and not self._is_captured
+        return sees_steps or not is_training or not has_nccl()
+
     def hook_optimizers(self) -> None:
         """Have torch call `_before_step` before each optimizer step."""
         module = sys.modules.get("torch.optim.optimizer")
@@ -245,11 +256,7 @@ class _Watch:
                     if not self._has_read and self._page[words.FIRST_AT]:
                         self._read()
                 else:
-                    # Without the hook, an aborted collective could be mistaken for a successful
-                    # one.
-                    is_training = self.generation is not None and self.generation.is_complete
-                    is_safe = (self.has_stepped and not self._is_captured) or not is_training
-                    if is_safe and looks % _LOOKS == 0 and has_nccl():
+                    if looks % _LOOKS == 0 and has_nccl() and self.can_abort():
                         self.has_aborted = True
                         abort_nccl()
                     looks += 1

@@ -133,22 +133,22 @@ class Generation:
             self._on_share()
             has_nccl = "nccl" in dist.get_backend_config()
             chosen = surviving_state.latest_step(ranks, only_lowest=has_nccl)
-            if chosen is not None:
-                if len({offer.structure for offer in offers if offer.state.step == chosen}) > 1:
-                    raise TypeError("share() needs the same model and optimizer in all ranks")
-                if len({offer.steps for offer in offers if offer.state.step == chosen}) > 1:
-                    _kept, _has_begun = None, True
-                    raise StateLostError(
-                        f"optimizers took a different number of steps on ranks at step {chosen}: "
-                        "load a checkpoint in all ranks and call generation.restored()"
-                    )
-                _exchange(objects, own, new, ranks, chosen)
-            elif any(offer.has_begun for offer in offers):
+            sources = [offer for offer in offers if offer.state.step == chosen]
+            if len({offer.structure for offer in sources}) > 1 and chosen is not None:
+                raise TypeError("share() needs the same model and optimizer in all ranks")
+            why_lost = ""
+            if chosen is None:
+                if any(offer.has_begun for offer in offers):
+                    why_lost = surviving_state.why_lost(ranks)
+            elif len({offer.steps for offer in sources}) > 1:
+                why_lost = f"at step {chosen}, optimizers have taken different numbers of steps"
+            if why_lost:
                 _kept, _has_begun = None, True
                 raise StateLostError(
-                    f"{surviving_state.why_lost(ranks)}: load a checkpoint in all ranks and call "
-                    "generation.restored()"
+                    f"{why_lost}: load a checkpoint in all ranks and call generation.restored()"
                 )
+            if chosen is not None:
+                _exchange(objects, own, new, ranks, chosen)
             else:
                 steps = {offer.step for offer in offers}
                 if len(steps) > 1:

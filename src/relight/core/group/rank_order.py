@@ -26,8 +26,9 @@ def by_topology(nodes: Sequence[Member], size: int, segment: int) -> list[Member
         size: the number of nodes in the generation, a multiple of `segment`.
         segment: how many nodes should share a leaf.
     """
+    first = _first(nodes[:size])
     leaves: dict[str, list[Member]] = {}
-    for member in nodes:
+    for member in sorted(nodes, key=lambda member: member is not first):
         leaves.setdefault(member.join.topology, []).append(member)
     fit = [
         leaf[start : start + segment]
@@ -35,16 +36,23 @@ def by_topology(nodes: Sequence[Member], size: int, segment: int) -> list[Member
         for start in range(0, len(leaf) - segment + 1, segment)
     ]
     preference = {member.node: number for number, member in enumerate(nodes)}
-    fit.sort(key=lambda members: preference[members[-1].node])
-    whole = [member for members in fit[: size // segment] for member in members]
+    fit.sort(key=lambda members: (first not in members, preference[members[-1].node]))
+    # It is in the generation even if its leaf can't fill a segment.
+    in_mixed = first is not None and all(first not in members for members in fit)
+    whole = [member for members in fit[: size // segment - in_mixed] for member in members]
     taken = {member.node for member in whole}
-    mixed = [member for member in nodes if member.node not in taken][: size - len(whole)]
-    first = next((m for m in (*whole, *mixed) if m.join.comes_first), None)
+    others = [member for member in nodes if member.node not in taken]
+    mixed = sorted(others, key=lambda member: member is not first)[: size - len(whole)]
+    first = first or _first([*whole, *mixed])
     keys = {member.node: _key(member, first) for member in (*whole, *mixed)}
     order = [m for part in (whole, mixed) for m in sorted(part, key=lambda m: keys[m.node])]
     segments = [order[start : start + segment] for start in range(0, size, segment)]
     segments.sort(key=lambda members: first not in members)
     return [member for members in segments for member in members]
+
+
+def _first(nodes: Sequence[Member]) -> Member | None:
+    return next((member for member in nodes if member.join.comes_first), None)
 
 
 def _key(member: Member, first: Member | None) -> tuple[object, ...]:
