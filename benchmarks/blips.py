@@ -2,8 +2,8 @@
 
 Each job has three nodes, which are `Lab` hosts with one worker each. The worker either just counts,
 or repeatedly reduces a tensor with gloo. The endpoint is one host, three hosts, or an etcd on a
-fourth host. All these jobs and one torchrun job run side by side in one network, and every blip
-affects all of them. A second network, where UDP is dropped, gets the same blips at the same time.
+fourth host. All these jobs and one torchrun job run side by side in one network, and each blip
+affects every job. A second network, where UDP is dropped, gets the same blips at the same time.
 
 Blips occur about every 10 s. Each kind hits every node in turn, including coordinators:
 
@@ -40,7 +40,7 @@ NODES, REGISTER = ("node1", "node2", "node3"), "node4"
 LENGTHS_S = (0.5, 1.0, 3.0, 5.0, 8.0)
 WAYS = ("both", "in", "out")
 PAUSE_S = 5.0
-"""The wait after a blip: 4.6 s after the end of an 8 s cut, TCP retransmits what was lost in it."""
+"""The wait after a blip. TCP retransmits the lost data 4.6 s after the end of an 8 s cut."""
 REJECT_S = 0.6
 PATIENCE_S, START_S = 60.0, 240.0
 WORKERS = {
@@ -110,7 +110,7 @@ BLIPS = (
 
 
 class Seen(NamedTuple):
-    """What has happened in a job so far."""
+    """A job's history so far."""
 
     restarted: int
     """Workers that have started."""
@@ -196,7 +196,7 @@ class Job:
         return {node: self.text(node) for node in NODES}
 
     def seen(self) -> Seen:
-        """Return what has happened in the job so far."""
+        """Return the job's history so far."""
         texts = self.texts().values()
         return Seen(
             len(list(self.directory.glob("*.count"))),
@@ -276,7 +276,7 @@ def reject_connections(lab: Lab, victim: str, jobs: list[Job]) -> None:
 
 
 def listening(lab: Lab, host: str) -> list[str]:
-    """Return the `ss` output for the ports on which a host listens."""
+    """Return the `ss` output for a host's listening ports."""
     return run(lab, host, "ss", "-tlnH").splitlines()
 
 
@@ -285,7 +285,7 @@ class Network:
 
     Args:
         udp: whether the network carries UDP.
-        copies: the number of jobs of each kind, except for torchrun, which has one.
+        copies: the number of jobs of each kind; torchrun always has one.
         directory: where output is written.
         note: called for each job that a blip has hit, with the effects on it.
     """

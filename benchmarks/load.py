@@ -3,7 +3,7 @@
 Each simulated agent has its own connection, joins, reports ready, sends heartbeats, and responds to
 `StopWorkers` like a real agent whose worker was stopped. There is one epoll loop, and there are no
 threads. Messages are created and parsed by `relight.core`. Only heartbeat echoes are counted
-without being parsed, because there are very many of them, and the generator must not be the
+without being parsed, because they are very numerous, and the generator must not be the
 bottleneck.
 """
 
@@ -110,12 +110,12 @@ class Load:
 
     @property
     def sent(self) -> Traffic:
-        """Return what the agents have sent so far."""
+        """Return the traffic that the agents have sent so far."""
         return Traffic(*self._sent)
 
     @property
     def got(self) -> Traffic:
-        """Return what the agents have received so far."""
+        """Return the traffic that the agents have received so far."""
         return Traffic(*self._got)
 
     def connect(self) -> None:
@@ -145,7 +145,7 @@ class Load:
         self.until(lambda: time.monotonic() >= end, seconds + 60)
 
     def in_generation(self, number: int) -> bool:
-        """Return whether all agents were told to start the workers of this generation."""
+        """Return whether all agents have been asked to start this generation's workers."""
         return len(self.formed.get(number, ())) == len(self.nodes)
 
     def late_echo_s(self) -> float:
@@ -267,7 +267,7 @@ class Load:
 
     @staticmethod
     def _ended(node: Node, rank: int) -> Failure:
-        """Return what an agent reports about a worker that it has stopped (`failures.shared`)."""
+        """Return an agent's report about a worker that it has stopped (`failures.shared`)."""
         return Failure(
             rank=rank,
             local_rank=0,

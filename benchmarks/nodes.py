@@ -188,7 +188,7 @@ class Job:
         return max(began) - since
 
     def begin(self, count: int, world: int = 0) -> list[Node]:
-        """Start this many agents, of which the first hosts the endpoint; wait until all are
+        """Start this many agents, the first of which hosts the endpoint, and wait until all are
         running.
         """
         since = time.monotonic()
@@ -218,7 +218,7 @@ def free_port() -> int:
 
 
 def start_s(launcher: str) -> float:
-    """Start two agents at once with `--nnodes=2`: from the start to the last worker's line."""
+    """Return the seconds from starting two agents with `--nnodes=2` to the last worker's line."""
     with Job(launcher, "2") as job:
         since = time.monotonic()
         return job.until_run([job.start(), job.start()], 2, since)
@@ -284,7 +284,7 @@ def cut_s(_: str) -> float:
 
 def detections_s() -> list[float]:
     """Pull and reconnect cables at random moments between two heartbeats. Return the times from
-    each cut to the line in which the coordinator's node reports which node was lost.
+    each cut to the line that reports the lost node on the coordinator's node.
     """
     names = [f"{kind}{pair}" for pair in range(PAIRS) for kind in ("host", "lost")]
     with hosts(names) as lab, ThreadPoolExecutor(PAIRS) as pool:

@@ -3,7 +3,7 @@
     python -m benchmarks.readme
 
 The README has two comments, `<!-- figures of benchmarks/results -->` and `<!-- end of figures -->`.
-This module writes what is between them, and a test checks that it is up to date.
+This module writes the text between them, and a test checks that it is up to date.
 """
 
 import json
@@ -46,7 +46,7 @@ ROWS = (
 
 
 def cell(samples: Sequence[float], unit: str) -> str:
-    """Return the median with two significant digits, or an empty string if there are no samples."""
+    """Return the median with two significant digits, or an empty string without samples."""
     if not samples:
         return ""
     median = statistics.median(samples)

@@ -22,7 +22,7 @@ def arguments(description: str) -> argparse.ArgumentParser:
 
 
 def machine(*, torch: bool = True) -> str:
-    """Return a sentence that describes the machine on which the samples were taken."""
+    """Return a sentence that describes the machine where the samples were taken."""
     parts = [
         f"{os.cpu_count()} processors",
         f"Linux {platform.release().partition('-')[0]}",
@@ -49,7 +49,7 @@ def spread(
     count: bool = False,
 ) -> str:
     """Return the median with its unit, followed by the minimum and maximum in parentheses and, if
-    requested, the number of samples. The result is empty if there are no values.
+    requested, the number of samples. Without values, the result is empty.
     """
     if not values:
         return ""
@@ -64,7 +64,7 @@ def is_never(values: Sequence[float]) -> bool:
 
 def times(ours: Sequence[float], theirs: Sequence[float], *, more: bool = False) -> str:
     """Describe how many times better our median is; `more` is set if higher values are better. The
-    result is empty if there is no median.
+    result is empty without a median.
     """
     if not theirs or is_never(theirs):
         return ""

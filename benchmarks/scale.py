@@ -40,8 +40,8 @@ BEAT_BYTES = 36
 
 class Threads(NamedTuple):
     """The costs of torchrun's rendezvous by number of nodes. They were measured elsewhere, on a
-    different day, with threads in one process that all join at once (2 processors, torch 2.13,
-    defaults).
+    different day, with threads in one process that all join simultaneously (2 processors, torch
+    2.13, defaults).
 
     Times are in seconds. Traffic is in bytes per node until the group is formed, and in bytes per
     second and node while it is idle.
@@ -164,7 +164,7 @@ def measure(nodes: int) -> Row:
 
 
 def real_s(launcher: str, count: int) -> float:
-    """Start this many agents at once; return the seconds until all workers have started."""
+    """Start this many agents together; return the seconds until all workers have started."""
     with Job(launcher, str(count)) as job:
         since = time.monotonic()
         nodes = [job.start() for _ in range(count)]
@@ -172,7 +172,7 @@ def real_s(launcher: str, count: int) -> float:
 
 
 def alone_s(count: int) -> float:
-    """Start this many single-node jobs at once, to measure launching without forming a group."""
+    """Start this many single-node jobs together, to measure launching without forming a group."""
     with contextlib.ExitStack() as stack:
         jobs = [stack.enter_context(Job("relight", "1")) for _ in range(count)]
         since = time.monotonic()
@@ -211,7 +211,7 @@ def main() -> None:
 
 
 def _cpu_s(pid: int) -> float:
-    """Return the CPU time of a process's main thread, which is the only one that an agent has."""
+    """Return the CPU time of a process's main thread. An agent doesn't have any others."""
     return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
 
 

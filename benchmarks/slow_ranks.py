@@ -4,7 +4,7 @@ Real DistributedDataParallel jobs run on gloo, with 4 ranks on 1 or 2 nodes. Eit
 ranks of a node need 10 to 50 % more time for their work, or all ranks are equally fast. The work is
 a sleep, so that four ranks fit on two cores. All jobs have steps of 0.2 s with a jitter of 5, 10 or
 20 %, ranks with different warm-up times, a checkpoint of 1 s that only rank 0 writes every 100
-steps, and an evaluation of 3 s every 200 steps in which the ranks don't synchronize. Half of the
+steps, and an evaluation of 3 s every 200 steps without synchronization between ranks. Half of the
 runs call `relight.worker.progress`. A run ends when the slow ranks have been reported, or after
 `--limit` seconds.
 

@@ -23,7 +23,7 @@ SIZES = ((1, 2), (1, 4), (2, 2), (2, 8), (16, 8))
 """The number of nodes, and of workers per node."""
 JITTERS = (0.05, 0.2)
 PATIENCE = 60
-"""The number of windows within which a slow rank should be found: five times the time compared."""
+"""A slow rank should be found within this many windows: five times the time compared."""
 
 
 class Job:

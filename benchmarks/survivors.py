@@ -3,7 +3,7 @@
     tiny      from kill -9 of a rank to the next trained step on all ranks, with a tiny model
     200 MB    the rank-seconds lost, with a model of that size and a checkpoint on disk: the time
               from the last good step to the next trained one, summed over all ranks. The checkpoint
-              contains the last good step, so no step is repeated, which is the best case for a
+              contains the last good step, so no step is repeated. This is the best case for a
               restart.
 
 torchrun restarts all ranks, and so does relight without `recoverable`; with it, the other ranks

@@ -85,7 +85,7 @@ def train(training: Training, generation: Generation | None = None) -> None:
     Path(f"over-{rank}").touch()
     while len(list(Path().glob("over-*"))) < int(
         world
-    ):  # gloo discards what an exiting rank has sent
+    ):  # gloo discards data that an exiting rank has sent
         time.sleep(0.02)
     dist.destroy_process_group()
 

@@ -70,7 +70,7 @@ def measure(counts: list[int], seconds: float, rounds: int) -> list[Row]:
     Args:
         counts: the numbers of clients.
         seconds: the duration of a sample.
-        rounds: the number of samples of each server, of which the median is reported.
+        rounds: the number of samples of each server. The median is reported.
     """
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     import torch.distributed  # noqa: F401  # once, before the clients are forked

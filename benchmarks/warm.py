@@ -15,8 +15,8 @@
               all processes use at that point with 4 workers (PSS). auto: with a script that an
               earlier job has run; warm: with a script whose earlier job has left a warm process
               (`--keep-warm`)
-    idle      what a warm process costs while there is no job: its memory, and how often it wakes up
-              in 10 s
+    idle      the cost of a warm process while no job is running: its memory, and how often it wakes
+              up in 10 s
 
 The launchers alternate. Writes `warm.json`, `warm.md` and `warm.png` to `benchmarks/results/`.
 
@@ -130,7 +130,7 @@ def loss_s(launcher: str) -> float:
 
 def spare_s(launcher: str) -> float:
     """Return the seconds from losing one of two nodes to the first trained step on the other node
-    and on a third one, which has been waiting as a spare.
+    and on a third one that has been waiting as a spare.
     """
     if launcher == "auto":
         _learn()

@@ -1,10 +1,10 @@
-"""The workers in the benchmarks: they report their start, and then do what their argument says.
+"""The benchmarks' workers, which report their start and then do what their argument says.
 
     end          exits immediately
     stay         runs until a file named `stop` appears in the working directory
     lines N      prints N lines
 
-It uses only the standard library, so that the launcher is what is being measured.
+It uses only the standard library, so the benchmarks measure the launcher.
 """
 
 import os

@@ -22,7 +22,7 @@ _FAULTS = ROOT / "tests" / "faults"
 
 class Cause(NamedTuple):
     """A reason why a job ended: the group it belongs to, a title, parts of the messages as they are
-    written in relight's source, what they mean, what to do, and a file in tests/faults with a
+    written in relight's source, their meaning, what to do, and a file in tests/faults with a
     report.
     """
 

@@ -3,7 +3,7 @@
     python -m documentation.from_torchrun
 
 The flags come from the flag table of `relight run` and from torchrun's parser. The differences come
-from docs/differences.md, which the tests in tests/differential keep complete.
+from docs/differences.md, kept complete by the tests in tests/differential.
 """
 
 import ast

@@ -32,9 +32,9 @@ torchrun](from-torchrun.md). The values are read from the code;
 
 
 class Limit(NamedTuple):
-    """A limit: its group, its constant as `module:NAME` below src/relight, what it limits, what
-    happens when it is reached, a test that reaches it (`FILE::NAME`), and its unit, which is
-    seconds for names that end in _S.
+    """A limit: its group, its constant as `module:NAME` below src/relight, the limited quantity,
+    the effect of reaching the limit, a test that reaches it (`FILE::NAME`), and its unit (seconds
+    for names that end in _S).
     """
 
     group: str

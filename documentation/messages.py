@@ -1,7 +1,7 @@
-"""Reads relight's messages from its source: those that are raised, returned, or reported as the
-reason why a job ended.
+"""Finds the messages in relight's source that are raised, returned, or reported as the reason why a
+job ended.
 
-In a message, `…` stands for the parts that vary.
+In a message, `…` replaces the parts that vary.
 """
 
 import ast

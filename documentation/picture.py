@@ -19,7 +19,7 @@ BEFORE, AFTER = 2, 3
 """How many lines of training output are shown before the kill and after the restart."""
 _CHARACTER, _LINE, _MARGIN, _TIME = 7.2, 19, 16, 9
 _ERASED = re.compile(r"\r\x1b\[K(\x1b\[2m[^\r\n]*\x1b\[0m)?")
-"""Status lines, which a terminal erases."""
+"""Status lines that are erased on a terminal."""
 _STYLE = """
   rect { fill: #17191e; stroke: #4a4f5a; }
   text { font: 12px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; fill: #d8dbe2; }

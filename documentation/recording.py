@@ -1,4 +1,4 @@
-"""Records a terminal session in which a worker is killed: docs/pictures/recovery.cast.
+"""Records docs/pictures/recovery.cast, a terminal session that shows how a worker is killed.
 
     python -m documentation.recording
 

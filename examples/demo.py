@@ -259,7 +259,7 @@ def rank_of(launcher: int) -> int:
     """Return the pid of the worker to kill, a child of torchrun's process.
 
     Raises:
-        LookupError: there is no such process.
+        LookupError: the process does not exist.
     """
     for children in Path(f"/proc/{launcher}/task").glob("*/children"):
         for pid in children.read_text().split():

@@ -164,7 +164,7 @@ def train(
     # The sampler gives every worker as many images as the others, by repeating a few. So all make
     # the same number of steps, and their last, smaller batches have the same size.
     sampler = DistributedSampler(training, seed=SEED)
-    # The batch is divided among the workers, so a step is the same on any number of them.
+    # The batch is divided among the workers, so a step is the same for any number of workers.
     batches = DataLoader(training, batch_size=max(1, BATCH_SIZE // world_size), sampler=sampler)
 
     for epoch in range(done + 1, epochs + 1):

@@ -67,7 +67,7 @@ def train(generation: Generation, training: Training, steps: int, pause: float) 
         loss = (parallel(inputs) - inputs.sum(dim=1, keepdim=True)).square().mean()
         loss.backward()
         optimizer.step()
-        training.done += 1  # at once: no collective may come between
+        training.done += 1  # immediately, without a collective in between
         progress(training.done)
         if generation.rank == 0 and training.done % SAVE_EVERY == 0:
             training.save()

@@ -3,7 +3,7 @@
     relight run --nproc-per-node=4 --max-restarts=3 examples/survivors_sharded.py
 
 Kill a rank with `kill -9`: only that rank is started again. If all ranks with the same shard fail
-at once, no rank has it, and all of them load the checkpoint.
+together, no rank has that shard, and all ranks load the checkpoint.
 """
 
 import argparse
@@ -63,7 +63,7 @@ def train(generation: Generation, folder: Path, steps: int, pause: float) -> Non
     dist.init_process_group("gloo")  # a new group: the environment has its store, rank and size
     shape = (generation.world_size // SHARDS, SHARDS)
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
-    model, optimizer = build(mesh)  # anew: a sharded model holds the groups of its mesh
+    model, optimizer = build(mesh)  # new, because a sharded model holds its mesh's groups
     try:
         done = generation.share(model, optimizer, step=done)
     except StateLostError as error:  # in all ranks
@@ -82,7 +82,7 @@ def train(generation: Generation, folder: Path, steps: int, pause: float) -> Non
         loss = (model(inputs) - inputs.sum(dim=1, keepdim=True)).square().mean()
         loss.backward()
         optimizer.step()
-        done += 1  # at once: no collective may come between
+        done += 1  # immediately, without a collective in between
         progress(done)
         if done % SAVE_EVERY == 0:
             save(folder, model, optimizer, done)

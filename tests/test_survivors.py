@@ -17,7 +17,10 @@ from test_hangs import STARTING
 from warm_torch import WarmTorch
 
 from relight.base.text import pluralize
+from relight.core.workers import shared_words as words
+from relight.worker import recovery
 from relight.worker.recovery import _packed, sever
+from relight.worker.replicas import Generation
 
 Script = Callable[[str], Path]
 SOON = (
@@ -245,6 +248,25 @@ def test_only_connections_of_group_are_severed(monkeypatch: pytest.MonkeyPatch) 
     for each in (*listeners, *clients, *accepted):
         each.close()
     assert own
+
+
+def test_nccl_is_aborted_only_if_each_step_can_be_held_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A step of another optimizer, or in a CUDA graph, would use undefined data."""
+    monkeypatch.setattr(recovery, "has_nccl", lambda: True)
+    watch = recovery._Watch(memoryview(bytearray(words.SIZE)).cast("Q"))
+    try:
+        watch.generation = Generation(has_survived=False)
+        assert watch.can_abort(), "nothing is trained yet"
+        watch.generation.restored()
+        assert not watch.can_abort()
+        watch.has_stepped = True
+        assert watch.can_abort()
+        watch._is_captured = True
+        assert not watch.can_abort()
+    finally:
+        watch.end()
 
 
 DDP = """

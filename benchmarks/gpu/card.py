@@ -118,7 +118,7 @@ def find() -> Card:
     """Return the first GPU.
 
     Raises:
-        OSError: if there is no GPU, or no driver.
+        OSError: if the GPU or its driver is missing.
     """
     try:
         return NvmlCard()

@@ -109,7 +109,7 @@ def main() -> None:
     if options.mode == "assert":
         if rank == 1:
             held = torch.ones(4, device=device)[torch.tensor([9], device=device)]
-            print(held)  # this is where the failed assertion of the preceding kernel surfaces
+            print(held)  # the preceding kernel's failed assertion surfaces here
         dist.all_reduce(torch.ones(1))
     if options.mode == "fault":
         if rank == 1:

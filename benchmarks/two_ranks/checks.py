@@ -1,4 +1,4 @@
-"""What the tests check on each rank, once the process group exists."""
+"""The checks that the tests run on each rank once the process group exists."""
 
 import gc
 

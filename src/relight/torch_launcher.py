@@ -96,7 +96,7 @@ class LaunchConfig:
     """The settings for a launch, with the fields and defaults of torch's class with the same name;
     `exit_barrier_timeout` exists in torch versions after 2.14.
 
-    `start_method`, `monitor_interval` and `metrics_cfg` have no effect here.
+    `start_method`, `monitor_interval` and `metrics_cfg` are ignored here.
 
     Raises:
         ValueError: if shutdown_timeout is negative or not a number.
@@ -197,7 +197,7 @@ class ChildFailedError(Exception):
         return rank, self.failures[rank]
 
     def format_msg(self, boarder_delim: str = "=", section_delim: str = "-") -> str:
-        """Return the message; the delimiter arguments, which exist in torch, have no effect."""
+        """Return the message. The delimiter arguments, present in torch, are ignored."""
         del boarder_delim, section_delim
         return str(self)
 
@@ -221,8 +221,8 @@ class elastic_launch:  # noqa: N801  # torch's name
 
     Args:
         config: this module's LaunchConfig, or torch's.
-        entrypoint: a function, which is called with the arguments of the call; or a program, which
-            receives them as strings.
+        entrypoint: a function, called with the arguments of the call; or a program, which receives
+            them as strings.
         health_check_server: must be None, because relight's agents don't run a health check server.
     """
 
@@ -238,7 +238,7 @@ class elastic_launch:  # noqa: N801  # torch's name
 
     def __call__(self, *args: Any) -> dict[int, Any]:
         """Run the entrypoint until it finishes. Return the result of each worker on this node by
-        global rank; if the entrypoint is a program, each result is None.
+        global rank, always None for a program.
 
         Raises:
             ChildFailedError: if workers failed.
@@ -410,9 +410,7 @@ def _script_of(words: Sequence[str]) -> str:
 
 
 def _first(result: RunResult) -> Failure | None:
-    """Return the first failure on this node. If there is none, return the root cause, which is then
-    on another node.
-    """
+    """Return the first failure on this node, or otherwise the root cause on another node."""
     own = sorted(result.failures, key=lambda each: (bool(each.stop_signal), each.at))
     cause = result.cause
     if cause is not None and any((each.rank, each.pid) == (cause.rank, cause.pid) for each in own):

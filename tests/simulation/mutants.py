@@ -308,7 +308,7 @@ MUTANTS = (
     Mutant(
         "a segment lies in one leaf if that is possible",
         "core/group/rank_order.py",
-        "for members in fit[: size // segment]",
+        "for members in fit[: size // segment - in_mixed]",
         "for members in fit[:0]",
     ),
     Mutant(

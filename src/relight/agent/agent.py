@@ -12,8 +12,8 @@ first.
 When a worker fails, WorkerGroup immediately stops the other workers on this node, and the agent
 reports the failure. The group (core/group/membership) decides whether there is another generation
 and which nodes are in it. In a single-node job, the group runs in this process too. The agent
-itself decides to leave in four cases: it receives a signal, its node is preempted, a health check
-fails, or a worker is stuck in an uninterruptible call for longer than
+itself decides to leave if it receives a signal, its node is preempted, a health check fails, or a
+worker is stuck in an uninterruptible call for longer than
 TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT, if that is set.
 
 While the agent waits, its event loop runs: `Node` handles messages from the group, and
@@ -236,7 +236,7 @@ class Agent:
 
     def _check_health(self, outcome: GenerationResult) -> "HealthCheckFailure | None":
         """Return why this node must not run workers, or None."""
-        # If there is no restart, no more workers start here, so this node's health doesn't matter.
+        # Without a restart, no more workers start here, so this node's health doesn't matter.
         no_restart = bool(outcome.failures) and not self.job.settings.max_restarts
         if self.job.command.spec.health_check is None or no_restart or self._is_over():
             return None
@@ -404,7 +404,7 @@ def _load(loop: Loop, modules: Iterator[str]) -> None:
         return
     try:
         __import__(module)
-    except Exception:  # the disk is already gone, which is harmless unless the job fails
+    except Exception:  # the disk is already gone; harmless unless the job fails
         return
     loop.call_after(0, lambda: _load(loop, modules))
 

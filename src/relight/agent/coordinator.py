@@ -60,7 +60,7 @@ _MOST_JOBS_NAMED = 16
 _SAY_EVERY_S = 10.0
 """Minimum time between two messages about refused connections."""
 _NOTE_AFTER_S = 5.0
-"""How long several jobs wait for nodes before their nodes are told about the other jobs."""
+"""How long several jobs wait for nodes before their nodes learn about the other jobs."""
 _CHECK_S = 0.25
 """How often to check for nodes that have stopped responding."""
 _SILENT_AFTER_S = 1.3
@@ -347,7 +347,7 @@ class Coordinator:
         return any(each.lost() for each in memberships if each.end is None)
 
     def _forget_empty_groups(self) -> None:
-        """Forget jobs that have no nodes left. If nodes come back, the job starts over at
+        """Forget jobs whose nodes have all left. If nodes come back, the job starts over at
         generation 0.
         """
         empty = [
@@ -471,7 +471,7 @@ class _Peer:
         """The number of the peer's connection."""
         self.is_silent = False
         self.claimed = "", 0
-        """The address from which it claims to send its heartbeat datagrams."""
+        """The address that it claims to send its heartbeat datagrams from."""
         self.address: Address = ()
         """That address, once it is verified."""
         self.key = b""

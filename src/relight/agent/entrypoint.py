@@ -1,6 +1,6 @@
 """Checks that the workers' script, program or module exists, before anything starts.
 
-It rejects only what can't possibly work; the workers report everything else.
+It only rejects commands that can't possibly work; the workers report everything else.
 """
 
 import os
@@ -292,7 +292,7 @@ def _has_code(package: "ModuleSpec", part: str = "") -> bool:
 
 
 def _may_make(package: "ModuleSpec", part: str) -> bool:
-    """Return whether a package may provide a module that has no file, because its `__init__.py`
+    """Return whether a package may provide a module without a file, because its `__init__.py`
     contains the module's name or the name of an import hook. Other modules can be found without
     importing the package.
     """

@@ -82,7 +82,7 @@ class Group:
         loop: the agent's loop.
         settings: the user's settings.
         coordinates: returns whether this process is currently the coordinator. If not, the group
-            makes no decisions.
+            doesn't make decisions.
     """
 
     def __init__(

@@ -2,7 +2,7 @@
 decides.
 
     core/link/link_state    the link's state, until when workers may run, when to retry
-    rendezvous/discovery    finds the coordinator, which may be in this process
+    rendezvous/discovery    finds the coordinator, possibly in this process
     this module             connects, sends heartbeats, hosts the coordinator, passes messages on
 """
 
@@ -684,9 +684,9 @@ class RemoteLink(finders.Seeker):
 
 
 class _Coordinator:
-    """What is known about a coordinator: its datagram address, its node's group rank or -1, whether
-    it has sent a message, whether it has answered a datagram, and whether the processes that
-    outlive its agent share the socket.
+    """The known facts about a coordinator: its datagram address, its node's group rank or -1,
+    whether it has sent a message, whether it has answered a datagram, and whether the processes
+    that outlive its agent share the socket.
     """
 
     def __init__(self, address: "Address") -> None:

@@ -132,8 +132,8 @@ class Node:
     def startable(self) -> GenerationFormed | None:
         """The generation whose workers may now start on this node.
 
-        A generation whose lease has expired must not start: this machine may have been suspended,
-        and the other nodes may have continued without it.
+        A generation whose lease has expired must not start, because this machine may have been
+        suspended and the other nodes may have continued without it.
         """
         formed = self.state
         may_run = self._loop.now() < self.lease_until

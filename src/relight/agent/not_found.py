@@ -1,5 +1,5 @@
-"""Errors for a script, program or module that does not exist, with a suggestion of what was
-probably meant. Only loaded once something is missing.
+"""Errors for a script, program or module that does not exist, with a suggested correction. Only
+loaded once something is missing.
 """
 
 import os
@@ -52,9 +52,7 @@ def no_script(script: str, spec: LaunchSpec) -> UsageError:
 
 
 def value_of_switch(spec: LaunchSpec) -> str:
-    """Return a hint if what was taken for the script was probably meant as the value of a
-    switch.
-    """
+    """Return a hint if the supposed script was probably meant as the value of a switch."""
     word = spec.script
     if word.lower() not in (*FALSE, *TRUE):
         return ""

@@ -417,7 +417,7 @@ def _of_disk(end: WorkerEnd, log: str) -> str:
 
 
 def _of_memory(end: WorkerEnd, stderr: str, workers: Workers) -> str:
-    """Return what the kernel reports about a SIGKILL that the agent did not send."""
+    """Return the kernel's report on a SIGKILL that the agent did not send."""
     if end.stop_signal:
         return ""
     if end.exitcode == -signal.SIGKILL:

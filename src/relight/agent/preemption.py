@@ -1,7 +1,7 @@
 """Handles external interruptions of a job on this node: signals and preemption notices.
 
 A node counts as preempted if it gets SIGTERM or the --on-preempt notice while its workers can save
-a checkpoint, which they show by calling `relight.worker.should_checkpoint`. The workers on all
+a checkpoint, as shown by their calls to `relight.worker.should_checkpoint`. The workers on all
 nodes then save and leave at the same step, this node leaves the job, and the others continue
 without it. Workers that take longer than the grace time are killed. If no coordinator can be
 notified, this node's workers save on their own.

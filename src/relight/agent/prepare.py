@@ -292,7 +292,7 @@ def _timer_file(env: Environment) -> str:
 
 def _breakpoint(spec: LaunchSpec, env: Environment, python: str) -> dict[str, str]:
     """Return the variables that make `breakpoint()` wait for relight debug; empty if the user has
-    chosen what it does, or if the system lacks the necessary support.
+    configured it, or if the system lacks the necessary support.
     """
     if "PYTHONBREAKPOINT" in env.variables or sys.platform != "linux":
         return {}
@@ -331,7 +331,7 @@ def _run_path() -> tuple[str, ...]:
 
 
 def _check_status_token(spec: LaunchSpec, env: Environment) -> None:
-    """Reject a token that the status page, which is served later, could not use."""
+    """Reject a token that the status page, served later, could not use."""
     token = env.get(STATUS_TOKEN)
     if spec.status is not None and token:
         try:

@@ -1,4 +1,4 @@
-"""The ways in which an agent leaves its job, except after success. Loaded only when one is needed.
+"""The ways an agent leaves its job, except after success. Loaded only when one is needed.
 
     by_signal       the agent received a stop signal
     as_unfit        the node has failed its health check

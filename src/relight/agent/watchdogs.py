@@ -69,8 +69,8 @@ class Watchdogs:
         on_lost: Callable[[WorkerExited], None],
     ) -> None:
         self.stuck = ""
-        """The worker in an uninterruptible call, such as `local rank 2 (pid 4711)`; empty if there
-        is none.
+        """The worker in an uninterruptible call, such as `local rank 2 (pid 4711)`, or an empty
+        string.
         """
         self._journal = journal
         self._job = job

@@ -271,7 +271,7 @@ class WorkerGroup:
         return self.supervisor is not None and self.supervisor.has_left
 
     def resume(self, formed: GenerationFormed) -> None:
-        """Prepare the next `run`, in which the survivors join the next generation and new workers
+        """Prepare the next `run`, where the survivors join the next generation and new workers
         replace those that have ended.
 
         Raises:
@@ -613,8 +613,8 @@ class WorkerGroup:
 
     @property
     def stuck(self) -> str:
-        """The worker in an uninterruptible call, such as `local rank 2 (pid 4711)`; empty if there
-        is none.
+        """The worker in an uninterruptible call, such as `local rank 2 (pid 4711)`, or an empty
+        string.
         """
         return self._watches.stuck if self._watches is not None else ""
 

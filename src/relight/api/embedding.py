@@ -8,7 +8,7 @@
 
 The spec is converted to a `relight run` command line. It runs either in this process or in a child
 process that exits together with this one. In both cases the job's state is derived from the agent's
-events. A child process sends them through a pipe as pickles, which is safe because both processes
+events. A child process sends them through a pipe as pickles. This is safe because both processes
 belong to the same user.
 """
 
@@ -85,7 +85,7 @@ class RunSpec(NamedTuple):
         max_restarts: number of restarts after failures, or a string such as `3/1h`.
         rdzv_backend: the rendezvous backend for multi-node jobs, as for `--rdzv-backend`.
         rdzv_endpoint: its endpoint, as for `--rdzv-endpoint`.
-        rdzv_id: the job id, which must be the same on all of its nodes.
+        rdzv_id: the job id; must be the same on all of its nodes.
         env: variables for the workers, in addition to those of this process.
         flags: more `relight run` flags, such as `["--tee=3"]`. This process's PET_ variables are
             ignored.
@@ -128,7 +128,7 @@ class RunResult(NamedTuple):
         cause: the worker that was the root cause, on any node, or None if the cause wasn't a
             worker.
         failures: this node's workers in the last generation that failed or were stopped. `when` is
-            the wall-clock time. `at` is only meaningful for ordering: it is a negative number of
+            the wall-clock time. `at` is only meaningful for ordering. It is a negative number of
             seconds, relative to when this node reported the failures to the group or, for `cause`,
             to when the group decided on the cause.
         report: the lines of the failure report, as shown to users.

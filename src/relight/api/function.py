@@ -40,8 +40,8 @@ R = TypeVar("R")
 WORKER = "relight.worker.call"
 """The module that calls the function in each worker."""
 _SIMILAR = 0.85
-"""Similarity above which a keyword counts as a misspelling of one of our parameters, if the
-function accepts arbitrary keywords.
+"""A keyword this similar to one of our parameters counts as a misspelling, if the function accepts
+arbitrary keywords.
 """
 
 
@@ -241,7 +241,7 @@ def check_call(
     try:
         # A decorator may accept different arguments from the function that it wraps.
         signature = inspect.signature(function, follow_wrapped=False)
-    except (TypeError, ValueError):  # some extension-module functions have no signature
+    except (TypeError, ValueError):  # some extension-module functions lack a signature
         signature = inspect.signature(lambda *_, **__: None)
     known = {p.name for p in signature.parameters.values() if p.kind in _BY_NAME}
     takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())

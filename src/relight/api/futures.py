@@ -57,7 +57,7 @@ class Future(concurrent.futures.Future[Any]):
     `as_completed`.
 
     If the job fails, `result` raises the exception from the rank that failed first, with its
-    traceback as the cause. If there is no such exception, it raises a WorkersFailedError with the
+    traceback as the cause. Otherwise it raises a WorkersFailedError with the
     reason.
 
     Args:
@@ -89,12 +89,12 @@ class Future(concurrent.futures.Future[Any]):
         return self._job.handle if isinstance(self._job, Started) else ""
 
     def result(self, timeout: float | None = None) -> Any:
-        """Return what the function returned on rank 0."""
+        """Return the result of the function on rank 0."""
         __tracebackhide__ = True
         return self.results(timeout)[0]
 
     def results(self, timeout: float | None = None) -> list[Any]:
-        """Return what the function returned on each rank."""
+        """Return the results of the function on all ranks."""
         __tracebackhide__ = True
         found: list[Any] = super().result(timeout)
         return found
@@ -245,7 +245,7 @@ def attach(handle: str) -> Future:
     process.
 
     Raises:
-        UsageError: if there is no such job.
+        UsageError: if the job is unknown.
     """
     job = find_job(handle)
     app_id, _, index = job.app_id.partition("_" if job.scheduler == SLURM else "/")

@@ -85,7 +85,7 @@ def submit(
         function: the function to call, as for `relight.launch`.
         args: passed to the function.
         scheduler: `local`, `slurm`, `ssh` or `auto`; the default is taken from the settings, or
-            `local` if they have none.
+            `local` otherwise.
         nproc_per_node: number of workers per node, or a keyword that `--nproc-per-node` accepts.
         nnodes: number of nodes, on Slurm.
         max_restarts: number of times to restart the workers after failures.

@@ -1,4 +1,4 @@
-"""User-visible errors, grouped by who must act on them, and their exit codes.
+"""User-visible errors and their exit codes, grouped by who should act on them.
 
     RelightError
     ├── WorkersFailedError  1   the user's function, called by relight.launch or submit
@@ -6,9 +6,8 @@
     ├── MachineError    4   the operator: this machine refused a resource that the launcher needs
     └── InternalError  70   us: a state that must not occur; please report it
 
-A job whose workers failed is not a launcher error: it ends with the exit code of its root cause. A
-job whose nodes did not find each other in time, or lost each other permanently, ends with
-EXIT_GROUP.
+Failed workers are not a launcher error; the job ends with the exit code of its root cause. A job
+whose nodes did not find each other in time, or lost each other permanently, ends with EXIT_GROUP.
 
 A message is one line that says what happened, to what, and why. The hint says what to do next.
 """

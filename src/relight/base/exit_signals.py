@@ -2,9 +2,9 @@
 it has ended.
 
 No workers are running at those times, so nothing has to be stopped. By default, Python turns SIGINT
-into an exception at an arbitrary point in the code, which may print a traceback or have no effect
-at all, and SIGTERM kills the process. Interpreter shutdown removes the handlers some milliseconds
-before the process ends, so `quick_exit` skips it.
+into an exception at an arbitrary point in the code, so the process may print a traceback or ignore
+the signal, and SIGTERM kills the process. Interpreter shutdown removes the handlers some
+milliseconds before the process ends, so `quick_exit` skips it.
 """
 
 import os

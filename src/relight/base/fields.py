@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 from relight.base.values import MOST_SECONDS
 
 MAX_NAME = 255
-"""The maximum length of a name: that of a DNS host name (RFC 1035)."""
+"""The maximum length of a name, as for DNS host names (RFC 1035)."""
 MAX_TEXT = 4096
 MAX_ITEMS = 1 << 20
 MAX_FACTS = 255
@@ -140,7 +140,7 @@ def message(kinds: Any, value: Message) -> Any:
         value: the object.
 
     Raises:
-        Malformed: if there is no such message type, a field is missing, or a value has the wrong
+        Malformed: if the message type is unknown, a field is missing, or a value has the wrong
             type or size.
     """
     word = value.get("type")

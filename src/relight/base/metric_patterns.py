@@ -19,7 +19,7 @@ class MetricFinder:
 
     Args:
         patterns: regular expressions. Each one has either a named group per number, or a single
-            unnamed group, which is named after the word before it: `loss` in `loss: ([0-9.]+)`.
+            unnamed group, named after the word before it: `loss` in `loss: ([0-9.]+)`.
 
     Raises:
         ValueError: if an expression can't be used.

@@ -15,7 +15,7 @@ def config_variable(name: str) -> str:
 
 
 def variables(configs: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables for trackers and their configurations; empty if there are no trackers.
+    """Return the variables for trackers and their configurations; empty without trackers.
 
     Raises:
         ValueError: if a tracker's name can't be part of a variable name.

@@ -323,9 +323,7 @@ def parse_port_range(text: str) -> range:
 
 
 def parse_conf(text: str) -> tuple[tuple[str, str], ...]:
-    """Parse `KEY=VALUE,KEY=VALUE`. Quotes around the whole text, which a shell may have left, are
-    dropped.
-    """
+    """Parse `KEY=VALUE,KEY=VALUE`. Quotes that a shell left around the whole text are dropped."""
     text = text.strip()
     if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
         text = text[1:-1]
@@ -469,7 +467,7 @@ def parse_name(text: str) -> str:
 
 
 def parse_health_check(text: str) -> HealthCheck | None:
-    """Parse check names, such as `disk=10G,gpu`, or a command, which has a space or a slash."""
+    """Parse check names, such as `disk=10G,gpu`, or a command, recognized by a space or a slash."""
     text = text.strip()
     if not text or text == "off":
         return None

@@ -148,7 +148,7 @@ def _schedulers() -> list[str]:
 
 
 def _options() -> dict[str, list[str]]:
-    """Return the option names for -cfg by scheduler; the key `*` stands for no scheduler."""
+    """Return the option names for -cfg by scheduler; the key `*` means no scheduler."""
     found = {}
     for name in registry.names():
         try:

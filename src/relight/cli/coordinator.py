@@ -243,7 +243,7 @@ def _meeting(parsed: ParsedFlags, env: Environment) -> tuple[Meeting, GroupSetti
         raise UsageError(f"--rdzv-backend={backend} without --rdzv-id",
                          hint="a registry records the coordinator of one job")  # fmt: skip
     for name, _ in given["rdzv-conf"] if backend in BACKENDS else ():
-        if name not in KEY_BY_NAME:  # torchrun has no such command, so nobody relies on these keys
+        if name not in KEY_BY_NAME:  # torchrun lacks this command, so nobody relies on these keys
             hint = did_you_mean(name, KEY_BY_NAME, f"known are {', '.join(KEY_BY_NAME)}")
             raise UsageError(f"--rdzv-conf: unknown key {name}", hint=hint)
     fields = {flag.field: flag.default for flag in FLAGS if flag.field in LaunchSpec._fields}

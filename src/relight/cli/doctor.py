@@ -101,7 +101,7 @@ def usage() -> str:
 
 
 def _spec(parsed: ParsedFlags, env: Environment) -> LaunchSpec:
-    """Return the launch spec, which may lack a script, from the flags or cluster variables."""
+    """Return the launch spec, possibly without a script, from the flags or cluster variables."""
     fields = {name: parsed.values[name] for name in LaunchSpec._fields if name in parsed.values}
     if "rdzv-backend" not in parsed.given and _STATIC & parsed.given:
         fields["rdzv_backend"] = "static"

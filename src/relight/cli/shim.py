@@ -95,7 +95,7 @@ def find(folder: str, env: Environment) -> Place:
         env: the environment variables of this process.
 
     Raises:
-        UsageError: if it has no Python, or its Python is too old.
+        UsageError: if its Python is missing or too old.
     """
     python = sys.executable
     chosen = folder or env.get("VIRTUAL_ENV") or env.get("CONDA_PREFIX")

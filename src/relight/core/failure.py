@@ -33,8 +33,8 @@ class ErrorReport(NamedTuple):
     of its first exception. Without a cause, `cause_where` is then the place of the group.
     `is_interrupted`: the chain contains a SystemExit or KeyboardInterrupt that a signal handler may
     have raised. `doubt`: why the exception may not have ended the worker, such as `it printed more
-    after that: no data`; empty if there is no evidence against it. `others` are the ranks that
-    printed the same exception and kept running.
+    after that: no data`; empty without evidence against it. `others` are the ranks that printed the
+    same exception and kept running.
     """
 
     kind: FailureKind
@@ -90,10 +90,10 @@ class Failure(NamedTuple):
     `last_lines` is the end of stderr. `doing` is known if the agent inspected the worker before
     stopping it, and `collectives` are known if torch's flight recorder left a dump.
 
-    `when` is the time at which the worker ended on that host, such as `2026-07-01 12:00:00+0200`.
-    `at` orders the failures on one node, in seconds. It is monotonic in an agent. In a message and
-    in a `relight.RunResult`, it is relative to the time of sending and hence negative, because
-    nodes don't share a clock. `stopping_s`: seconds from the stop signal to the worker's end.
+    `when` is the worker's end on that host's clock, such as `2026-07-01 12:00:00+0200`. `at` orders
+    the failures on one node, in seconds. It is monotonic in an agent. In a message and in a
+    `relight.RunResult`, it is relative to the time of sending and hence negative, because nodes
+    don't share a clock. `stopping_s`: seconds from the stop signal to the worker's end.
     `printed_s`: seconds from the exception in `report` to the worker's end, or None if unknown.
     `went_on`: whether its program kept running after that exception. `words` is the most
     informative line in its other output. `gpu_error`: a GPU error in the kernel log that may be the

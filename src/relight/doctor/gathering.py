@@ -239,7 +239,7 @@ class _Participant(Seeker):
         )
 
     def _own(self, prober: Prober, address: str) -> DoctorNode:
-        """Describe this node to the others, given the `address` from which it connects to the
+        """Describe this node to the others, given the `address` that it uses to connect to the
         host.
         """
         chosen = self._settings.meeting.local_addr

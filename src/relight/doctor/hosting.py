@@ -1,4 +1,4 @@
-"""The host's part: it admits the other nodes, starts their probes, and reports the findings.
+"""Implements the host, which admits the other nodes, starts their probes, and reports the findings.
 
 The message types are in messages.py.
 """

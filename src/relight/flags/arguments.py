@@ -3,7 +3,7 @@
 It implements torchrun's grammar, which argparse can't do in this form (docs/decisions/0002). Each
 flag has two spellings (`--max-restarts`, `--max_restarts`), and any unique prefix of a flag is
 accepted. Values are written `--flag=value` or `--flag value`. Everything after the script belongs
-to the script, except a `--` directly after it, which is dropped unless another one precedes it.
+to the script. Only a `--` directly after it is dropped, unless another one precedes the script.
 """
 
 from collections.abc import Iterable, Mapping

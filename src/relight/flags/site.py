@@ -79,7 +79,7 @@ NO_SITE = Site()
 
 
 def load(env: Environment) -> Site:
-    """Return the site's configuration, which is empty if there is no file.
+    """Return the site's configuration, or an empty one if the file doesn't exist.
 
     Raises:
         UsageError: if the variable names a directory that does not contain the file.
@@ -175,7 +175,7 @@ def _tables(content: Mapping[str, Any], name: str) -> dict[str, dict[str, Any]]:
 
 
 def _text(name: str, value: Any) -> str:
-    """Return a value in the form in which it would be typed."""
+    """Return a value as it would be typed."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, list) and not any(isinstance(each, (list, dict)) for each in value):

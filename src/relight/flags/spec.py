@@ -344,10 +344,10 @@ FLAG_BY_NAME = {flag.name: flag for flag in FLAGS}
 
 
 def check(spec: LaunchSpec, given: "set[str]") -> list[str]:
-    """Reject values that contradict each other; return a note for each value that has no effect.
+    """Reject values that contradict each other; return a note for each value that is ignored.
 
     Args:
-        spec: the values, each of which is valid on its own.
+        spec: the values, each valid on its own.
         given: the names of the flags set on the command line or in a PET_ variable.
 
     Raises:

@@ -22,7 +22,7 @@ _GROUPS = {
 table.
 """
 _EMPTY = {"local-ranks-filter": "all"}
-"""What an empty tuple means as a default."""
+"""The meaning of an empty tuple as a default."""
 
 
 def flag_lines(flags: Iterable[Flag]) -> list[str]:
@@ -53,9 +53,7 @@ def _grouped(flags: Iterable[Flag]) -> list[str]:
 
 
 def shown_default(flag: Flag) -> str:
-    """Return a flag's default in the form in which it would be typed, or an empty text if it is not
-    informative.
-    """
+    """Return a flag's default as it would be typed, or an empty text if it is not informative."""
     value = flag.default
     if flag.parse is None or value is None or value == UNSET_RUN_ID:
         return ""

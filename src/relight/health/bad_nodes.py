@@ -38,7 +38,7 @@ _REASON = 300
 class BadNode(NamedTuple):
     """A node with broken hardware, the reason, and the user and job that found it.
 
-    `scheduler` is empty if there is none. `since` and `until` are in seconds since 1970.
+    `scheduler` is empty without one. `since` and `until` are in seconds since 1970.
     """
 
     name: str

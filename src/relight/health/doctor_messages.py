@@ -35,9 +35,9 @@ class DoctorNode(NamedTuple):
     """A node's description of itself.
 
     Other nodes try to reach it at `address`, ports `tcp_port` and `udp_port`; `own` is the address
-    from which it connects to the meeting's host. `resolved` holds the addresses to which the
-    endpoint's host resolves on this node. `udp_taken` means that the node hosts the endpoint, but
-    another program receives the datagrams.
+    that it uses to connect to the meeting's host. `resolved` holds the addresses that the
+    endpoint's host resolves to on this node. `udp_taken` means that the node hosts the endpoint,
+    but another program receives the datagrams.
 
     The host adds `seen_as`, the source address of the node's connection if it differs from `own`,
     and `clock_s`, the offset of the node's clock from the host's, with an error of up to

@@ -181,7 +181,7 @@ def _limits(kind: int) -> tuple[int, int]:
 
 
 def _tasks_of_user(root: str) -> int:
-    """Return how many more tasks this user may start. There is no limit for root."""
+    """Return how many more tasks this user may start. For root, the number is unlimited."""
     limit = _limits(resource.RLIMIT_NPROC)[0]
     if limit == NO_LIMIT or os.geteuid() == 0:
         return NO_LIMIT

@@ -50,12 +50,13 @@ class Accelerators(NamedTuple):
 
 
 class Machine(NamedTuple):
-    """Facts about a machine. Sizes are in bytes; `NO_LIMIT` stands for a missing limit.
+    """Facts about a machine. Sizes are in bytes; `NO_LIMIT` marks a missing limit.
 
     `tasks` is how many threads and processes may still be started according to RLIMIT_NPROC
     (`of_user`) and to the cgroup. `locked` is RLIMIT_MEMLOCK. `rdma` has the names of InfiniBand
-    and RoCE devices. `memory` is what is left in the cgroup. `own_name` has the addresses to which
-    the host's own name resolves, and `addresses` those of its interfaces, such as `eth0 10.0.0.3`.
+    and RoCE devices. `memory` is the memory left in the cgroup. `own_name` has the addresses that
+    the host's own name resolves to, and `addresses` those of its interfaces, such as
+    `eth0 10.0.0.3`.
     """
 
     host: str

@@ -42,7 +42,7 @@ def count(word: str, env: Environment, root: str = "/") -> int:
         root: where /proc, /dev and /sys are; for tests.
 
     Raises:
-        UsageError: if this node has no device of that kind.
+        UsageError: if no device of that kind is found.
     """
     if word == "cpu":
         return cpus(root)
@@ -68,9 +68,7 @@ def accelerators(env: Environment, root: str = "/") -> list[Device]:
 
 
 def gpus(env: Environment, root: str = "/") -> list[Device]:
-    """Return the GPUs that a worker sees through CUDA, or through ROCm if there are none, by
-    index.
-    """
+    """Return the GPUs that a worker sees, by index: through CUDA, or otherwise through ROCm."""
     found = _visible(env.variables.get("CUDA_VISIBLE_DEVICES"), _nvidia(root))
     if found:
         return found
@@ -152,7 +150,7 @@ def _amd(root: str) -> list[Device]:
     folder = os.path.join(root, "sys/class/kfd/kfd/topology/nodes")
     found = []
     for node in sorted(int(name) for name in entries(folder) if name.isdecimal()):
-        # CPUs are nodes as well, with id 0. Nodes that a container may not use can't be read.
+        # CPUs are also nodes, with id 0. Nodes that a container may not use can't be read.
         if content(os.path.join(folder, str(node), "gpu_id")) in ("", "0"):
             continue
         facts = dict.fromkeys(("domain", "location_id", "unique_id", "drm_render_minor"), 0)

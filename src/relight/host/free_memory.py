@@ -10,8 +10,8 @@ from relight.base.values import NO_LIMIT
 from relight.host.devices import content
 
 PLENTY = 2 << 30
-"""In bytes; more than twice what a process uses after importing torch, its CUDA libraries and the
-HF Trainer.
+"""In bytes; more than twice the memory of a process that has imported torch, its CUDA libraries and
+the HF Trainer.
 """
 _UNLIMITED = 2**60
 

@@ -4,8 +4,8 @@
     NVRM: GPU 0000:3b:00.0: GPU has fallen off the bus.
     nvidia-nvswitch3: SXid (PCI:0000:84:00.0): 12028, Fatal, Link 46 …
 
-ECC memory errors and NVLink errors are reported as Xids as well. `nvidia-smi` is not used because
-it hangs if the driver is broken. Sources:
+ECC memory errors and NVLink errors are also reported as Xids. `nvidia-smi` is not used because it
+hangs if the driver is broken. Sources:
 https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html, 2025-10, for `_MEANINGS` and
 `_HARDWARE`; NVIDIA's Fabric Manager user guide for SXids. Loaded only after a failure.
 """

@@ -53,9 +53,7 @@ class Gpus:
         """GPU numbers by GPU id. `nvidia-smi` lists processes by GPU id."""
 
     def look(self) -> list[Gpu]:
-        """Return the current state of each GPU; empty if there are no GPUs or `nvidia-smi`
-        fails.
-        """
+        """Return the current state of each GPU; empty without GPUs, or if `nvidia-smi` fails."""
         text = _output(_QUERY) if self._works else None
         self._works = text is not None
         gpus = _parsed(text or "")

@@ -160,7 +160,7 @@ class Child:
 
     def kill_orphans(self) -> bool:
         """Kill the orphans that the process left when it was killed; return whether some still
-        exist. They are now children of this process, which is a subreaper.
+        exist. They are now children of this process, a subreaper.
         """
         return bool(reap_and_kill(own_children))
 
@@ -308,8 +308,8 @@ def catches_signal(pid: int, number: int, unknown: bool) -> bool:
 
 
 def reopen(fd: int, flags: int) -> int:
-    """Open the file, pipe or terminal of another descriptor again, and return the new descriptor,
-    which has its own flags.
+    """Open the file, pipe or terminal of another descriptor again, and return a new descriptor with
+    its own flags.
 
     Raises:
         OSError: if it can't be opened.
@@ -508,8 +508,8 @@ _COMMAND_LINE, _ENVIRONMENT = 48, 50
 (proc(5)).
 """
 _MAP = (26, 27, 45, 46, 47, 0, 28, 48, 49, 50, 51)
-"""Fields in /proc/self/stat in the order of `struct prctl_mm_map` (linux/prctl.h). 0 stands for the
-end of the heap, which stat lacks.
+"""Fields in /proc/self/stat in the order of `struct prctl_mm_map` (linux/prctl.h). 0 marks the end
+of the heap, which stat lacks.
 """
 _places: dict[int, tuple[int, int]] = {}
 """Where the command line and the environment began and ended, including their spare room, when this
@@ -521,7 +521,7 @@ def _overwrite(field: int, data: bytes, *, exactly: bool) -> None:
     """Overwrite the memory from which proc(5) shows the command line or the environment. Data that
     does not fit is cut, and shorter data is padded with zero bytes.
 
-    With `exactly`, there is no padding if the kernel allows that (PR_SET_MM_MAP, Linux 3.18 with
+    With `exactly`, nothing is padded if the kernel allows that (PR_SET_MM_MAP, Linux 3.18 with
     CONFIG_CHECKPOINT_RESTORE).
     """
     try:
@@ -609,7 +609,7 @@ def reap_any() -> tuple[int, int]:
     status. Called in the spawner.
 
     Raises:
-        ChildProcessError: if this process has no children.
+        ChildProcessError: if this process doesn't have any children.
     """
     return os.waitpid(-1, os.WNOHANG)
 
@@ -638,7 +638,7 @@ def reap(pid: int, limit_s: float) -> int | None:
 
 
 def name_and_user(pid: int) -> tuple[str, str]:
-    """Return a process's short name and its user's name, or the uid if the user has no name. Both
+    """Return a process's short name and its user's name, or the uid if that name is unknown. Both
     are empty if the process has exited.
     """
     import pwd
@@ -707,7 +707,7 @@ def is_uninterruptible(pid: int) -> bool:
 
 
 def parent_of(pid: int) -> int:
-    """Return a process's parent; 0 if it has none or has ended."""
+    """Return a process's parent, or 0 if the process lacks one or has ended."""
     return int(_state_and_parent(pid)[1])
 
 

@@ -30,7 +30,7 @@ def bind(
       largest group first.
 
     The home is the NUMA node of the GPU whose index is the local rank. With `exclusive` and
-    `core-complex`, the share of a visible GPU that has no worker stays unused. Without GPUs (which
+    `core-complex`, the share of a visible GPU without a worker stays unused. Without GPUs (which
     torchrun rejects), the workers' homes are spread evenly over the cores: of 4 workers on 2 equal
     nodes, 2 have their home on each node.
 
@@ -63,7 +63,7 @@ def bind(
     word = "GPUs" if found else "workers"
     masks: dict[int, Cpus] = {}
     for node in dict.fromkeys(homes[:local_world_size]):
-        # GPUs without a worker get a share as well.
+        # GPUs without a worker also get a share.
         at_home = [index for index, home in enumerate(homes) if home == node]
         masks.update(zip(at_home, topology.share(node, len(at_home), word), strict=True))
     return tuple(masks[local_rank] for local_rank in range(local_world_size))

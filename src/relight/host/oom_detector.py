@@ -135,7 +135,7 @@ class OomKills:
         return kernel_log.kills(self._began)
 
     def _counted(self, at: float) -> str:
-        """Describe the kill that the counters show at this time; empty if there was none."""
+        """Describe the kill that the counters show at this time, or return an empty string."""
         here = _increase(self._before, _read(self._counter))
         if here and self._cgroup is not None:
             if self._inotify >= 0:
@@ -240,7 +240,7 @@ def _increase(before: int | None, now: int | None) -> int | None:
 
 
 def _limit(cgroup: _Cgroup) -> int:
-    """Return the smallest limit of a cgroup and its parents; 0 if there is none."""
+    """Return the smallest limit of a cgroup and its parents, or 0 if all are unlimited."""
     limits = []
     path = cgroup.path.strip("/")
     while True:

@@ -276,7 +276,7 @@ def reap_any() -> tuple[int, int]:
     ended, and its waitpid(2) status. Called in the spawner.
 
     Raises:
-        ChildProcessError: if this process has no children.
+        ChildProcessError: if this process doesn't have any children.
     """
     reaped, status = os.waitpid(-1, os.WNOHANG)
     if reaped in _running:
@@ -512,7 +512,7 @@ def is_uninterruptible(pid: int) -> bool:
 
 
 def parent_of(pid: int) -> int:
-    """Return a process's parent; 0 if it has none or has ended."""
+    """Return a process's parent, or 0 if the process lacks one or has ended."""
     parent = _ps("ppid", pid)
     return int(parent) if parent.isdecimal() else 0
 

@@ -3,7 +3,7 @@
 Without privileges, a priority lowered by nice(2) or SCHED_IDLE can't be raised again, and processes
 forked later would inherit it. SCHED_IDLE is therefore used only if a trial shows that it can be
 undone; otherwise the work sleeps most of the time. If autogroups are enabled, lowering the priority
-of the session's autogroup (sched(7)) helps as well; each worker has its own session.
+of the session's autogroup (sched(7)) also helps; each worker has its own session.
 """
 
 import os
@@ -18,9 +18,7 @@ from relight.host import linux
 IDLE_S = 15.0
 """How long the work may be starved on a machine whose processors are all busy."""
 GENTLE_S = 45.0
-"""Seconds after which the work gets normal priority, so that it finishes about as soon as other
-work.
-"""
+"""After this many seconds, the work gets normal priority, to finish about as soon as other work."""
 STARVED_S = 60.0
 """How long work that stays at low priority may starve at SCHED_IDLE. By then, a job's imports have
 finished if half a processor is idle.
@@ -137,7 +135,7 @@ class _Pacer:
 
 def pause_s(worked_s: float, waited_s: float) -> float:
     """Return how long to pause after work. Work gets a quarter of an idle processor, and little of
-    a busy one, on which it waits about as long as it works.
+    a busy one, where it waits about as long as it works.
     """
     return worked_s * (_SHARE - 1) + min(waited_s, worked_s) * _BUSY_PAUSE
 

@@ -3,7 +3,7 @@
 It holds the workers' error files. It is created when the workers start and removed when the job
 ends.
 
-If the agent is killed, its spawner removes the directory. If the spawner is killed as well, one of
+If the agent is killed, its spawner removes the directory. If the spawner is also killed, one of
 this user's later jobs removes it. `TMPDIR/relight_<boot>_<random>/lock` is locked (lockf(3)) as
 long as the agent is alive. `relight.launch` has such a directory of its own: if it is killed, its
 agent ends and removes it. All containers and pid namespaces on a machine share its kernel, hence

@@ -35,7 +35,7 @@ def lines_by_path(
     Args:
         find: returns the paths, in the order in which to read them.
         goes_on: returns whether more lines may follow. After it has returned false, everything is
-            read once more.
+            read one last time.
         wait: waits until it is time to check again.
 
     Raises:

@@ -4,7 +4,7 @@ import os
 
 
 def user_name() -> str:
-    """Return the name of this process's user, or the uid if the user has no name."""
+    """Return the name of this process's user, or the uid if the name is unknown."""
     try:
         import pwd
     except ImportError:  # Windows

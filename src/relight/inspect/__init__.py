@@ -1,5 +1,5 @@
 """External views of running jobs: `relight top` and the status page.
 
-`top_rows` builds the table of `relight top`, and `page/` implements the status page, which is a
-separate process. Both read job state through the agents' sockets (processes/running_jobs.py).
+`top_rows` builds the table of `relight top`, and `page/` implements the status page, which runs
+as a separate process. Both read job state through the agents' sockets (processes/running_jobs.py).
 """

@@ -35,7 +35,7 @@ _STATES = ("FAILED", "UNKNOWN", "CANCELLED", "UNSUBMITTED", "SUBMITTED", "PENDIN
 
 
 class JobLook(NamedTuple):
-    """A job at one point in time. `handle` is its handle as a string, `name` its name, if known."""
+    """A job at one point in time: its handle, its status, and its name or an empty string."""
 
     handle: str
     status: AppStatus
@@ -44,7 +44,7 @@ class JobLook(NamedTuple):
 
 class Row(NamedTuple):
     """A replica of a job, or a job without replicas, whose `rank` is -1. `rate` is in steps per
-    second, and `cpu` in CPUs; unknown values are None.
+    second, and `cpu` in CPUs; None means unknown.
     """
 
     handle: str
@@ -144,7 +144,7 @@ def ordered(rows: Iterable[Row], order: str, *, reverse: bool = False) -> list[R
 
 
 def _value(row: Row, order: str) -> Any:
-    """Return a row's sort key, which is lowest for the most noteworthy row."""
+    """Return a row's sort key. The most noteworthy row has the lowest key."""
     value = getattr(row, order)
     if order == "state":
         return _STATES.index(value)
@@ -189,7 +189,7 @@ def widths(
         lines: the texts of their cells.
         room: the width of a line.
         between: the padding of each column.
-        keep: the heading of the sort column, which is never dropped.
+        keep: the heading of the sort column. This column is never dropped.
     """
     full = [max(map(len, column)) for column in zip(heads, *lines, strict=True)]
     chosen: dict[int, int] = {}
@@ -231,7 +231,7 @@ def totals(rows: Iterable[Row]) -> str:
 
 
 def gpus_line(gpus: Sequence[Gpu]) -> str:
-    """Return a line about the GPUs on this machine; empty if it has none."""
+    """Return a line about the GPUs on this machine, or an empty string without GPUs."""
     models = {gpu.model for gpu in gpus}
     texts = []
     for gpu in gpus:

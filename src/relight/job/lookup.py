@@ -45,7 +45,7 @@ def _by_name(text: str) -> Handle | None:
                 if text in (job.id, job.name, str(job.pid)):
                     return Handle(RUN, SESSION, job.id)
     except OSError:
-        pass  # this user has no such directory
+        pass  # this user doesn't have such a directory
     return None
 
 

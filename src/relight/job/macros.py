@@ -17,7 +17,7 @@ from relight.job.app import Role
 img_root = "${img_root}"
 """The directory with the image's files, as seen by the replica."""
 app_id = "${app_id}"
-"""The scheduler's id for the app, which is unique and the same for all replicas."""
+"""The scheduler's id for the app: unique, and the same for all replicas."""
 replica_id = "${replica_id}"
 """The replica's number within its role, starting at 0."""
 rank0_env = "${rank0_env}"
@@ -31,7 +31,7 @@ def substitute(role: Role, values: Mapping[str, str]) -> Role:
     """Return the role with its macros replaced in `args`, the values of `env`, and `metadata`.
 
     Args:
-        role: the role, which is not modified.
+        role: the role (not modified).
         values: values by the names in `NAMES`; a macro without a value is left unchanged.
     """
     return replace(

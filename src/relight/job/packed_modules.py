@@ -30,7 +30,7 @@ class PackedModules:
     """Finder and loader for packed modules.
 
     Args:
-        archive: the archive's path, which is the prefix of the modules' file names.
+        archive: the archive's path, used as the prefix of the modules' file names.
         packed: what `pack` returned.
     """
 
@@ -73,7 +73,7 @@ class PackedModules:
         exec(compile(source, str(file), "exec", dont_inherit=True), module.__dict__)  # noqa: S102
 
     def get_source(self, name: str) -> str:
-        """Return a module's source, which is shown in tracebacks."""
+        """Return a module's source, for display in tracebacks."""
         spec = self.find_spec(name)
         if spec is None:
             raise ImportError(f"no packed module {name}", name=name)

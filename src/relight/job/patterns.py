@@ -51,7 +51,7 @@ def ignored(patterns: Iterable[Pattern], path: str, is_directory: bool) -> bool:
     name = path.rpartition("/")[2]
     for pattern in patterns:
         if pattern.takes_back != verdict or pattern.regex is None:
-            continue  # it would have no effect
+            continue  # it wouldn't change the verdict
         if pattern.directories_only and not is_directory:
             continue
         if pattern.regex.fullmatch(path if pattern.whole else name):
@@ -141,8 +141,8 @@ def _brackets(text: str, at: int) -> tuple[int, str]:
 
 
 def _one(text: str, at: int) -> tuple[str, int]:
-    """Return one character of a bracket expression, which may be escaped with a backslash, and the
-    next position.
+    """Return one character of a bracket expression, possibly escaped with a backslash, and the next
+    position.
     """
     at += text[at] == "\\" and at + 1 < len(text)
     return text[at], at + 1

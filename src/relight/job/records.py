@@ -48,13 +48,13 @@ def new_id(name: str) -> str:
 
 
 def root(env: Environment | None = None) -> str:
-    """Return the parent directory of all job directories, which may not exist yet."""
+    """Return the parent directory of all job directories. It may not exist yet."""
     env = environment.read() if env is None else env
     return os.path.join(environment.state_directory(env), "jobs")
 
 
 def path(app_id: str) -> str:
-    """Return a job's directory, which may not exist yet.
+    """Return a job's directory. It may not exist yet.
 
     Raises:
         UsageError: if the id is invalid.
@@ -151,7 +151,7 @@ def wait_until_submitted(app_id: str) -> None:
 
 
 def read(app_id: str) -> dict[str, Any] | None:
-    """Return a job's record, or None if there is none."""
+    """Return a job's record, or None."""
     return _load(os.path.join(path(app_id), FILE))
 
 
@@ -177,7 +177,7 @@ def instant(text: str) -> float:
 
 
 def of_handle(scheduler: str, app_id: str) -> dict[str, Any] | None:
-    """Look up a job's record by the scheduler's job id, which may differ from the directory
+    """Look up a job's record by the scheduler's job id. It can differ from the directory
     name.
     """
     record = read(app_id) if _is_id(app_id) else None

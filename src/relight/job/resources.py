@@ -1,6 +1,6 @@
 """Named resources: machine sizes by their TorchX names, and those that the user defines.
 
-The memory of `aws_*` is 983 MiB per advertised GiB, which is what remains available to a container.
+The memory of `aws_*` is 983 MiB per advertised GiB, the part that remains available to a container.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -166,7 +166,7 @@ def resource(
 ) -> Resource:
     """Return a replica's resource, by the name `h` if it is given, or otherwise from the numbers.
 
-    None means TorchX's default, which is 2 cores, no GPU and 1024 MiB. An explicit 0 is kept.
+    None means TorchX's default: 2 cores, no GPU and 1024 MiB. An explicit 0 is kept.
     """
     if h:
         return named_resources[h]
@@ -184,7 +184,7 @@ def own(env: Environment) -> Own:
     to functions that return one.
 
     Raises:
-        UsageError: if that module can't be imported or has no such mapping.
+        UsageError: if that module can't be imported or doesn't define such a mapping.
     """
     found: dict[str, Callable[[], Resource] | Resource] = {
         name: _made_by(entry)

@@ -22,7 +22,7 @@ class ReplicaStatus(NamedTuple):
     """One replica. `exitcode` is None while unknown. `error` describes its failure in one line.
     `last_line` is the last line of its output, `use` its resource usage, and `pid` its process on
     this machine, if the scheduler knows them. `topology` is its node's location in the network, if
-    ranks are ordered by it.
+    that determines the order of ranks.
     """
 
     role: str
@@ -56,9 +56,9 @@ class RoleStatus(NamedTuple):
 
 class AppStatus(NamedTuple):
     """A job. It has failed when any replica has failed, and it is over when all replicas are.
-    `restarts` is None if unknown. If known, `account` is the time breakdown, `progress` is how far
-    the job has got, and `charts` has its metrics over time. `preload` is the progress of preloading
-    imports for restarts on this node.
+    `account` is the time breakdown, `progress` is how far the job has got, and `charts` has its
+    metrics over time. `preload` is the progress of preloading imports for restarts on this node.
+    `restarts`, `account` and `progress` are None if unknown.
     """
 
     state: AppState

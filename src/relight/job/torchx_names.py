@@ -26,8 +26,8 @@ class ParsedAppHandle(NamedTuple):
 
 
 class AppDryRunInfo:
-    """The argument of `Role.pre_proc`: the scheduler's rendered request, which is a dict that may
-    be modified, and the app and options that it was rendered from.
+    """The argument of `Role.pre_proc`: the scheduler's rendered request (a dict that may be
+    modified), and the app and options that it was rendered from.
     """
 
     def __init__(

@@ -39,8 +39,8 @@ class Entry(NamedTuple):
 
 
 class Project(NamedTuple):
-    """One directory of a workspace and its target directory in the copy, which is empty for the
-    root; or one file and its path in the copy.
+    """One directory of a workspace and its target directory in the copy (empty for the root),
+    or one file and its path in the copy.
     """
 
     directory: str

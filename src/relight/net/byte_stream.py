@@ -122,7 +122,8 @@ class ByteStream:
             return False
 
     def read(self) -> bytes | None:
-        """Return received bytes: empty if the peer has closed its end, None if there is no data.
+        """Return received bytes: empty if the peer has closed its end, None while nothing has
+        arrived.
 
         Raises:
             OSError: if the connection has failed.

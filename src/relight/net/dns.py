@@ -13,7 +13,7 @@ def resolve(
 ) -> None:
     """Resolve a name without blocking, then call `done` with its addresses or an error message.
 
-    There is no timeout; the caller may stop waiting.
+    It never times out; the caller may stop waiting.
     """
 
     def look_up() -> list[tuple[str, int]]:

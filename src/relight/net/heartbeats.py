@@ -249,7 +249,7 @@ def _is_refusal(data: bytes, host: str) -> bool:
 
 
 def _code(content: bytes, session_key: bytes) -> bytes:
-    # Loading OpenSSL takes two milliseconds, which is too long at job startup.
+    # Loading OpenSSL takes two milliseconds, too long at job startup.
     from hashlib import blake2b
 
     return blake2b(content, key=session_key, digest_size=8).digest()

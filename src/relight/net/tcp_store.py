@@ -418,9 +418,7 @@ class _Client:
 
 
 def _parse(data: bytes, position: int, layout: tuple[int, ...]) -> tuple[list[bytes], int]:
-    """Parse a request; return its fields and its end, which is beyond the data if it is
-    incomplete.
-    """
+    """Parse a request; return its fields and its end (beyond the data if it is incomplete)."""
     fields, size = [], len(data)
     for limit in layout:
         if limit < 0:

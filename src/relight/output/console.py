@@ -56,7 +56,7 @@ class Console:
         self._waiting: dict[ConsoleStream, None] = {}
         self._waiting_since = 0.0
         self._again: bool | None = None
-        """Whether to serve the waiting streams once more; None while they are not being served."""
+        """Whether to serve the waiting streams again; None while they are not being served."""
         self._patience = Alarm(loop, self._on_patience)
         self.shows_once: Callable[[], RepeatedLines] | None = None
         """Merges identical lines from several ranks into one line with a note; created at the first

@@ -28,9 +28,7 @@ def read(path: str) -> ErrorReport | None:
 
 
 def line_in(path: str) -> str:
-    """Return a one-line reason for a program's failure from its error file; empty if there
-    is none.
-    """
+    """Return a one-line reason for a program's failure from its error file, or an empty string."""
     return line_of(_text(path))
 
 

@@ -34,7 +34,7 @@ def check(name: str) -> None:
     """Reject the name of a handler that doesn't exist.
 
     Raises:
-        UsageError: if there is no such handler; the error lists the known ones.
+        UsageError: if the handler does not exist; the error lists the known ones.
     """
     known = (*EVENT_HANDLERS, *sorted(plugins.find(GROUP)))
     if name not in known:
@@ -147,9 +147,8 @@ class EventProcess:
 
 
 def _live(name: str, origin: Mapping[str, str]) -> None:
-    """Run as the handler's process until the agent closes its end of the socket, which is stdin
-    here. stdout is reserved for the workers' output, so stdout and stderr are both the agent's
-    stderr.
+    """Run as the handler's process until the agent closes its end of the socket (stdin here).
+    stdout is reserved for the workers' output, so stdout and stderr are both the agent's stderr.
     """
     agent = socket.socket(fileno=os.dup(0))
     null = os.open(os.devnull, os.O_RDONLY)

@@ -19,7 +19,7 @@ _AT_ONCE = 16
 _COALESCE_S = 0.01
 """A file that is written to continuously is read at this interval instead of at each write."""
 _POLL_S = 0.1
-"""Polling interval on a machine that has no free inotify instance or watch."""
+"""Polling interval on a machine without a free inotify instance or watch."""
 
 
 class FileTail:

@@ -33,11 +33,11 @@ class LongOutput(NamedTuple):
 
 
 class PipeReader:
-    """Reads a worker's output from a pipe or a pseudo-terminal, and keeps the end of it.
+    """Reads a worker's output from a pipe or a pseudo-terminal, and keeps the last part.
 
     Args:
         loop: the agent's loop.
-        fd: this process's end, which the reader closes.
+        fd: this process's end, closed by the reader.
         stream: where to show the output, or None.
         on_traceback: called when a traceback begins, before it is shown; None to ignore them.
     """
@@ -162,9 +162,7 @@ class PipeReader:
             left -= size
 
     def _read(self, most: int) -> int:
-        """Read once; return the number of bytes, or 0 if there is no data or the writer has
-        closed.
-        """
+        """Read once; return the number of bytes, or 0 if nothing came or the writer has closed."""
         try:
             data = os.read(self.fd, most)
         except BlockingIOError:
@@ -192,7 +190,7 @@ class PipeReader:
             self._stream.feed(data)
 
     def _find_traceback(self, data: bytes, tell: Callable[[], None]) -> None:
-        """Search new output for the beginning of a traceback, which may be split across reads."""
+        """Search new output for the beginning of a traceback, possibly split across reads."""
         first = max(0, len(self.tail) - len(data) - len(TRACEBACK) + 1)
         at = self.tail.rfind(TRACEBACK, first)
         if at >= 0:

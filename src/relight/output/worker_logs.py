@@ -277,8 +277,7 @@ class Logs:
 
         Args:
             local_ranks: the local ranks of the workers.
-            directory: `attempt_<n>` of the generation in which they start, to be created; empty for
-                no files at all.
+            directory: `attempt_<n>` of their generation, to be created; empty for no files at all.
         """
         if directory:
             try:

@@ -38,8 +38,8 @@ class Arguments:
         sys.argv = self._real
 
     def problem(self) -> tuple[str, str]:
-        """Return the module that has read arguments since the last call, and a description; empty
-        if there is none.
+        """Return the module that has read arguments since the last call, and a description, or two
+        empty strings.
         """
         module, self._read_by = self._read_by, ""
         return (module, f"{module} reads the script's arguments") if module else ("", "")

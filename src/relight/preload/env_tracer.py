@@ -72,7 +72,7 @@ class Watch:
 
     def problem(self) -> tuple[str, str]:
         """Return the module that depends on a variable that differs between workers, and a
-        description; empty if there is none. Only imports since `begin` count.
+        description, or two empty strings. Only imports since `begin` count.
         """
         if self._first[0]:
             module, name = self._first
@@ -126,7 +126,7 @@ class Watch:
 
     def _note_search(self, name: str) -> None:
         """Record a check whether a variable exists. The variables that differ between workers exist
-        in all of them.
+        in every worker.
         """
         if name not in self._marks:
             self.reads.setdefault(module_of(_caller()), set()).add(name)

@@ -55,7 +55,7 @@ class Inputs:
 
     Args:
         began_ns: when this process was started, in nanoseconds since 1970. Files that have changed
-            after that may differ from what was read.
+            after that may differ from the data that was read.
 
     Attributes:
         variables: name prefixes of variables that imports depend on, in addition to those that
@@ -106,7 +106,7 @@ class Inputs:
 
     def problem(self) -> tuple[str, str]:
         """Return the module that opened a file which changed after this process started, and a
-        description; empty if there is none. Only files opened since the last call count.
+        description, or two empty strings. Only files opened since the last call count.
         """
         new, self._new = self._new, {}
         for path, module in new.items():

@@ -237,7 +237,7 @@ class _Requests:
         self._heir = 0
 
     def take_heir(self) -> int:
-        """Return the pid of the ended child's heir, or 0 if there is none."""
+        """Return the pid of the ended child's heir, or 0 if it lacks one."""
         self.read()
         heir, self._heir = self._heir, 0
         return heir

@@ -64,8 +64,8 @@ def preload(
     that, and where packages are installed.
 
     Args:
-        setup: `modules`; `learned`: whether these are the imports of a watched worker, some of
-            which may have failed; `culprits`: modules that are known to be unfit; `argv`: the
+        setup: `modules`; `learned`: whether these are the imports of a watched worker, perhaps
+            including failed ones; `culprits`: modules that are known to be unfit; `argv`: the
             workers' command line.
         loaded: the modules that any worker has loaded by now.
         tell: sends the agent a line.
@@ -233,8 +233,8 @@ class _DependencyFinder:
 
 
 class _Baseline:
-    """The state of this process before the imports, to which it must still conform after each
-    import.
+    """The state of this process before the imports. The process must still conform to it after
+    each import.
 
     Args:
         descriptors: the descriptors that may be open.
@@ -362,8 +362,8 @@ def check_shadows(argv: list[str], modules: Collection[str]) -> None:
 
 
 def _beside(specs: Mapping[str, ModuleSpec | None], argv: list[str]) -> dict[str, str | None]:
-    """Return the packages among these for which the script would find another one next to itself,
-    and where. Built-in packages are never included.
+    """Return the given packages that another one next to the script would shadow, with its path.
+    Built-in packages are never included.
     """
     folder = _folder(argv)
     known = folder in sys.path_importer_cache
@@ -382,7 +382,7 @@ def _beside(specs: Mapping[str, ModuleSpec | None], argv: list[str]) -> dict[str
 
 
 def _folder(argv: list[str]) -> str:
-    """Return the directory in which the script would look up modules first."""
+    """Return the directory that the script would search for modules first."""
     if argv[2] in ("-m", "-"):
         return os.getcwd()
     path = os.path.realpath(argv[2])

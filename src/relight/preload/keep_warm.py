@@ -24,7 +24,7 @@ from relight.warm.warm_sockets import BeingMade, Description
 
 
 class Lasting:
-    """Records what the imports depend on from now on.
+    """Records the dependencies of the imports from now on.
 
     Attributes:
         until: processes that this one must not outlive.
@@ -76,7 +76,7 @@ class Lasting:
             os.pwrite(self.lock, b"%9d" % imported, len(self._shown))
 
     def end_imports(self, variables: Mapping[str, str], watch: Watch) -> None:
-        """Record what the imports depend on, and clear the environment of this process.
+        """Record the dependencies of the imports, and clear the environment of this process.
 
         Args:
             variables: the environment during the imports.

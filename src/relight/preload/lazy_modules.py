@@ -1,9 +1,9 @@
 """Hides the preloaded modules of a warm worker until its script imports them.
 
 As a result, `sys.modules` is the same as in a cold worker, and the script's import of a module can
-be intercepted. At that point, the script must have set its variables to the values with which the
-module was imported, it must find the same module, and it must not have replaced any module that
-this one needs. Otherwise the worker turns into a cold one by executing its own command line from
+be intercepted. At that point, the variables must have the same values as when the module was
+preloaded, and the script must find the same module and must not have replaced any module that this
+one needs. Otherwise the worker turns into a cold one by executing its own command line from
 the start.
 
     import torch  -->  Deferred.find_spec  -->  _Loader.exec_module  -->  torch and its dependencies
@@ -136,8 +136,8 @@ class Deferred:
         return found
 
     def _check(self, name: str, names: set[str]) -> None:
-        """Check that the script's variables match the values with which these modules, which an
-        import needs, were preloaded.
+        """Check that the script's variables have the same values as when these modules, needed by
+        an import, were preloaded.
 
         Python reads `os.environ`; compiled code reads the process's own environment, which
         `os.putenv` can change separately.

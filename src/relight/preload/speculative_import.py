@@ -58,7 +58,7 @@ def attempt(step: Callable[[int], None], guard: Guard) -> UndoneStep | None:
 
     Args:
         step: raises UnfitError if it must be undone. It is called with the pid of the waiting copy,
-            which is a child that the step did not start.
+            a child that the step did not start.
         guard: the guard of this process.
 
     Raises:

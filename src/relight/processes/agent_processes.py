@@ -25,10 +25,10 @@ class Running(NamedTuple):
     """An agent running on this machine. Memory is in bytes; shared pages count proportionally
     (PSS).
 
-    `run_id` is empty while the agent has no workers; `job` is the id of its job, or empty.
+    `run_id` is empty while the agent is without workers; `job` is the id of its job, or empty.
     `warm_pid` is the pid of the warm spawner, which holds the --preload modules, or 0 if there is
-    none; its memory is included in `memory`. `slow_ranks` describes the slow ranks
-    (--watch-slow-ranks), and is empty if there are none.
+    none; its memory is included in `memory`. `slow_ranks` describes any slow ranks
+    (--watch-slow-ranks).
     """
 
     pid: int

@@ -1,9 +1,9 @@
 """Freezes workers and all their descendants (SIGSTOP) while their lease has expired.
 
-A lease is the time until which the workers may run; the agent renews it. Workers' descendants may
-be in sessions of their own and may have lost their parents. Other programs may send SIGCONT, for
-example one that continues all processes after the machine was suspended. So the freeze is repeated
-as long as it lasts. A process that another program had already stopped is not continued afterwards.
+A lease limits how long the workers may run; the agent renews it. Workers' descendants may be in
+sessions of their own and may have lost their parents. Other programs may send SIGCONT, for example
+one that continues all processes after the machine was suspended. So the freeze is repeated as long
+as it lasts. A process that another program had already stopped is not continued afterwards.
 """
 
 import os
@@ -33,7 +33,7 @@ class Freezer:
         self._frozen_pids: set[int] = set()
 
     def next_look(self, now: float) -> float | None:
-        """Return the time of the next `look`, or None if there is no lease that will expire."""
+        """Return the time of the next `look`, or None if no lease will expire."""
         if self.frozen:
             return now + LOOK_EVERY_S
         return self.until or None

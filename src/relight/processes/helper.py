@@ -3,8 +3,8 @@ the event handler.
 
 Each has its own guard and spawner, as the workers do (`processes/spawner.py`). So no descendant is
 left behind, whatever is killed, and the workers' guard and spawner are not needed. The agent never
-waits for the process itself, which may be stuck in an uninterruptible call. It waits for messages
-on the spawner's socket, with a time limit.
+waits for the process itself, because that may be stuck in an uninterruptible call. It waits for
+messages on the spawner's socket, with a time limit.
 
     agent --fork--> guard --fork--> spawner --fork, exec--> helper --> whatever it starts
 """

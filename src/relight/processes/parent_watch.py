@@ -10,7 +10,7 @@ _LOOK_EVERY_S = 0.5
 
 class ParentWatch:
     """Polls for a change of this process's parent. PR_SET_PDEATHSIG would report the exit of the
-    thread that started this process, which may exit before the parent's other threads.
+    thread that started this process, even if the parent's other threads are still running.
 
     Args:
         loop: the agent's loop.

@@ -90,7 +90,7 @@ class JobDirectory:
         return job in self._names(_ENDED) and job not in self._names(OF_JOB)
 
     def ask(self, job: str) -> NodeSnapshot | None:
-        """Return the answer from a job's agent; None if there is no valid answer."""
+        """Return the answer from a job's agent; None without a valid answer."""
         answer = self._answer(job, b"\n")
         found = _snapshot(answer)
         if found is None and answer:
@@ -169,15 +169,15 @@ class JobDirectory:
 
     def events_everywhere(self, job: str, number: int) -> list[tuple[str, list[str]]]:
         """Return the lines of events above a number that all nodes' agents have in memory, by host.
-        Nodes that don't answer have none.
+        The list is empty for a node that doesn't answer.
         """
         question = _line(EventsAfter(number, follow=False)).decode().strip()
         found = self._ask_everywhere(job, question).nodes
         return [(each.host, (each.answer or "").splitlines()) for each in found]
 
     def stacks(self, job: str) -> "list[tuple[str, NodeStacks | None]]":
-        """Return the stacks of the workers on all nodes, with the nodes' names. A node that doesn't
-        answer has None. The list is empty if the job's own agent doesn't answer.
+        """Return the stacks of the workers on all nodes, with the nodes' names, or None for a node
+        that doesn't answer. The list is empty if the job's own agent doesn't answer.
         """
         from relight.core.group import node_stacks
 

@@ -21,7 +21,7 @@ _TARGET = f"/memfd:{_NAME} (deleted)"
 
 def mapped(path: str, *, make: bool) -> memoryview:
     """Return the memory at a path as 8-byte words; either side may create it. Access raises SIGBUS
-    if the file has been truncated, so only the worker maps it, which can only harm itself.
+    if the file has been truncated, so only the worker maps it and can only harm itself.
 
     Raises:
         OSError: if it is missing and `make` is not set, or it can't be created.
@@ -65,7 +65,7 @@ def _allocate(fd: int) -> None:
     try:
         os.posix_fallocate(fd, 0, SIZE)
     except (AttributeError, OSError):
-        # Either the disk is full, which a write would report too, or this is macOS or musl, which
+        # Either the disk is full, as a write would report too, or this is macOS or musl, which
         # don't emulate the call. glibc emulates it by writing one byte to each block; here that
         # byte is outside all words in use.
         for block in range(0, SIZE, _LEAST_BLOCK):

@@ -1,6 +1,6 @@
 """The memory that this agent shares with the workers of one generation (core/workers/shared_words).
 
-Each worker has a file next to its error file, which it creates when it first calls a function in
+Each worker has a file next to its error file, created when it first calls a function in
 `relight.worker`. So a job whose script never calls one doesn't create any. A worker that can't
 create its file, for example on a full disk, reports nothing and can't be told to save.
 
@@ -18,8 +18,8 @@ from relight.host.loop import Loop
 from relight.processes.shared_page import opened
 
 _SEEN_AFTER_S = 0.002
-"""The time after which a worker is certain to see what this process has written and to have counted
-any call that it had begun before.
+"""After this time, a worker is certain to see what this process has written and to have counted any
+call that it had begun before.
 """
 
 
@@ -139,9 +139,7 @@ class WorkerMemory:
         return {rank for rank, page in self._pages() if page[words.INSIDE] in (1, 2)}
 
     def leave(self, count: int) -> None:
-        """Let the workers, even held ones, leave their group, which is the `count`th that this job
-        leaves.
-        """
+        """Let the workers, even held ones, leave their group, the `count`th this job leaves."""
         self.release()
         self._write(words.LEAVE, count)
 

@@ -14,11 +14,11 @@ gone.
 If the spawner itself is killed, PR_SET_PDEATHSIG kills the workers, and the guard inherits and
 kills their descendants (`linux.stand_guard`; the guard and the agent are also subreapers). A
 process only kills its own children. Their pids can't have been reused because no other process
-reaps them. Some processes can't be killed: those in an uninterruptible call, and those of another
-user, for example started with `sudo`. The spawner reports them to the agent, which decides how long
-to wait. Without an agent, the spawner and its guard give up after a while.
+reaps them. Processes in an uninterruptible call can't be killed, nor can those of another user, for
+example started with `sudo`. The spawner reports them to the agent, which decides how long to wait.
+Without an agent, the spawner and its guard give up after a while.
 
-Workers may have a lease, the time until which they may run. When it expires, they and all their
+Workers may have a lease, which limits how long they may run. When it expires, they and all their
 descendants are frozen (SIGSTOP) until it is renewed (`processes/freezer.py`). The spawner does the
 freezing, so that it works even if the agent itself is stopped.
 
@@ -401,7 +401,7 @@ class SpawnerProcess:
         """
         self._pid = 0
         self._idle_pid = 0
-        """The spawner's own pid, which it reports when it waits for a generation; 0 until then."""
+        """The spawner's own pid, as reported when it waits for a generation; 0 until then."""
         self._control: socket.socket | None = None
 
     def fork(self, plans: Sequence[WorkerPlan], scratch: str) -> tuple[int, socket.socket]:

@@ -1,7 +1,7 @@
 """Makes the slow-rank reports that an agent receives available as events, and to `relight status`.
 
-`relight status` reads them from a file in memory, which it finds by name among the agent's open
-files (proc_pid_fd(5)). So no file is left behind.
+`relight status` reads them from a file in memory, found by name among the agent's open files
+(proc_pid_fd(5)). So no file is left behind.
 """
 
 import os
@@ -57,7 +57,7 @@ class ShownSlowRanks:
 
 
 def shown_by(pid: int) -> str:
-    """Return an agent's reports; empty if there are none, or if its open files can't be read."""
+    """Return an agent's reports; empty also if its open files can't be read."""
     folder = f"/proc/{pid}/fd"
     try:
         for name in os.listdir(folder):

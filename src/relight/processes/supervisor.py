@@ -50,8 +50,8 @@ class Supervisor:
         on_event: called after the decisions of core/workers/supervision have been carried out: for
             each start and exit, when processes are frozen or resumed, for processes that survive
             SIGKILL, and when the spawner is lost.
-        before_stop: called with the exit of a failed process, before the others are stopped because
-            of it.
+        before_stop: called with the exit of a failed process, before the others are stopped in
+            response.
         on_change: called with each state change in core/workers/supervision.
         fork: starts a spawner, or uses the warm one (`warm/preloading.py`).
         grace_for_all: whether a process without a handler for the stop signal also gets the grace

@@ -39,7 +39,7 @@ _HELP = (
     "gloo), unless init=False. After `timeout` seconds the stacks of all ranks are reported. `env` "
     "has more variables for the ranks."
 )
-_outcome = pytest.StashKey[Any]()  # a reports.Outcome, which is imported late
+_outcome = pytest.StashKey[Any]()  # a reports.Outcome, imported late
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

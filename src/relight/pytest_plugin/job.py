@@ -50,7 +50,7 @@ _OFF: dict[str, Any] = {
 _NOT_ON_RANKS = (
     "cacheprovider", "faulthandler", "junitxml", "pastebin", "stepwise", "terminal",
 )  # fmt: skip
-"""Plugins whose options the ranks accept, but that have no effect there."""
+"""Plugins whose options the ranks accept, but that are inactive there."""
 
 
 def run(item: pytest.Item, wanted: Wanted) -> ReportedTest:
@@ -106,7 +106,7 @@ def _command(config: pytest.Config, wanted: Wanted, folder: Path) -> list[str]:
 
 def warm_flags(config: pytest.Config) -> list[str]:
     """Return the flags that keep the installed modules that this process has imported preloaded for
-    the next test. There are none on macOS, or if the user has set RELIGHT_PRELOAD.
+    the next test. The list is empty on macOS, or if the user has set RELIGHT_PRELOAD.
     """
     variables = environment.read().variables
     if sys.platform != "linux" or variables.get("RELIGHT_PRELOAD"):
@@ -144,7 +144,7 @@ def _is_installed(name: str) -> bool:
 
 
 def _variables(wanted: Wanted) -> dict[str, str]:
-    """Return the job's environment: the current environment, which the test may have modified,
+    """Return the job's environment: the current environment, possibly modified by the test,
     without the variables of an outer job.
     """
     variables = {"OMP_NUM_THREADS": "1", **environment.read().variables, **wanted.env}

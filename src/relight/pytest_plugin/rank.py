@@ -111,7 +111,7 @@ class RankPlugin:
         self._write({"end": said})
 
     def pytest_configure(self, config: pytest.Config) -> None:
-        """Keep the configuration, which is needed to serialize reports."""
+        """Keep the configuration for serializing reports."""
         self._config = config
 
     def _limit(self, seconds: float) -> None:

@@ -30,7 +30,7 @@ class RankReports(NamedTuple):
 
 def read(folder: Path, rank: int) -> RankReports:
     """Read a rank's files. A phase that ended after the timeout counts as unfinished, because the
-    launcher's signal interrupted the call in which it hung.
+    launcher's signal interrupted the call that hung.
     """
     stacks = folder / f"stacks.{rank}"
     is_late = stacks.exists() and stacks.stat().st_size > 0

@@ -191,7 +191,7 @@ class ReportedTest:
             parts += [(f"stacks of rank {x.rank}", _of_test(x.stacks)) for x in missing if x.stacks]
             return RanksRepr(parts + [part for each in missing for part in each.printed])
         if any(not report.passed for each in self._ranks for _, report in each.phases.values()):
-            return None  # which has ended this one
+            return None  # that failure ended this one
         if any(each.end for each in self._ranks):
             return None  # `replay` ends the run
         return self._ended(missing)

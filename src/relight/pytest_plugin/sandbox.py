@@ -1,4 +1,4 @@
-"""The fixture `relight_sandbox`, with which a test runs a script on several hosts and injects
+"""The fixture `relight_sandbox`. A test uses it to run a script on several hosts and inject
 faults.
 """
 
@@ -57,7 +57,7 @@ class SandboxRunner:
             arguments: the script's arguments.
             flags: `relight run` flags, such as `--max-restarts=3`.
             faults: lines in the format of a `--faults` file.
-            timeout: seconds after which the job is killed and the test fails; None for no limit.
+            timeout: kill the job and fail the test after this many seconds; None for no limit.
             env: additional variables for the job.
 
         Raises:

@@ -10,7 +10,7 @@ Open MPI (4.1 and 5.0, mpirun)
     OMPI_MCA_orte_node_regex                   4: hosts by VPID; not on the host of mpirun
     PMIX_NAMESPACE                             the job; 5: `prterun-HOST_OF_MPIRUN-PID@1`
     PMIX_SERVER_URI4                           5: `NAMESPACE.VPID;…` of the daemon of this host
-  Daemons are numbered from mpirun's host, which may not be part of the job; processes are numbered
+  Daemons are numbered from mpirun's host, even if it is not part of the job; processes are numbered
   from the job's first host. So a host's VPID minus the rank of its only process is the VPID of rank
   0's host. Bare PMIx (PMIX_RANK, PMIX_NAMESPACE) lacks the number of processes and is not enough.
 
@@ -288,7 +288,7 @@ def _ranks(variables: Mapping[str, str], given: set[str], hostname: str) -> Foun
         note = "LOCAL_RANK is set: RANK and WORLD_SIZE belong to a worker and are ignored"
         return FoundFlags(notes=() if "nnodes" in given else (note,))
     rank = _number(variables, rank_name or "JOB_COMPLETION_INDEX")
-    # If --nnodes or PET_NNODES is set as well, WORLD_SIZE may count workers.
+    # If --nnodes or PET_NNODES is also set, WORLD_SIZE may count workers.
     nnodes: Number | None = None
     if size_name and not ("nnodes" in given and size_name == "WORLD_SIZE"):
         nnodes = _number(variables, size_name, least=1)

@@ -24,8 +24,8 @@ LEAST_LOST_AFTER_S = 2.0
 LEAST_TTL_S = 2.0
 _LONGEST_INTERVAL_S = 0.5
 _TTL_SHARE = 0.6
-"""Default duration of a hold on a register, as a fraction of the time after which a silent node is
-lost. After the hold has lapsed, a successor waits for that time before it forms a generation.
+"""Default duration of a hold on a register, as a fraction of the time until a silent node is lost.
+After the hold has lapsed, a successor waits for that time before it forms a generation.
 """
 
 
@@ -125,7 +125,7 @@ def parse_wait(text: str) -> float:
 
 
 def parse_attempts(text: str) -> int:
-    """Parse a number of allowed failures, which must be at least 1."""
+    """Parse a number of allowed failures, at least 1."""
     try:
         number = float(text)
     except ValueError:

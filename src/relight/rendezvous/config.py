@@ -177,9 +177,7 @@ def arrange(spec: LaunchSpec, env: Environment) -> tuple[Meeting, GroupSettings,
 
 
 def _replica(env: Environment) -> int:
-    """Return the number that `relight submit` gave to this replica of a role; -1 if there
-    is none.
-    """
+    """Return the number that `relight submit` gave to this replica of a role, or -1."""
     text = env.get(REPLICA)
     return int(text) if text.isascii() and text.isdecimal() and len(text) < _DIGITS else -1
 

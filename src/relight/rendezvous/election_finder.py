@@ -180,7 +180,7 @@ class ElectionFinder(Finder):
     def is_needed(self, *, connected: bool) -> bool:
         """Return whether this host must keep voting. It may stop if no other host was the
         coordinator and no other node was connected to this host for as long as nodes may take to
-        find a new coordinator. Time during which a host is silent doesn't count, because its nodes
+        find a new coordinator. The time that a host is silent doesn't count, because its nodes
         may come back after a network partition.
         """
         elector = self._elector
@@ -424,7 +424,7 @@ class Elector:
 
 
 class Ballots:
-    """Sends and reads the electors' datagrams, which may get lost.
+    """Sends and reads the electors' datagrams. Some may get lost.
 
     Args:
         loop: the agent's loop.

@@ -30,7 +30,7 @@ class EndpointFinder(Finder):
 
     def __init__(self, loop: Loop, meeting: Meeting) -> None:
         self.addresses: list[tuple[str, int]] = []
-        """The addresses to which the endpoint's name resolves."""
+        """The addresses that the endpoint's name resolves to."""
         self._loop = loop
         self._meeting = meeting
         self._seeker: Seeker
@@ -54,7 +54,7 @@ class EndpointFinder(Finder):
         self._answer("")
 
     def failed(self, *, refused: bool, working: bool) -> tuple[str, Refusal]:
-        """Return what a refusal means: the endpoint's host is up but has no coordinator."""
+        """Return the meaning of a refusal: the endpoint's host is up but runs no coordinator."""
         del working
         if not refused:
             return "", Refusal.NOTHING

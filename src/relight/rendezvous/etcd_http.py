@@ -1,7 +1,8 @@
 """Sends HTTP requests to the members of an etcd cluster, as if they were one server.
 
-Requests go to the member that answered last. If it fails, is too slow, or has no leader, the others
-are tried in turn. So a request may arrive twice, or late, and callers must be able to detect that.
+Requests go to the member that answered last. If it fails, is too slow, or lacks a leader, the
+others are tried in turn. So a request may arrive twice, or late, and callers must be able to detect
+that.
 """
 
 import io
@@ -31,7 +32,7 @@ disarmed, etcd rejects puts and new leases, but still allows reads, deletes and 
 
 
 class Login(NamedTuple):
-    """An etcd user; empty if there is no login."""
+    """An etcd user; empty without a login."""
 
     user: str = ""
     password: str = ""
@@ -351,8 +352,8 @@ def _parsed(data: bytes) -> dict[str, Any]:
 
 
 def _is_about_us(reason: str) -> bool:
-    """Return whether the member rejected the handshake because of our certificate, or because we
-    have none.
+    """Return whether the member rejected the handshake because of our certificate or the lack of
+    one.
     """
     return "ALERT" in reason and any(
         word in reason for word in ("CERTIFICATE", "UNKNOWN_CA", "HANDSHAKE_FAILURE", "DENIED")

@@ -5,7 +5,7 @@ never while a process waits. Each renewal changes a counter in the record. A pro
 same counter for the whole time to live, by its own clock, may take the record; the clocks of
 different nodes are never compared. A new record is written to a separate file, flushed, and renamed
 over the old one, so that a killed process leaves either the old or the new record. On a full disk
-the old record is overwritten in place, which needs no additional space on most file systems. So a
+the old record is overwritten in place. Most file systems don't need additional space for that. So a
 full disk never ends a hold, and the record of a holder that has exited can be taken. If a machine
 dies at that moment, it may leave an unreadable record, which lapses like any other.
 
@@ -70,7 +70,7 @@ _T = TypeVar("_T")
 
 
 class _Found(NamedTuple):
-    """The content of the record's file. `revision` is empty if there is no record.
+    """The content of the record's file. `revision` is empty without a record.
 
     An invalid record is treated as belonging to an unknown holder.
     """
@@ -231,7 +231,7 @@ class FileRegister:
         try:
             file = os.open(name, flags, 0o600, dir_fd=directory)
         except OSError as error:
-            if error.errno == errno.ENXIO:  # a FIFO that has no reader
+            if error.errno == errno.ENXIO:  # a FIFO without a reader
                 raise self._no_file(name) from None
             missing = error.errno == errno.ENOENT and flags & os.O_CREAT
             if missing and os.fstat(directory).st_nlink:  # the directory still exists
@@ -279,7 +279,7 @@ class FileRegister:
 
     @contextmanager
     def _locked(self) -> Iterator[int]:
-        """Hold the lock, which is also released if this process exits; reopen the directory."""
+        """Hold the lock (also released if this process exits); reopen the directory."""
         name = f"{self._name}.lock"
         deadline = time.monotonic() + _LOCK_S
         if not _OF_THIS_PROCESS.acquire(timeout=_LOCK_S):

@@ -1,7 +1,7 @@
 """A register is a record outside the job that names one agent at a time as the job's coordinator.
 
 A rendezvous backend that doesn't use an endpoint of the job (etcd, a file on a shared disk, a
-plug-in) only has to implement `LeaderLock`. Everything else, such as who is in the group and when
+plug-in) only has to implement `LeaderLock`. Everything else, such as the group's members and when
 it forms, is the same for all backends (`core/group/membership`).
 
 The calls may block. They are made in threads, one after the other and never concurrently. An
@@ -26,9 +26,9 @@ ENTRY_POINTS = "relight.rendezvous"
 class Record(NamedTuple):
     """A register's record.
 
-    `value` is the holder's text; empty if there is no holder. `revision` is different for each
-    holder, even if the same process takes the record again. `ours` is whether this `LeaderLock`
-    object is the holder.
+    `value` is the holder's text; empty without a holder. `revision` is different for each holder,
+    even if the same process takes the record again. `ours` is whether this `LeaderLock` object is
+    the holder.
     """
 
     value: str
@@ -51,8 +51,8 @@ class LeaderLock(Protocol):
 
         Args:
             value: the text to write, of at most 1000 characters; empty to only read.
-            ttl_s: the time without a renewal after which the record is free again. Registers that
-                count in whole seconds round up.
+            ttl_s: how long a hold lasts without a renewal. Registers that count in whole seconds
+                round up.
 
         Raises:
             OSError: if the register does not answer.

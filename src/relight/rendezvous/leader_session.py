@@ -71,7 +71,7 @@ class Candidate:
     ) -> None:
         self.register = register
         self.asked_at: float | None = None
-        """When the current request was made; None if there is none."""
+        """When the current request was made, or None."""
         self._loop = loop
         self._ttl_s = ttl_s
         self._candidacy = candidacy
@@ -85,7 +85,7 @@ class Candidate:
         self._expiry = Alarm(loop, partial(self.step_down, "the register does not answer"))
 
     def waiting_s(self) -> float:
-        """Return how long the current request has been pending; 0 if there is none."""
+        """Return how long the current request has been pending, or 0."""
         return 0.0 if self.asked_at is None else self._loop.now() - self.asked_at
 
     def take(self, contact: Callable[[], str], done: Callable[[Answer], None]) -> bool:

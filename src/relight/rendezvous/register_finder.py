@@ -225,8 +225,8 @@ class RegisterFinder(Finder):
 
 
 class _Dialled(NamedTuple):
-    """A holder and the address to which a connection is made; `is_first` means that it is the first
-    one in the record.
+    """A holder and the address to connect to; `is_first` means that it is the first one in the
+    record.
     """
 
     record: Record
@@ -236,7 +236,7 @@ class _Dialled(NamedTuple):
 
 
 class _OwnContact:
-    """This process's record: its addresses, and a port on which it listens.
+    """This process's record: its addresses, and a port to listen on.
 
     Args:
         chosen: the address that the user chose, or empty.

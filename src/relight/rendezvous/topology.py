@@ -52,7 +52,7 @@ def find(variables: Mapping[str, str], file: str) -> tuple[str, list[str]]:
 
 
 def _from_file(path: str, names: set[str]) -> str:
-    """Return the place in the first line that lists one of these names; empty if there is none."""
+    """Return the place in the first line that lists one of these names, or an empty string."""
     try:
         with open(path) as file:
             lines = file.read().splitlines()

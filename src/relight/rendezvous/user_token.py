@@ -1,11 +1,11 @@
 """A token for jobs that start without one. It is in a file in the user's home directory, which all
 of a cluster's nodes can read.
 
-With a plain `srun relight run`, there is no single place that could create a token for all agents.
-But they share the user's home directory, which on clusters is on a network file system. The file
-`token` in relight's state directory there proves to each agent that a peer runs as the same user.
-The first job creates it. It is not created on a local file system, because other nodes would not
-see it. An existing file is always used.
+With a plain `srun relight run`, no single place could create a token for all agents. But they share
+the user's home directory, which on clusters is on a network file system. The file `token` in
+relight's state directory there proves to each agent that a peer runs as the same user. The first
+job creates it. It is not created on a local file system, because other nodes would not see it. An
+existing file is always used.
 """
 
 import os
@@ -24,7 +24,7 @@ _NETWORK = frozenset(
 
 
 def find(env: Environment, mounts: str = "/proc/self/mounts") -> str:
-    """Return the path of this user's token, creating it if possible; empty if there is no token.
+    """Return the path of this user's token, creating it if possible, or an empty string.
 
     Args:
         env: the environment.
@@ -33,7 +33,7 @@ def find(env: Environment, mounts: str = "/proc/self/mounts") -> str:
     directory = environment.state_directory(env)
     path = os.path.join(directory, NAME)
     if not os.path.exists(path) and _is_shared(directory, mounts):
-        with suppress(OSError):  # on a full or read-only disk there is no token
+        with suppress(OSError):  # fails on a full or read-only disk
             _make(directory, path)
     return path if _is_ours(path) else ""
 
@@ -64,7 +64,7 @@ def _is_ours(path: str) -> bool:
 
 
 def _is_shared(directory: str, mounts: str) -> bool:
-    """Return whether a directory, which may not exist yet, is on a network file system."""
+    """Return whether a directory, even a missing one, is on a network file system."""
     path = os.path.realpath(directory)
     try:
         with open(mounts) as file:

@@ -87,8 +87,8 @@ def output(
             attempts.
 
     Raises:
-        UsageError: if the job, rank or attempt does not exist, or the rank has no log files of its
-            own.
+        UsageError: if the job, rank or attempt does not exist, or the rank doesn't have its own log
+            files.
     """
     event_logs = _event_logs(runner, job)
     names = ("stdout", "stderr") if stream == "combined" else (stream,)
@@ -143,8 +143,8 @@ def agents(job: Handle, found: AppStatus) -> list[AgentLog]:
 
 
 def account(logs: Sequence[AgentLog], *, is_over: bool) -> Account | None:
-    """Return a submitted job's time breakdown from the latest log of rank 0's agent, or None if
-    there is no such log.
+    """Return a submitted job's time breakdown from the latest log of rank 0's agent, or None
+    without such a log.
     """
     latest: tuple[float, Account] | None = None
     for events, first, last in logs:
@@ -200,7 +200,7 @@ def _event_logs(runner: Jobs, job: Handle) -> Callable[[], list[str]]:
     """Return a function that finds the event logs of all of a job's agents.
 
     Raises:
-        UsageError: if this machine has no such logs.
+        UsageError: if this machine doesn't have such logs.
     """
     if job.scheduler == RUN:
         found = JobDirectory(runner.env.variables).find_whole(job.app_id)

@@ -1,7 +1,7 @@
 """Adds environment variables that identify the job, for trackers and other tools.
 
 Each variable exists under TorchX's name and under relight's, with the same value, except for the
-handle. RELIGHT_REPLICA_ID, which does not exist in TorchX, is the number of the agent's replica.
+handle. RELIGHT_REPLICA_ID is the number of the agent's replica and does not exist in TorchX.
 """
 
 import os
@@ -30,12 +30,12 @@ def with_job_env(
     """Return the app with these variables added to each role.
 
     Args:
-        app: the app, which is not modified.
+        app: the app (not modified).
         scheduler: the scheduler's name in the handle.
         session: the session in the handle.
         parent_run_id: the parent run's id, or empty.
-        env: the environment, in which the parent and the trackers may be set.
-        settings: the settings, which name the trackers if the environment does not.
+        env: the environment. It may set the parent and the trackers.
+        settings: the settings. They name the trackers if the environment does not.
 
     Raises:
         UsageError: if a tracker's name can't be part of a variable name.

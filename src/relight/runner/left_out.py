@@ -15,16 +15,16 @@ _SHOWN = 5
 def add(
     name: str, found: Scheduler, values: dict[str, Any], env: Environment, site: Site
 ) -> Sequence[str]:
-    """Add a scheduler's bad nodes to the value of its `exclude` option, if it has one. The value is
+    """Add a scheduler's bad nodes to the value of its `exclude` option, if supported. The value is
     a list or a comma-separated string.
 
     Args:
         name: the scheduler's name, under which agents record bad nodes.
-        found: the scheduler. Its `excludable` method, if it has one, returns the nodes that it can
+        found: the scheduler. Its optional `excludable` method returns the nodes that it can
             exclude.
         values: the values of its options, which are modified.
-        env: the environment, in which the directory may be set.
-        site: the site's configuration, in which it may also be set.
+        env: the environment. It may set the directory.
+        site: the site's configuration. It may also set the directory.
 
     Returns:
         A note for each excluded node, or a note on why no node is excluded.

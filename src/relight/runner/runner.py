@@ -46,7 +46,7 @@ _LEAST_PAUSE_S, _USUAL_PAUSE_S, _MOST_PAUSE_S = 0.02, 0.5, 10.0
 
 
 class Job(NamedTuple):
-    """One entry in a list of jobs. `message` is the reason for a failure, if known."""
+    """One entry in a list of jobs. `message` is the reason for a failure, or empty."""
 
     handle: str
     name: str
@@ -449,7 +449,7 @@ class Runner:
         ]
 
     def describe(self, handle: str | Handle) -> dict[str, Any]:
-        """Return a job's record, without secrets: what was submitted, when and where, and the
+        """Return a job's record, without secrets: the app, when and where it was submitted, and the
         current state.
 
         Raises:

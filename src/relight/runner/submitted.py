@@ -140,7 +140,7 @@ def _of_run(
             handle = str(Handle(handles.RUN, session, each.app_id))
             yield handle, each.name, each.state, each.submitted, each.message
     except RelightError:
-        pass  # this user has no directory for the sockets
+        pass  # this user doesn't have a directory for the sockets
 
 
 def _state_in(record: Record, statuses: Mapping[str, AppStatus]) -> AppState:

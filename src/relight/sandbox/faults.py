@@ -59,7 +59,7 @@ class Fault(NamedTuple):
 
 
 class _Action(NamedTuple):
-    """What an action accepts."""
+    """An example of an action, its possible targets, and a description of its value."""
 
     example: str
     kinds: tuple[str, ...]

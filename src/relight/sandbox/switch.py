@@ -5,7 +5,7 @@ objects, one per line, and each gets an answer. The first request describes the 
 other end of the socket is closed, no matter how its owner died, the switch kills all processes on
 the hosts and exits.
 
-A host consists of a network, a UTS and a mount namespace. They have no names in the file system,
+A host consists of a network, a UTS and a mount namespace. They don't have names in the file system,
 and only the switch holds them open, so the kernel removes them when it exits, even by SIGKILL. Each
 host's eth0 is a TUN device whose packets the switch reads and writes. The packets carry no Ethernet
 header and need no neighbor discovery, so a host that is cut off is simply silent. With ARP, the
@@ -157,7 +157,7 @@ def build(hosts: list[dict[str, str]]) -> dict[str, Port]:
 
 
 def network_of(pid: int) -> int:
-    """Return the network namespace of a process; a zombie has none."""
+    """Return the network namespace of a process, or 0 for a zombie."""
     try:
         return os.stat(f"/proc/{pid}/ns/net").st_ino
     except OSError:

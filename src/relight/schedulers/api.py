@@ -1,6 +1,6 @@
 """The scheduler interface: its methods, and a record of its capabilities.
 
-`render` has no side effects and only reads what a request needs, such as the user's name or a
+`render` has no side effects and only reads the inputs of a request, such as the user's name or a
 version. `--dryrun` shows its result, and `submit` sends exactly that.
 """
 
@@ -68,7 +68,7 @@ class Request(NamedTuple):
 
 
 class JobSummary(NamedTuple):
-    """One entry in a list of jobs. `message` is the reason for a failure, if known."""
+    """One entry in a list of jobs. `message` is the reason for a failure, or empty."""
 
     app_id: str
     state: AppState
@@ -143,7 +143,7 @@ class Scheduler(Protocol):
         """
 
     def status(self, app_ids: Sequence[str]) -> dict[str, AppStatus]:
-        """Return the statuses of the jobs that exist, with a single query for all of them."""
+        """Return the statuses of the jobs that exist, using a single query."""
 
     def logs(self, app_id: str, query: LogQuery) -> Iterator[str]:
         """Return lines without line endings; with `follow`, continue until the replica is over."""

@@ -1,8 +1,8 @@
 """Checks whether the resources that a job requests per node are sufficient for its workers.
 
 TorchX's defaults (2 CPUs, 1024 MiB and no GPU for any number of workers) are kept for
-compatibility. They are insufficient for nearly every training job, which is then killed late in the
-run or trains without a GPU.
+compatibility. With them, nearly every training job is killed late in the run or trains without a
+GPU.
 """
 
 import re

@@ -1,8 +1,8 @@
 """Finds the addresses of interpreter symbols in a process, from its ELF files (elf(5)).
 
-The symbols are in the executable or in libpython*.so. `.dynsym` contains them if extension modules
-need them, which is always the case; a stripped file has no `.symtab`. Python 3.13 and later also
-have a section `.PyRuntime` (Include/internal/pycore_runtime.h), which begins with `_PyRuntime`.
+The symbols are in the executable or in libpython*.so. `.dynsym` always contains them, because
+extension modules need them; a stripped file lacks `.symtab`. Python 3.13 and later also have a
+section `.PyRuntime` (Include/internal/pycore_runtime.h), which begins with `_PyRuntime`.
 """
 
 import errno

@@ -71,7 +71,8 @@ def bus_error(env: Environment, shm: str = _SHM) -> str:
     """Explain a SIGBUS: the worker accessed mapped memory beyond the end of its file, or no space
     was left.
 
-    The kernel has already freed the worker's own share of `shm`, which may have been full before.
+    The kernel has already freed the worker's own share of `shm`, so `shm` may have been full
+    before.
     """
     remedy = _shm_remedy(env)
     full = _full(shm, set())

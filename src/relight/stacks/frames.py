@@ -18,7 +18,7 @@ MOST_INTERPRETERS, MOST_THREADS, MOST_FRAMES, MOST_CHARACTERS = 100, 1000, 500, 
 _ATTEMPTS = 5
 _PAUSE_S = 0.001
 _BY_GENERATOR, _BY_C = 1, 3
-"""Owners of a frame (pycore_frame.h). Values from `_BY_C` on mark an entry from C that has no code:
+"""Owners of a frame (pycore_frame.h). Values from `_BY_C` on mark an entry from C without code:
 3.12 and 3.13 FRAME_OWNED_BY_CSTACK, 3.14 FRAME_OWNED_BY_INTERPRETER and FRAME_OWNED_BY_CSTACK.
 """
 _UNTAGGED = ~7

@@ -1,7 +1,7 @@
 """Examines the workers of a hung job more closely.
 
-It reads the memory of workers in state D, which may be locked, and, if py-spy is installed, lists
-their C and C++ functions.
+It reads workers in state D, whose memory may be locked, and, if py-spy is installed, lists their C
+and C++ functions.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""Reads another process's memory, which is untrusted and changes concurrently. All reads are
+"""Reads another process's memory. The data is untrusted and changes concurrently, so all reads are
 bounded.
 """
 

@@ -33,7 +33,7 @@ class PaceWatch:
         seconds: the length of the window over which ranks are compared.
         size: the number of workers on this node.
         running: returns the pids of the running workers, by local rank; None while they are frozen.
-        steps: returns the last step that each worker has reported, by local rank, if any.
+        steps: returns the last step of each worker that has reported one, by local rank.
         report: called at the end of each window with, by local rank, how often each worker was
             sampled, how often it was waiting, and how many steps it has done, or -1 if it reports
             no steps.

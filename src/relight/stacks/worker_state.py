@@ -26,7 +26,7 @@ def doing(pids: Mapping[int, int], *, are_frozen: bool) -> dict[int, WorkerState
     Args:
         pids: the workers, by local rank. If a worker is a shell script, the Python process below it
             is examined.
-        are_frozen: whether relight itself stopped them, which is then not reported.
+        are_frozen: whether relight itself stopped them; that is then not reported.
     """
     found = stacks_of(pids, are_frozen=are_frozen)
     return {rank: stack_text.doing(stack, _child(stack)) for rank, stack in found.items()}

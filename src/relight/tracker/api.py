@@ -149,9 +149,9 @@ class AppRun:
 
 @functools.cache
 def app_run_from_env() -> AppRun:
-    """Return this process's run, which is always the same object.
+    """Return this process's run, always as the same object.
 
-    Its id, its trackers and its parent, which is recorded as its source, are taken from
+    Its id, its trackers and its parent (recorded as its source) are taken from
     TORCHX_JOB_ID, TORCHX_TRACKERS, TORCHX_TRACKER_<NAME>_CONFIG and TORCHX_PARENT_RUN_ID, set by
     `relight submit`, `relight run --tracker` and `torchx run`. Without these variables, nothing is
     recorded. A tracker that fails to load is skipped with a warning.

@@ -58,7 +58,7 @@ class FileSystemTracker(TrackerBase):
         }
 
     def add_metadata(self, run_id: str, **kwargs: object) -> None:
-        """Record values, which must be serializable as JSON."""
+        """Record JSON-serializable values."""
         self._add(run_id, "metadata", {"metadata": kwargs})
 
     def metadata(self, run_id: str) -> dict[str, object]:

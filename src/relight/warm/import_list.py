@@ -64,7 +64,7 @@ class ImportList:
             self.names = self.learned.known.fit
 
     def third_party(self) -> Sequence[str]:
-        """Return the modules that do not belong to Python, or all modules if there are none. A
+        """Return the modules that do not belong to Python or, if all of them do, all modules. A
         script sets variables before it imports third-party modules (torch), but often after
         importing Python's own (os).
         """

@@ -222,7 +222,7 @@ class Preload:
                 ) from None
 
     def _take(self) -> bool:
-        """Take over a suitable process that an earlier job left behind, if there is one."""
+        """Try to take over a suitable process that an earlier job left behind."""
         asked = [] if self._modules.is_auto else self._modules.names
         taken = self._processes.take(asked, self._record)
         if taken is None:
@@ -367,7 +367,7 @@ class Preload:
                 self._begin_successor()
 
     def _begin_successor(self) -> None:
-        """Start a warm spawner with all modules, to replace the one that lacks some of them."""
+        """Start a warm spawner with all modules, to replace the one that lacks some."""
         assert self._watched is not None
         self._replaced += 1
         self._modules.add(self._watched.imports())
@@ -640,8 +640,8 @@ class Preload:
             self._spawner = None
 
     def _end(self, spawner: WarmSpawner, *, is_kept: bool = False) -> None:
-        """End a warm spawner. If the process behind it is still importing and is not kept, end that
-        as well.
+        """End a warm spawner. If the process behind it is still importing and is not kept, also end
+        that process.
         """
         if spawner.is_lasting and not spawner.guard and not is_kept:
             warm_processes.stop_imports(spawner.pid)

@@ -136,7 +136,7 @@ def report(**values: float) -> None:
 
     Args:
         values: the numbers, with names of at most 24 bytes; at most 8 names in total. A tensor with
-            one element is accepted as well; converting it waits for its device.
+            one element is also accepted; converting it waits for its device.
 
     Raises:
         ValueError: if there are more names, or a name is longer.
@@ -174,7 +174,7 @@ def recoverable(
     """Decorate the training function, so that this process survives the failure of another rank.
 
     The function receives the generation as its first argument. If another rank fails, this rank's
-    collectives fail as well. The process group is then destroyed and, once the missing ranks have
+    collectives also fail. The process group is then destroyed and, once the missing ranks have
     been started, the function is called again in the same process with the same arguments. It
     begins with `init_process_group`, wraps the model, and calls `generation.share`
     (relight.worker.replicas.Generation). Anything built outside the function is kept.

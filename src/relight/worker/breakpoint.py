@@ -91,9 +91,9 @@ def _takes_terminal() -> bool:
 
 @contextlib.contextmanager
 def _at_terminal() -> Iterator[None]:
-    """Make the terminal stdout as well, instead of the agent's pipe, because readline supports
-    editing only on a terminal. The socket shows others that this process is at a breakpoint and
-    that a terminal is attached.
+    """Replace the agent's pipe with the terminal as stdout, because readline supports editing only
+    on a terminal. The socket shows others that this process is at a breakpoint and that a terminal
+    is attached.
     """
     with socket.socket(socket.AF_UNIX) as shown:
         shown.bind(f"{NAME}{os.getpid()}")

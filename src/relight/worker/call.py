@@ -120,7 +120,7 @@ def _show(
     kind: type[BaseException], error: BaseException, found: types.TracebackType | None
 ) -> None:
     """Print an uncaught exception as Python does, but without relight's frames, and including
-    source lines of code that has no file, which Python 3.12 and earlier don't show
+    source lines of code without a file, which Python 3.12 and earlier don't show
     (Python/traceback.c).
     """
     error.__traceback__ = found = _of_function(found)
@@ -172,7 +172,7 @@ def is_result_file(name: str) -> bool:
 
 
 def dumps(value: Any) -> bytes:
-    """Return a pickle. With cloudpickle, functions that can't be imported are supported as well."""
+    """Return a pickle. With cloudpickle, functions that can't be imported are also supported."""
     try:
         from cloudpickle import dumps as dump
     except ImportError:

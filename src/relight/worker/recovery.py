@@ -42,7 +42,7 @@ _NCCL = {
     "TORCH_FR_BUFFER_SIZE": "0",
 }
 """NCCL's watchdog would end this process as soon as it detects that a peer has exited; launchers,
-including this one, set the first variable to 1. The other variables prevent the following: it would
+including this one, set the first variable to 1. Without the other variables, it would
 look up the source lines of the failed collective for 5 s, then sleep for a minute while the flight
 recorder dumps, and `destroy_process_group` would wait for that (torch 2.11).
 """
@@ -87,7 +87,7 @@ def run(page: memoryview, function: Callable[[Generation], T]) -> T:
                 if not (is_victim or (_is_of_group(error) and _is_told(page))):
                     raise
             else:
-                # The order matters: this rank sets INSIDE before it reads LEAVE. The agent writes
+                # The order matters. This rank sets INSIDE before it reads LEAVE. The agent writes
                 # LEAVE first, so it then sees that this rank has finished.
                 page[words.INSIDE] = 2
                 if not _must_leave(page):
@@ -167,7 +167,7 @@ def _join(page: memoryview) -> None:
 
 class _Watch:
     """A thread that makes the collectives of a broken group fail, and a hook that keeps optimizers
-    from using what they left behind.
+    from using their undefined results.
     """
 
     def __init__(self, page: memoryview) -> None:
@@ -208,7 +208,7 @@ class _Watch:
     def end(self) -> None:
         """End the thread and remove the hook."""
         self._is_over.set()
-        self.generation = None  # it holds the groups, which must end before the interpreter does
+        self.generation = None  # it holds the groups; they must end before the interpreter does
         if self._hook is not None:
             self._hook.remove()
 
@@ -314,7 +314,7 @@ def abort_nccl() -> None:
 
 def _addresses() -> Collection[bytes]:
     """Return the values that gloo's processes exchanged through the group's store, or an empty
-    collection if there is no store.
+    collection without a store.
 
     Each value contains the address at which one process accepts connections
     (gloo/transport/tcp/address.cc).

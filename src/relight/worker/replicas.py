@@ -87,8 +87,8 @@ class Generation:
 
         Call it in all ranks, once per generation, after the group has been created and before
         anything may write to the model: DistributedDataParallel copies the weights from rank 0,
-        which may be a new rank. Only surviving ranks count; if there are none, as in the first
-        generation, nothing is sent. Gradients from an incomplete step are cleared.
+        possibly a new rank. Only surviving ranks count; without any, as in the first generation,
+        nothing is sent. Gradients from an incomplete step are cleared.
 
         What survives is the state of the objects that were passed to `share` in the previous
         generation. This call may pass the same objects or different ones: FSDP2 needs a new model
@@ -169,7 +169,7 @@ class Generation:
     def broke(self) -> None:
         """Record that the group has failed. The state must not change until it is shared."""
         global _kept, _unshared
-        # The failed step has written to them. If nobody reports steps, others may have as well.
+        # The failed step has written to them. Without reported steps, earlier ones may have, too.
         for buffer in self._buffers if self._keeps_buffers else ():
             buffer.put_back()
         if self.is_complete and self._objects:
@@ -239,10 +239,10 @@ class _Buffer:
 
 
 class _Offer(NamedTuple):
-    """What a rank reports to the others about its state.
+    """A rank's report to the others about its state.
 
     Args:
-        state: what it has and what it needs.
+        state: the shard that it has, and the one that it needs.
         structure: the same in all ranks, unless they have different models.
         step: its step, even if it has kept no state.
         steps: how many steps torch's optimizers have taken since the state was last shared.
@@ -270,8 +270,8 @@ def _offer(
         new = _State(objects)
     except TypeError as unable:
         new, error = _State(()), unable
-    # Objects that were not shared before are themselves what has survived, except for a sharded
-    # model, which is new.
+    # Objects that were not shared before have survived themselves, except for a sharded model: it
+    # is new.
     own = _kept or (new if has_survived and not new.meshes else None)
     if own is not None and [tensor._version for tensor in own.tensors] != own.versions:
         error = RuntimeError(
@@ -313,7 +313,7 @@ class _Slot(NamedTuple):
 
 
 class _State:
-    """The state of objects on this rank: its tensors, or its shards of them."""
+    """The state of objects on this rank: its tensors, or its shards."""
 
     def __init__(self, objects: Sequence[Stateful]) -> None:
         self.tensors: list[Any] = []

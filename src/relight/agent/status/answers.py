@@ -38,8 +38,8 @@ _LAST = 4096
 
 
 def answer(served: ServedJob, question: bytes, reply: Callable[[bytes, bool], None]) -> None:
-    """Answer a client's request line through `reply`, now or later. `reply` receives the answer,
-    which is empty for an invalid question, and whether the client also gets each further event.
+    """Answer a client's request line through `reply`, now or later. `reply` receives the answer
+    (empty for an invalid question), and whether the client also gets each further event.
     """
     if not question.strip():
         reply(_written(snapshot(served)).encode(), False)

@@ -29,7 +29,7 @@ class PageProcess:
         env: the agent's environment.
         job: the id of the job.
         where: where to serve the page.
-        has_rank_0: returns whether workers are running here and rank 0 is one of them.
+        has_rank_0: returns whether workers including rank 0 are running here.
     """
 
     def __init__(

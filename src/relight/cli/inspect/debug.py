@@ -44,7 +44,7 @@ PAGE = Page(
 _SOON_S = 1.0
 """If a command takes longer than this, a message is printed."""
 _NONE = -1
-"""Stands for the rank of a process that is not a rank."""
+"""The rank number used for a process that is not a rank."""
 _MOST_LISTED = 8
 _DELIMITERS = " \t\n`@#$%^&*()=+[{]}\\|;:'\",<>?"
 """The characters that delimit words for completion, as in pdb."""

@@ -64,7 +64,7 @@ def main(argv: list[str]) -> int:
     """Run `relight events`.
 
     Raises:
-        RelightError: if the job does not exist, or has no event log.
+        RelightError: if the job or its event log does not exist.
     """
     parsed = read_arguments(argv, PAGE, 0, 1, "one job or file")
     values = parsed.values
@@ -122,7 +122,7 @@ class _Nodes:
             self._found[log] = event.host, event.group_rank
 
     def keys(self, log: str) -> dict[str, Any]:
-        """Return what is known about the node, as keys for a JSON line."""
+        """Return the log, and its node's host and number, as keys for a JSON line."""
         host, node = self._found.get(log, ("", -1))
         return {"log": _directory(log), "host": host, "node": node}
 

@@ -22,7 +22,7 @@ def of(target: str, command: str) -> dict[int, int]:
         command: the command's name, for hints.
 
     Raises:
-        RelightError: if the process does not exist, or the job has no ranks here.
+        RelightError: if the process does not exist, or none of the job's ranks run here.
     """
     pid = whole(target)
     if pid is None:
@@ -59,7 +59,7 @@ def _is_over(handle: handles.Handle) -> bool:
     try:
         return JobDirectory(env.read().variables).is_over(handle.app_id)
     except OSError:
-        return False  # the user has no such directory
+        return False  # the user's directory does not exist
 
 
 def _agent_of(handle: handles.Handle) -> int:

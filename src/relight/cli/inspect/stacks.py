@@ -51,7 +51,7 @@ PAGE = Page(
 
 _AT_ONCE = 8
 _ALONE = -1
-"""Stands for the rank of a process that is not a rank."""
+"""The rank number used for a process that is not a rank."""
 Taken = Mapping[int, ProcessStack | str]
 
 
@@ -90,7 +90,7 @@ def of_job(jobs: JobDirectory, job: handles.Handle) -> str:
     all nodes or, if its agent does not respond, those on this machine.
 
     Args:
-        jobs: this user's jobs.
+        jobs: the user's jobs.
         job: the job's handle.
 
     Raises:

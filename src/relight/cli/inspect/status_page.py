@@ -80,8 +80,8 @@ def main(parsed: ParsedFlags) -> int:
 
 
 class _Token(NamedTuple):
-    """The token of a page, or an empty string if there is no way to learn it; the token's part of
-    the page's address; and where to find the token if it is not in the address.
+    """The token of a page, or an empty string if it can't be determined; the token's part of the
+    page's address; and where to find the token if it is not in the address.
     """
 
     text: str

@@ -241,7 +241,7 @@ class TopView(App[None]):
         """Prompt for the words that rows must contain."""
         words = self.query_one("#filter", WordsInput)
         words.display = True
-        self.screen.set_focus(words)  # at once: `focus` leaves the next keys to the table
+        self.screen.set_focus(words)  # immediate; `focus` would leave the next keys to the table
 
     def action_leave_filter(self) -> None:
         """Return to the table, keeping the filter words."""

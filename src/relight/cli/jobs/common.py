@@ -54,7 +54,7 @@ class Page(NamedTuple):
 
 
 def read_arguments(argv: list[str], page: Page, least: int, most: int, what: str) -> ParsedFlags:
-    """Parse a command's flags and arguments, which may be in any order. Exits after printing help.
+    """Parse a command's flags and arguments, in any order. Exits after printing help.
 
     Raises:
         UsageError: if a flag or the number of arguments is wrong.
@@ -165,7 +165,7 @@ class Follower:
 
     Args:
         runner: the runner of the job.
-        handle: the handle of the job or of a part of it.
+        handle: the handle of the job or of one of its parts.
         where: the output file.
         query: keyword arguments for `Runner.log_lines`.
     """

@@ -80,7 +80,7 @@ def main(argv: list[str]) -> int:
 
 
 def _add(text: str) -> None:
-    """Append all of the text or, if the disk is full, none of it, because partial text would still
+    """Append the text in full or, if the disk is full, not at all, because partial text would still
     be read as settings.
     """
     size = os.path.getsize(FILE) if os.path.exists(FILE) else -1

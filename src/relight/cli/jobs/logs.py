@@ -147,7 +147,7 @@ def _say_why(
 
     Args:
         runner: the runner of the job.
-        handle: the handle of the job or of a part of it.
+        handle: the handle of the job or of one of its parts.
         silent: the replicas that have not printed anything.
         states: only replicas in these states are explained.
     """

@@ -137,7 +137,7 @@ def split(argv: list[str], stop_at_unknown: bool) -> tuple[list[str], list[str]]
         stop_at_unknown: whether an unknown flag belongs to the component named in the settings.
 
     Raises:
-        UsageError: if a flag is given twice, or has no value.
+        UsageError: if a flag is given twice, or without a value.
     """
     words: list[str] = []
     seen: set[str] = set()

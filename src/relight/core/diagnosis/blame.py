@@ -16,7 +16,7 @@ from relight.core.failure import ErrorReport, Failure, FailureKind
 
 
 class Blame(Enum):
-    """Who is blamed by an exception."""
+    """The party that an exception blames."""
 
     NOBODY = "the worker itself"
     CONNECTION = "whoever was at the other end of a connection of the script: a peer, or any server"
@@ -72,7 +72,7 @@ def is_of_peer(message: str) -> bool:
 
 
 def of(report: ErrorReport | None, last_lines: Sequence[str], words: str = "") -> Blame:
-    """Determine who is blamed by a worker.
+    """Determine whom a worker blames.
 
     Args:
         report: the worker's exception, or None.
@@ -90,7 +90,7 @@ def of(report: ErrorReport | None, last_lines: Sequence[str], words: str = "") -
 
 
 def of_failure(failure: Failure) -> Blame:
-    """Determine who is blamed by a worker, based on the exception that it was handling when it was
+    """Determine whom a worker blames, based on the exception that it was handling when it was
     stopped, or otherwise on its last messages.
     """
     doing = failure.doing

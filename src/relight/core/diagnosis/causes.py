@@ -147,7 +147,7 @@ def had_failed_before(failure: Failure) -> bool | None:
     if not (failure.is_explained or failure.evidence) or is_by_request(failure):
         return False
     if not failure.is_explained:
-        # If there is no traceback, the worker could not be started.
+        # Without a traceback, the worker could not be started.
         return failure.report is None and failure.exitcode != -failure.stop_signal
     if failure.printed_s is not None and failure.printed_s > failure.stopping_s:
         return True
@@ -234,7 +234,7 @@ def collective(failure: Failure) -> tuple[str, str] | None:
 
 
 def left_script(failure: Failure) -> bool:
-    """Return whether a worker was killed during a normal exit: it had reached the end of its script
+    """Return whether a worker was killed during a normal exit, after reaching the end of its script
     without an exception.
     """
     lines, report = failure.last_lines, failure.report
@@ -459,8 +459,8 @@ def left_early(known: Known) -> Verdict | None:
 
 
 def _lost_a_peer(known: Known) -> list[Failure]:
-    """Return the victims or, if there are none, the workers that lost a peer while they were being
-    stopped, because a worker that aborts at exit may be noticed before its peers fail.
+    """Return the victims, or otherwise the workers that lost a peer while they were being stopped,
+    because a worker that aborts at exit may be noticed before its peers fail.
     """
     stopped = known.of(Role.STOPPED)
     return known.of(Role.VICTIM) or [

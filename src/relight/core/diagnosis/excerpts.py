@@ -61,7 +61,7 @@ _UNTELLING = (
 )
 """Parts that are useless to users: the places in torch's own sources where an error was noticed,
 such as `[/pytorch/…/pair.cc:553] ` and `[enforce fail at alloc_cpu.cpp:127] err == 0. `, and gloo's
-guess after `Connection closed by peer`, which is wrong if the peer left early or was stopped.
+guess after `Connection closed by peer`. That guess is wrong if the peer left early or was stopped.
 """
 
 

@@ -374,7 +374,8 @@ def repeatable(failure: Failure) -> tuple[object, ...] | None:
 
 def shared(failures: Iterable[Failure], now: float) -> tuple[Failure, ...]:
     """Return this node's failures in the form that is sent to other nodes, with times relative to
-    now and shortened text. If there are many failures, the least likely causes have no text.
+    now and shortened text. If there are many failures, the least likely causes are sent without
+    text.
     """
     short_ones, room = [], _SHARED
     ordered = sorted(failures, key=_likeliest_first)

@@ -16,7 +16,7 @@ from relight.core.diagnosis.excerpts import WIDTH, cut
 from relight.core.failure import Collective, Failure
 
 MOST_GROUPS = 8
-"""Maximum number of process groups to compare per rank. Those in which it is waiting come first."""
+"""Maximum number of process groups to compare per rank. Those it is waiting in come first."""
 _MOST_SIZES = 60
 """Maximum number of characters for tensor sizes."""
 _DEFAULT = "default_pg"
@@ -54,12 +54,12 @@ def last_collectives(dump: object) -> tuple[Collective, ...]:
 
 
 def lines(failures: Iterable[Failure], most: int = 7) -> list[str]:
-    """Describe which ranks are in which collective, and which are not. There are no lines if fewer
+    """Describe which ranks are in which collective, and which are not. Return no lines if fewer
     than two ranks are known, or if all of them have left the same collective.
 
     Args:
         failures: the failures of all ranks.
-        most: the maximum number of lines; with a maximum below three, there are no lines.
+        most: the maximum number of lines; a maximum below three results in no lines.
     """
     known = {each.rank: each.collectives for each in failures if each.collectives is not None}
     groups = sorted({each.group for last in known.values() for each in last})

@@ -1,12 +1,12 @@
 """The hang report, which shows which rank is in a different place from the others, and where it is.
 
-In a hang, nothing has failed by itself, so the ranks are compared by where they were when they were
-stopped (`Failure.doing`). A rank that has raised an exception but can't exit, because one of its
-threads is still running, is the cause. Ranks that wait for their peers in a collective come last,
-because the cause is more likely a rank that has not entered that collective. Among the others,
-ranks that can't run (stopped, or in an uninterruptible call) come first, then the smallest group,
-then ranks that are not waiting for data from a socket, which another process has to send. If there
-are equally many ranks in two places, the suspect is a guess. Loaded only after a hang.
+In a hang, nothing has failed on its own, so the ranks are compared by where they were when they
+were stopped (`Failure.doing`). A rank that has raised an exception but can't exit, because one of
+its threads is still running, is the cause. Ranks that wait for their peers in a collective come
+last, because the cause is more likely a rank that has not entered that collective. Among the
+others, ranks that can't run (stopped, or in an uninterruptible call) come first, then the smallest
+group, then ranks that are not waiting for data from a socket, which another process has to send. If
+there are equally many ranks in two places, the suspect is a guess. Loaded only after a hang.
 """
 
 from collections.abc import Iterable, Sequence
@@ -152,7 +152,7 @@ def diagnose(
 
 def raised_before(failure: Failure) -> ErrorReport | None:
     """Return the exception that ended a worker's program, although its process could not exit, for
-    example because of a running thread. Return None if there is no such exception, or if it only
+    example because of a running thread. Return None without such an exception, or if it only
     reports a late peer.
     """
     doing, report = failure.doing, failure.report

@@ -75,7 +75,7 @@ _IN_JSON = re.compile(r'^\{.*?"(?:msg|message|event)": ?"((?:[^"\\]|\\.)++)"')
 
 def words(stderr_tail: str, stdout_tail: str, elsewhere: Collection[str] = ()) -> str:
     """Return the most informative line in a worker's last output, excluding tracebacks, or an empty
-    string if there is no output.
+    string if the worker printed nothing.
 
     This is the first error after the last traceback, or before it if nothing follows. If there is
     no error, it is the last line of stderr or, failing that, of stdout. Lines that healthy ranks

@@ -100,7 +100,7 @@ class ThreadStack(NamedTuple):
     """A thread's stack, with the innermost frame first.
 
     `native_id` is the system's thread id, or 0 if unknown. `waits_in` is the system call or kernel
-    function in which the thread is waiting; empty if it is running or if that can't be read.
+    function that the thread is waiting in; empty if it is running or if that can't be read.
     `native` has the C and C++ functions below the innermost frame, with the innermost first, if
     they were captured. `handled` is only read for the main thread.
     """

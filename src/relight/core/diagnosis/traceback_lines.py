@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class TracebackLine(NamedTuple):
-    """A line like `File "file", line 12, in function`. For a SyntaxError, there is no function."""
+    """A line like `File "file", line 12, in function`. For a SyntaxError, `function` is empty."""
 
     file: str
     line: str
@@ -138,7 +138,7 @@ def fatal_message(line: str) -> str:
 
 
 def split_exception(text: str) -> tuple[str, str]:
-    """Split an exception into its type, which may be empty, and its message."""
+    """Split an exception into its type (possibly empty) and its message."""
     match = _EXCEPTION.match(text)
     if match is None:
         return "", text

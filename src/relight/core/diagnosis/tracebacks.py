@@ -82,7 +82,7 @@ _UNKNOWN = ProgramFacts()
 
 
 class _Chain(NamedTuple):
-    """One or more exceptions, in the order in which they were raised, and their positions."""
+    """One or more exceptions, in the order they were raised, and their positions."""
 
     start: int
     end: int
@@ -118,7 +118,7 @@ _AFTERWARDS = re.compile(
 _REMOTE = re.compile(r"^[\w.]*RemoteTraceback: *$")
 """The line before another process's traceback (multiprocessing, concurrent.futures, loky)."""
 _AT_EXIT = re.compile(r"^(?:\[?[IW](?: |\d{4} )|wandb: |\S+\.py:\d+: \w*Warning)")
-"""Library messages during a process's exit. There may be many of them."""
+"""Library messages, possibly many, during a process's exit."""
 _NO_FRAME = "<no Python frame>"
 """A faulthandler stack without frames (dump_traceback in Python/traceback.c)."""
 _STACK = re.compile(r"^(?:Current thread|Thread|Stack) .*\(most recent call first\):$")
@@ -207,7 +207,7 @@ def keep(head: str, tail: str, newlines: int) -> str:
 
 
 def from_stderr(text: str, program: ProgramFacts = _UNKNOWN) -> ErrorReport | None:
-    """Find the exception that ended a worker in the end of its stderr, or return None.
+    """Find the exception that ended a worker, given the last part of its stderr, or return None.
 
     The last exception is used. Exceptions that don't end a process (in threads, destructors, logs
     or other processes, or handled by the program) are a fallback.
@@ -218,7 +218,7 @@ def from_stderr(text: str, program: ProgramFacts = _UNKNOWN) -> ErrorReport | No
 
 def printed_before(text: str) -> ErrorReport | None:
     """Return the last exception printed before the fatal one, such as an exception in a thread, or
-    None if there is none or if the fatal exception is unknown.
+    None (also if the fatal exception is unknown).
     """
     lines = _lines(text)
     chains = _chains(lines)
@@ -248,7 +248,7 @@ def besides(text: str, program: ProgramFacts = _UNKNOWN) -> tuple[list[str], lis
 
 def last_raised(printed: Sequence[str]) -> tuple[list[str], int]:
     """Return the lines that a worker printed up to the end of its fatal exception, and their
-    number. There are no lines if there is no such exception.
+    number. Return no lines without such an exception.
     """
     lines = [_RANK.sub("", clean(line.rstrip("\r"))).rpartition("\n")[2] for line in printed]
     for chain in reversed(_chains(lines)):
@@ -325,7 +325,7 @@ def _is_quoted(lines: Sequence[str], before: _Traceback, traceback: _Traceback) 
 
 
 def _raised(lines: Sequence[str], group: Sequence[tuple[_Traceback, bool]]) -> list[_Raised]:
-    """Return the exceptions of a chain in the order in which they were raised."""
+    """Return the exceptions of a chain in the order they were raised."""
     raised: list[_Raised] = []
     quoting: list[_Traceback] = []
     telling: list[_Raised] = []
@@ -716,7 +716,7 @@ def _crash(lines: Sequence[str]) -> tuple[int, ErrorReport] | None:
 
 
 def _reason(before: Sequence[str]) -> str:
-    """Return why C or C++ code called abort(3), which it prints just before, such as a failed
+    """Return the reason that C or C++ code printed just before calling abort(3), such as a failed
     assertion, damaged memory or NCCL's watchdog. Return an empty string if it did not call abort.
     """
     near = [line for line in before[-_NEAR:] if line.strip()]

@@ -9,6 +9,6 @@ and `survivors` lets workers keep their process. Three parts are short-lived: `c
 
 The driver is agent/group.py. To add a state, extend `GroupState` in group_types.py and everything
 that reads it in membership.py, then follow the checklist in CONTRIBUTING.md. State that must
-survive a coordinator failover has to travel in `Announce` and `NodeReady`, because a new
-coordinator has no other source.
+survive a coordinator failover has to travel in `Announce` and `NodeReady`, because they are a new
+coordinator's only sources.
 """

@@ -1,4 +1,4 @@
-"""The connected nodes, which may join, are ready for a generation, or have to wait.
+"""The connected nodes. Each may join, is ready for a generation, or has to wait.
 
 A newcomer is refused if it was started for another job. It receives a note about its differences
 from the other nodes, and is put on probation if its host has flapping nodes (core/group/flapping).

@@ -54,9 +54,9 @@ Rules:
   closed, and the others wait until its lease has expired. If a stop takes long, all nodes receive a
   message that names the nodes it is waiting for.
 - If the workers of some nodes have succeeded while others keep running for long, all nodes receive
-  one message (core/group/early_exits). It has no further effect.
+  one message (core/group/early_exits) and nothing else happens.
 - Nodes may report the share of time that their workers spend waiting for others. All nodes are then
-  notified which ranks are slow (core/group/straggler_detector). This has no further effect.
+  notified which ranks are slow (core/group/straggler_detector), and nothing else happens.
 - Workers that can leave their group may keep their process in the next generation
   (core/group/survivors). Their node reports itself as a node without workers.
 - On request, the nodes of the next generation first probe each other, and unreachable ones are left
@@ -220,8 +220,8 @@ class _Formation:
 
 
 class _Teardown:
-    """What is known about the end of a generation: the agreement on when workers save, the stop of
-    the workers, the reasons for it, and the nodes' reports.
+    """The known facts about the end of a generation: the agreement on when workers save, the stop
+    of the workers, the reasons for it, and the nodes' reports.
     """
 
     def __init__(self, formed_at: float) -> None:

@@ -101,8 +101,8 @@ class NodeReady(NamedTuple):
     failures in that generation (`core/diagnosis/failure_text.shared`). `succeeded_ranks` are the
     ranks of its workers that succeeded before the first failure; those that printed an error are
     listed among the failures, with exit code 0. `restart` is the job's restart count as known to
-    this node. `latest` is the latest generation that the node knows about, even if it was not part
-    of it. `progressed`: whether its workers advanced beyond all earlier ones; None if unknown.
+    this node. `latest` is the latest generation that the node knows about, even if it did not take
+    part. `progressed`: whether its workers advanced beyond all earlier ones; None if unknown.
     `prober`: the ports at which other nodes can probe this one, without an address; None if no
     probes are needed. `survivors`: how many of its workers have left the group and will keep their
     process if allowed. `waiting`: these workers and their activity at the time, if they were
@@ -238,7 +238,7 @@ class GenerationFormed(NamedTuple):
     """A new generation was formed with this node at this place. Start its workers.
 
     `coordinator` is the group rank of the coordinating node, or -1. `survivors_stay`: the survivors
-    reported by this node are part of the generation; otherwise the node starts all workers anew.
+    reported by this node are part of the generation; otherwise the node restarts all workers.
     """
 
     generation: Generation

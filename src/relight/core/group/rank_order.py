@@ -1,7 +1,7 @@
 """Orders the nodes of a generation by network topology (`--rank-order=topology`).
 
 A node's place is the path of switches above it, starting from the top, such as `spine1.leaf3`.
-Nodes with equal places share a leaf switch, or whatever the last name stands for.
+Nodes with equal places share a leaf switch, or whatever the last name represents.
 
 - Nodes are sorted by place, and within a place by host, so that neighbouring ranks are neighbours
   in the network. Nodes that stay keep their order. A node that `comes_first` hosts rank 0, and the

@@ -38,7 +38,7 @@ Failed = Mapping[tuple[int, int], str]
 
 
 class Reachability:
-    """What the nodes know about the network between them.
+    """The nodes' knowledge of the network between them.
 
     Args:
         secret: a secret of this group. The nodes recognize each other's probes by a digest derived

@@ -10,7 +10,7 @@ A budget with a time window (`--max-restarts=3/1h`) counts only the restarts wit
 progress refills it under either policy.
 
 `--fail-on` lists exit codes that end the job. `--restart-on` lists the only exit codes after which
-the job restarts. Hangs and lost nodes have no exit code, so these rules do not apply to them.
+the job restarts. Hangs and lost nodes lack an exit code, so these rules do not apply to them.
 
 Progress is a step that the job had not reached before (`relight.worker.progress`), or a new
 checkpoint (`--checkpoints`). If neither is known, running for `_STABLE_S` counts as progress, but

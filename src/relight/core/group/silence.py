@@ -28,9 +28,9 @@ _AFTERMATH_S = 2.0
 
 class Silent(NamedTuple):
     """A node whose last message arrived at `heard_at`. `reason`: why its connection ended, or
-    empty. `since`: the start of the wait for it, which is later than `heard_at` if this process was
-    suspended in the meantime. `began_at`: when its silence began, which does not change if this
-    process is suspended later.
+    empty. `since`: the start of the wait for it; later than `heard_at` if this process was
+    suspended in the meantime. `began_at`: when its silence began; unaffected if this process is
+    suspended later.
     """
 
     host: str
@@ -56,7 +56,7 @@ class Silence:
         self._lost_after_s = lost_after_s
         self._nodes: dict[str, Silent] = {}
         self._lost_at: list[tuple[float, str]] = []  # a heap; may contain nodes that have returned
-        self._untold: dict[str, None] = {}  # in the order in which they became silent
+        self._untold: dict[str, None] = {}  # in the order they became silent
         self._returned: dict[str, float] = {}  # hosts with a reported silence, and its length
         self._tell_at = 0.0
         self._awake_at = float("-inf")

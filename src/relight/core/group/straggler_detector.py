@@ -1,7 +1,7 @@
 """Determines which ranks are slower than the others, and for how long (--watch-slow-ranks).
 
 Ranks that train together all take the same steps, and the other ranks wait for a slow one. The
-metric is the fraction of time in which a rank is *busy*, i.e. not waiting for its peers in a
+metric is the fraction of time that a rank is *busy*, i.e. not waiting for its peers in a
 collective. A rank that needs 20 % more time for its work is busy for 20 % more of the time than the
 others, no matter how often the ranks synchronize and how expensive their communication is. If the
 ranks report their steps and the step counts differ, the busy time is measured per step.
@@ -15,8 +15,8 @@ of the others. It is slow if, in most of the recent windows, its excess is
 - greater than the spread among the others, because ranks that all differ don't have an outlier.
 
 Occasional events, such as a checkpoint written by rank 0, are ignored. A rank is reported once it
-has been slow for several consecutive windows, and cleared after equally many windows in which it
-was not slow. Windows in which the job does not train don't count.
+has been slow for several consecutive windows, and cleared after equally many windows without being
+slow. Windows without training don't count.
 """
 
 from collections.abc import Iterable, Sequence
@@ -30,7 +30,7 @@ from relight.core.ranks import Place
 WINDOWS = 12
 """Number of windows to compare."""
 _PERSISTS = 12
-"""Number of consecutive windows in which a rank must be slow, or not slow, before a report."""
+"""How many consecutive windows a rank must be slow, or not slow, before a report."""
 _LEAST = 0.05
 """Smaller excesses are not reported."""
 _LOW = 0.4

@@ -57,7 +57,7 @@ class Opening:
     Args:
         hello: this side's introduction to the peer; not secret.
         nonce: 32 random bytes, never used before.
-        secret: the token, or empty if there is none.
+        secret: the token; may be empty.
         dialled: whether this side opened the connection.
 
     Attributes:

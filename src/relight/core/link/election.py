@@ -11,8 +11,8 @@ number of hosts is even, half of them are a majority if they include the first h
                  go first, then asks for votes
       | it holds votes from a majority                          -> COORDINATOR, BecomeCoordinator
       | a message from or about a coordinator arrives           -> FOLLOWER, votes are given back
-      | a lower-numbered candidate asks for votes or holds one, or there is no majority after 0.7 of
-        `vote_s` (votes.ROUND): it gives its votes back and probes again
+      | a lower-numbered candidate asks for votes or holds one, or a majority is missing after
+        0.7 of `vote_s` (votes.ROUND): it gives its votes back and probes again
     COORDINATOR  renews its votes four times per `vote_s`; no other host displaces it
       | its votes expire                                        -> FOLLOWER
 
@@ -88,7 +88,7 @@ Effect = SendBallot | BecomeCoordinator
 
 
 class _Sightings:
-    """The times at which the other hosts, and the coordinator among them, were last seen alive.
+    """When the other hosts, and the coordinator among them, were last seen alive.
 
     Args:
         now: the current time; no coordinator has been seen before.
@@ -203,7 +203,7 @@ class Election:
     def step(self, event: Event, now: float) -> list[Effect]:
         """Take one event and return the effects.
 
-        The following events have no effect: messages for another list of hosts or for an earlier
+        The following events are ignored: messages for another list of hosts or for an earlier
         incarnation, outdated requests, answers about votes that were given back, and early Ticks.
         """
         self._effects = []

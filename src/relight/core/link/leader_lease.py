@@ -1,8 +1,8 @@
 """Tracks this process's hold on a registry record: until when it is certainly the coordinator, and
 when it may evict another holder's record.
 
-This process is the holder (`holds`) until the time `until`, which is 0 if it is not the holder. The
-hold begins when the registry names this process (`held`), and is renewed regularly. It ends when
+This process is the holder (`holds`) until the time `until` (0 if it is not the holder). The hold
+begins when the registry names this process (`held`), and is renewed regularly. It ends when
 
 - the registry names another process,
 - the registry has not answered by the time `until`,

@@ -18,8 +18,8 @@ The lease is renewed if
 
 It is not renewed
 
-- by `StopWorkers`, which is not a confirmation, because other nodes may already be running the next
-  generation,
+- by `StopWorkers`, which doesn't confirm the generation, because other nodes may already be running
+  the next one,
 - by a refusal or by hosting, if the lease is over, because other nodes may have continued before
   the coordinator ended, or
 - by a refusal or by hosting, if this node has since reached a coordinator that did not confirm the

@@ -205,7 +205,7 @@ class SendHeartbeat(NamedTuple):
 
 
 class Disconnect(NamedTuple):
-    """Effect: close the connection, if there is one, without sending a message."""
+    """Effect: close the connection, if open, without sending a message."""
 
 
 class LetWorkersRun(NamedTuple):
@@ -339,7 +339,7 @@ class Link:
     def step(self, event: Event, now: float) -> list[Effect]:
         """Take one event and return the effects.
 
-        The following have no effect: any event after OVER, unknown echoes, and early Ticks.
+        The following are ignored: any event after OVER, unknown echoes, and early Ticks.
         """
         self._effects, self._last = [], now
         if self.state is LinkState.OVER:

@@ -72,7 +72,7 @@ class Voter:
     """The vote that this host casts. To become coordinator, it also needs its own vote.
 
     Args:
-        votes_from: the time from which it may vote.
+        votes_from: the earliest time it may vote.
         vote_s: how long a vote counts.
     """
 
@@ -142,7 +142,7 @@ class Campaign:
         self._promised_at: dict[int, float] = {}
         """The hosts that would vote for this one, and when each of them was asked."""
         self._ready_since: float | None = None
-        """The time by which a majority had promised its votes."""
+        """When a majority had promised its votes."""
         self._asking_since: float | None = None
         self._until: dict[int, float] = {}
         """The hosts that vote for this one, and until when each vote counts."""
@@ -201,7 +201,7 @@ class Campaign:
         return since is not None and now >= since + ROUND * self._vote_s
 
     def add_own(self, now: float) -> None:
-        """Count this host's own vote, which is given now."""
+        """Count this host's own vote, given now."""
         self._until[self._me] = now + MARGIN * self._vote_s
 
     def add(self, reply: VoteReply, now: float) -> bool:

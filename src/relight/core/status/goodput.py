@@ -84,9 +84,9 @@ class Account(NamedTuple):
     Times are in seconds. `goodput` is the productive fraction of the wall time, or None if no
     worker called progress(). `is_most` marks it as an upper bound, because the time lost to
     failures is unknown. `mttr_s` is the mean time from a failure until the next generation has
-    completed the phase `repaired_by`, which is first_step, init or spawn, depending on the
-    available events. `mtbf_s` is the workers' running time per failure. `nodes` are the nodes with
-    the most failures, at most 20. `latest` are the last 20 generations.
+    completed the phase `repaired_by` (first_step, init or spawn, depending on the available
+    events). `mtbf_s` is the workers' running time per failure. `nodes` are the nodes with the most
+    failures, at most 20. `latest` are the last 20 generations.
     """
 
     wall_s: float

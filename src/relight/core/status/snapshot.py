@@ -35,8 +35,8 @@ class RankSnapshot(NamedTuple):
     """One worker. `exitcode` is None while it is running. `stop_signal` is the signal that asked it
     to stop before it ended, or 0. `stdout` and `stderr` are the paths of its log files, or empty.
     `last_line` is the last line of its output that the agent has seen. After the worker's end,
-    `use` is the agent's last sample, or None if there was no query before. `ended` is the time of
-    its end, or 0 while it is running.
+    `use` is the agent's last sample, or None without an earlier query. `ended` is the time of its
+    end, or 0 while it is running.
     """
 
     rank: int
@@ -150,7 +150,7 @@ class NodeAnswer(NamedTuple):
 
 
 class NodeAnswers(NamedTuple):
-    """The answer to `ClusterQuery`. It is empty while the agent has no coordinator."""
+    """The answer to `ClusterQuery`. Empty while the agent is without a coordinator."""
 
     nodes: tuple[NodeAnswer, ...]
 

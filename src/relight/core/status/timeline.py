@@ -42,7 +42,7 @@ _AT_WORK = (RUNNING, IMPORTS, INIT, PRODUCTIVE)
 
 class TimedEvent(NamedTuple):
     """A node's event and its time, both in seconds since 1970 and on the node's monotonic clock,
-    which is also used for the times within some events.
+    also used for the times within some events.
     """
 
     at: float

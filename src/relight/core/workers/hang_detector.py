@@ -16,9 +16,9 @@ The workers on a node are quiet
 - after `silent_s` without a sign and without a working worker, if signs occurred regularly before.
   Without this rule, a rank in an endless loop would look busy forever.
 
-Both times adapt to the job. They increase to ten times the longest pause from which the job has
-recovered, but `idle_s` only if the user did not set it. The job hangs if the workers on all nodes
-are quiet, which is decided by core/group/membership.
+Both times adapt to the job. They increase to ten times the longest pause that the job has recovered
+from, but `idle_s` only if the user did not set it. The job hangs if the workers on all nodes are
+quiet, as decided by core/group/membership.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ from typing import NamedTuple
 from relight.base.values import HangTimeout
 
 _BUSY_CPU = 0.05
-"""Fraction of a CPU below which a worker is idle. Waiting torch threads use less."""
+"""A worker that uses less than this fraction of a CPU is idle. Waiting torch threads use less."""
 _BUSY_BYTES = 1024.0
 """Bytes per second. The store heartbeats of NCCL's monitor stay below this."""
 _BUSY_FAULTS = 100.0
@@ -39,7 +39,7 @@ _WINDOW_S = 1.0
 _TIMES = 10
 """A pause counts as a hang once it reaches this multiple of the longest earlier pause."""
 _REGULAR = 5
-"""Number of signs from which they count as regular."""
+"""How many signs are needed before they count as regular."""
 
 
 class Usage(NamedTuple):

@@ -19,7 +19,7 @@ from outside (host/stacks).
                                                nothing is held
 
 Invariants: The shown bytes followed by the held bytes are the worker's output. While the worker is
-running, bytes are held for at most five seconds, during which the agent inspects its stack.
+running, bytes are held for at most five seconds, while the agent inspects its stack.
 
 A chunk of output without a traceback only costs a few byte searches. The agent inspects the stack
 at most four times per second, no matter how many tracebacks the worker prints.
@@ -124,9 +124,7 @@ class HeldTraceback:
 
 
 def _beginning(data: bytes) -> tuple[int, bool]:
-    """Return where a traceback begins, or `len(data)` if there is none, and whether that is
-    certain.
-    """
+    """Return where a traceback begins (`len(data)` without one), and whether that is certain."""
     header = data.find(_HEADER)
     end = len(data) if header < 0 else header
     place, is_whole = _place_of_syntax_error(data[:end], is_cut=header < 0)
@@ -141,7 +139,7 @@ def _beginning(data: bytes) -> tuple[int, bool]:
 
 def _place_of_syntax_error(data: bytes, *, is_cut: bool) -> tuple[int, bool]:
     """Return where a SyntaxError in the script itself begins, and whether its first line is
-    complete. Such an error has no header and begins with a place without a function.
+    complete. Such an error lacks a header and begins with a place without a function.
     """
     at = data.find(_FILE)
     while at >= 0:

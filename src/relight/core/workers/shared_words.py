@@ -47,9 +47,9 @@ FIRST_AT = 11
 INSIDE = 12
 """Written by the worker: 1 while it runs a recoverable function, 2 afterwards."""
 LEFT = 13
-"""Written by the worker: the latest value of LEAVE on which it has acted."""
+"""Written by the worker: the latest value of LEAVE that it has acted on."""
 JOINED = 14
-"""Written by the worker: the latest value of JOIN on which it has acted."""
+"""Written by the worker: the latest value of JOIN that it has acted on."""
 VARIABLES_SUFFIX = ".group.json"
 """Suffix that is appended to the error file's name to get the file with a new group's variables."""
 WRITES = 15
@@ -75,7 +75,7 @@ def calls(page: memoryview) -> int:
 
 
 def progress(page: memoryview, began: float, now: Callable[[], float]) -> tuple[int, float] | None:
-    """Return the last step reported by the worker and its time, or None if there is none.
+    """Return the last step reported by the worker and its time, or None.
 
     Args:
         page: the memory.
@@ -107,14 +107,14 @@ def values(page: memoryview) -> tuple[str, ...]:
 
 
 def span(page: memoryview, began: float, now: Callable[[], float]) -> tuple[float, float] | None:
-    """Return when the worker reported its first and its last step, or None if there is none."""
+    """Return when the worker reported its first and its last step, or None."""
     first, last = page[FIRST_AT] / 1e9, page[STEP_AT] / 1e9
     return (first, last) if first and began <= first <= last <= now() else None
 
 
 def left_s(page: memoryview, now: float) -> float | None:
     """Return how many seconds remain until the agent's deadline for the worker, negative after the
-    deadline, or None if there is no deadline.
+    deadline, or None without a deadline.
     """
     deadline = page[DEADLINE]
     left = deadline / 1e9 - now

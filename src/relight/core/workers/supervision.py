@@ -197,7 +197,7 @@ class Supervision:
     def step(self, event: Event | SaveAndLeave | Noticed | Recovering, now: float) -> list[Effect]:
         """Process one event and return the effects.
 
-        The following have no effect: any event after ENDED, a second exit of the same worker, and
+        The following are ignored: any event after ENDED, a second exit of the same worker, and
         early Ticks.
         """
         if self.state is SupervisionState.ENDED:

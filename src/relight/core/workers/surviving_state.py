@@ -15,7 +15,7 @@ class RankState(NamedTuple):
     """The state that a rank has, and the state that it needs.
 
     Args:
-        step: the step of the state that the rank has kept, or None if it has no state.
+        step: the step of the state that the rank has kept, or None.
         held: the shard that it has kept.
         needed: the shard that belongs to its rank in the next generation.
     """
@@ -26,7 +26,7 @@ class RankState(NamedTuple):
 
 
 def latest_step(ranks: Sequence[RankState], only_lowest: bool = False) -> int | None:
-    """Return the highest step at which each shard has a survivor, or None if there is no such step.
+    """Return the highest step at which each shard has a survivor, or None.
 
     Args:
         ranks: the state of each rank.

@@ -20,7 +20,7 @@ _LONG = 25
 
 def split(held: bytes) -> tuple[tuple[str, ...], bytes]:
     """Return the lines of the traceback at the start of a worker's last output, and the output that
-    follows it. If the traceback is incomplete, there are no lines and everything counts as output.
+    follows it. If the traceback is incomplete, return no lines and all of it as output.
     """
     raw = held.split(b"\n")
     lines, end = last_raised([line.decode(errors="replace") for line in raw])

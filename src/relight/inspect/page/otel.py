@@ -86,7 +86,7 @@ class _Sender:
         self._thread.start()
 
     def close(self) -> None:
-        """Export what has not been sent yet."""
+        """Export the data that has not been sent yet."""
         self._over.set()
         self._thread.join()
         if self._meters is not None:

@@ -106,7 +106,7 @@ class PageServer(ThreadingHTTPServer):
         return int(self.server_address[1])
 
     def server_bind(self) -> None:
-        """Bind without a DNS lookup of this machine's name, which the base class would do."""
+        """Bind without looking up this machine's name in DNS, unlike the base class."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()

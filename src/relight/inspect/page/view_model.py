@@ -181,8 +181,8 @@ def _notice(reading: Reading, state: str) -> tuple[str, str]:
 
 
 def _has_recovered(reading: Reading) -> bool:
-    """Return whether the workers in the latest generation are making progress: they have reported a
-    step, or have been running for a while.
+    """Return whether the workers in the latest generation are making progress, that is, have
+    reported a step or have been running for a while.
     """
     own, generations = reading.job.nodes[0], reading.history.generations
     if own.state == RUNNING and any(
@@ -232,7 +232,7 @@ def _row(node: NodeSnapshot, rank: RankSnapshot, reading: Reading) -> list[Any]:
 
 
 def state_of(rank: RankSnapshot, node: NodeSnapshot) -> str:
-    """Return the state of a rank as a word, which may be followed by the reason why it ended."""
+    """Return the state of a rank as a word, possibly followed by the reason why it ended."""
     if rank.exitcode is None:
         return "running" if node.exit_code is None else "unknown"
     if rank.stop_signal and rank.rank not in node.blamed:

@@ -32,7 +32,7 @@ class WatchedJob:
     """A job that was started with `relight run` on this machine.
 
     Args:
-        jobs: this user's jobs.
+        jobs: the user's jobs.
         job: the job's id.
         actions: the actions that the page offers.
 

@@ -17,7 +17,7 @@ _CREDENTIALS = ("ExpiredToken", "ExpiredTokenException", "InvalidClientTokenId",
                 "SignatureDoesNotMatch")  # fmt: skip
 _DENIED = ("AccessDenied", "AccessDeniedException", "403")
 _LOGIN = ("SSOError", "TokenRetrievalError", "CredentialRetrievalError", "LoginError")
-"""Botocore exceptions for a missing or expired login; not every version defines all of them."""
+"""Botocore exceptions for a missing or expired login; not every version defines them all."""
 _ACTIONS = {"ListObjectsV2": "ListBucket"}
 """Policy actions whose names differ from the operations."""
 

@@ -56,7 +56,7 @@ except OSError:
     print(socket.gethostbyname(socket.gethostname()))
 """
 """Prints this host's address without sending anything. It is the source address that the system
-would use or, if there is none, the address that the host name resolves to.
+would use, or otherwise the address that the host name resolves to.
 """
 _FETCH = (
     "import os, socket, urllib.request; socket.setdefaulttimeout(60); "
@@ -228,7 +228,7 @@ def _container(
         raise UsageError(f"role {role.name}: AWS Batch requires a memory size", hint="--memMB")
     known = {"img_root": "", "app_id": name, "replica_id": _REPLICA, "rank0_env": _RANK0_ENV}
     own = macros.substitute(role, known)
-    if JOB in own.env:  # TorchX's own variable has no queue and is left as it is
+    if JOB in own.env:  # TorchX's own variable lacks the queue and is left as it is
         whole = role.env[JOB].replace("${app_id}", f"{cfg['queue']}:{name}")
         own = replace(own, env={**own.env, JOB: whole})
     if launcher_file.needed(role) and cfg.get("launcher_uri"):

@@ -29,7 +29,7 @@ NETWORK = "relight"
 NO_NAMES = ("host", "none", "bridge", "default")
 """Docker's predefined networks, in which containers can't resolve each other's names."""
 STOP_LIMIT_S = 40
-"""Seconds from SIGTERM to SIGKILL, which is longer than the grace period of the agents' workers."""
+"""Seconds from SIGTERM to SIGKILL, longer than the grace period of the agents' workers."""
 ERROR_FILE = "/tmp/relight-error.json"  # noqa: S108  # in the container
 """The error file that failed replicas write, in torch's format."""
 LAUNCHER = "/opt/relight"

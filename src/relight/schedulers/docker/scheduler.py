@@ -7,7 +7,7 @@
                                                                               (`replicas`)
     logs     from the daemon                                                  (`logs`)
 
-The daemon has no notion of jobs. Therefore `status`, and the commands that use it to wait for a
+The daemon doesn't know about jobs. Therefore `status`, and the commands that use it to wait for a
 job, make sure that a job ends as a whole: when a replica has failed permanently, they stop the
 remaining ones. No other process watches the job, but the agents of a training job end together on
 their own.
@@ -284,7 +284,7 @@ def _remove_network(client: Any, network_id: str) -> bool:
 
 
 def _remove_networks(client: Any) -> None:
-    """Remove job networks that have no containers."""
+    """Remove job networks without containers."""
     for network in client.networks(filters={"label": [Label.USER]}):
         if not client.containers(all=True, filters={"network": network["Id"]}):
             _remove_network(client, network["Id"])

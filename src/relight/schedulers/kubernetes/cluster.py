@@ -22,8 +22,8 @@ _FORBIDDEN = re.compile(r'cannot (\w+) resource "([^"]+)" in API group "([^"]*)"
 
 
 def current_namespace(context: str) -> str:
-    """Return the namespace of a context, which is the current one if `context` is empty, or of the
-    pod in which this process is running.
+    """Return the namespace of a context (the current one if `context` is empty), or of the pod
+    in which this process is running.
 
     Raises:
         UsageError: if no kubeconfig has such a context.

@@ -64,8 +64,8 @@ def label_name(text: str) -> str:
 
 
 def label_value(text: str) -> str:
-    """Convert text to a valid label value, which has at most 63 characters and begins and ends with
-    a letter or a digit.
+    """Convert text to a valid label value: at most 63 characters, beginning and ending with a
+    letter or a digit.
     """
     return re.sub(r"[^A-Za-z0-9._-]+", ".", text)[:LONGEST].strip("._-")
 

@@ -39,8 +39,8 @@ def read(path: str) -> dict[str, Any]:
 
 
 def overlay(of: AppDef | Role) -> dict[str, Any]:
-    """Return the pod overlay from the metadata of an app or a role, which is a dict, a path or a
-    `file://` URL.
+    """Return the pod overlay from the metadata of an app or a role. It is given as a dict, a path
+    or a `file://` URL.
 
     Raises:
         UsageError: if it can't be read or is not a valid part of a pod.

@@ -30,12 +30,12 @@ EFA = "vpc.amazonaws.com/efa"
 _RANK0_ENV = "RELIGHT_RANK0_HOST"
 _REPLICA_ENV = "RELIGHT_REPLICA_ID"
 _BAD_NODES, _NODE_NAME = "RELIGHT_BAD_NODES", "RELIGHT_NODE_NAME"
-"""The variable with the node's name in the cluster, by which an agent records its node; it differs
-from the pod's host name.
+"""The variable with the node's name in the cluster. An agent records its node by this name, which
+differs from the pod's host name.
 """
 _TOPOLOGY, _RANK_ORDER = "RELIGHT_TOPOLOGY", "RELIGHT_RANK_ORDER"
 _START = "/etc/relight"
-"""The directory with a file as old as the pod, which the kubelet creates before it pulls the
+"""The directory with a file as old as the pod, created by the kubelet before it pulls the
 image.
 """
 _TELL_END = (
@@ -198,7 +198,7 @@ def secret_name(place: MeetingPlace) -> str:
 
 
 def launcher_name() -> str:
-    """Return the name of the launcher's ConfigMap, which is shared by the jobs in a namespace."""
+    """Return the name of the launcher's ConfigMap, shared by the jobs in a namespace."""
     return f"relight-launcher-{launcher_file.digest()}"
 
 
@@ -257,7 +257,7 @@ def _variables(app: AppDef, own: Role, role: Role, place: MeetingPlace) -> list[
         "TORCHX_IMAGE": role.image,
     }
     values = {**defaults, **own.env}
-    if JOB in values:  # TorchX's own variable has no namespace and is left as it is
+    if JOB in values:  # TorchX's own variable lacks the namespace and is left as it is
         values[JOB] = role.env[JOB].replace("${app_id}", place.job)
     hidden = secrets(role, place)
     for name, value in values.items():
@@ -319,7 +319,7 @@ def _resources(role: Role, cfg: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def limit_s(cfg: Mapping[str, Any]) -> int:
-    """Return a job's time limit, or 0 if it has none."""
+    """Return a job's time limit, or 0 if unlimited."""
     said = cfg.get("timeout")
     if said is not None and said < 1:
         raise UsageError(f"-cfg timeout={said}: must be at least one minute")

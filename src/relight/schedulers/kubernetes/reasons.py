@@ -26,7 +26,7 @@ _NOT_TOLD = (403, 404)
 
 
 def told(client: Any, job: JobId, objects: Iterable[Object]) -> dict[str, str]:
-    """Return why a job's objects make no progress, by object name.
+    """Return why a job's objects don't make progress, by object name.
 
     Args:
         client: the cluster's client.

@@ -61,7 +61,7 @@ def status(
         kind: the kind of the job's objects.
         objects: the objects that create its pods.
         found: its pods.
-        told: why objects make no progress, by object name (`reasons`).
+        told: why objects don't make progress, by object name (`reasons`).
     """
     replicas = of_replica(found)
     of_pods = {pod["metadata"]["name"] for its in replicas.values() for pod in its}
@@ -83,7 +83,7 @@ def status(
 
 
 def is_unexplained(status: AppStatus) -> bool:
-    """Return whether a replica is waiting and its pod has no reason."""
+    """Return whether a replica is waiting and its pod doesn't give a reason."""
     waits = (AppState.SUBMITTED, AppState.PENDING)
     return not status.state.is_over and any(
         each.state in waits and not each.error for each in status.replicas
@@ -91,7 +91,7 @@ def is_unexplained(status: AppStatus) -> bool:
 
 
 def _why_no_pods(told: Mapping[str, str], maker: str) -> str:
-    """Return why an object that creates pods, or a Job that it created, makes no progress."""
+    """Return why an object that creates pods, or a Job that it created, doesn't make progress."""
     its = [name for name in told if name == maker or name.startswith(f"{maker}-")]
     return told[min(its, key=len)] if its else ""
 
@@ -164,7 +164,7 @@ def _end(known: Mapping[str, Any]) -> tuple[int | None, str]:
 
 
 def _waits(known: Mapping[str, Any]) -> str:
-    """Return why a pod is waiting, if known."""
+    """Return why a pod is waiting, or an empty string."""
     for container in known.get("containerStatuses") or ():
         waiting = (container.get("state") or {}).get("waiting") or {}
         if waiting.get("reason") in _BAD_WAITING:

@@ -309,7 +309,7 @@ def _resource(each: Object) -> store.ObjectKind:
 
 
 def _is_shared(each: Object) -> bool:
-    """Return whether an object is the launcher, which does not belong to any job."""
+    """Return whether an object is the launcher rather than part of a job."""
     return request.LAUNCHER in (each["metadata"].get("labels") or {})
 
 
@@ -340,8 +340,8 @@ def _create(client: Any, each: Object, *, dry_run: bool = False) -> Object:
 
 
 def _makers(client: Any, job: JobId) -> tuple[Kind, Sequence[Object]]:
-    """Return a job's kind and the objects that create its pods; there are none if the job is
-    unknown.
+    """Return a job's kind and the objects that create its pods. The sequence is empty if the
+    job is unknown.
     """
     for kind in KINDS.values():
         if found := _of_kind(client, kind, job.namespace, _selector(job)):
@@ -350,8 +350,8 @@ def _makers(client: Any, job: JobId) -> tuple[Kind, Sequence[Object]]:
 
 
 def _of_kind(client: Any, kind: Kind, namespace: str, selector: str) -> Sequence[Object]:
-    """Return the objects of a kind, by name. There are none if the cluster does not know the kind,
-    or if it is an extension that this user may not access.
+    """Return the objects of a kind, by name. The sequence is empty if the cluster does not know the
+    kind, or if it is an extension that this user may not access.
     """
     import kubernetes
 
@@ -404,7 +404,8 @@ def _remove_after(client: Any, job: JobId, objects: Sequence[Object], first: Bas
         first: the error that made the submission fail.
 
     Raises:
-        MachineError: if the removal fails as well; the message names what may be left over.
+        MachineError: if the removal also fails; the message names any objects that may be left
+            over.
     """
     import kubernetes
     import urllib3

@@ -94,7 +94,7 @@ def _replica(
     role = macros.substitute(role, values)
     variables = dict(role.env)
     first, last = ([cwd], []) if cfg.get("prepend_cwd") else ([], [cwd])
-    # The last directory is for `relight` itself, which may not be on any PATH.
+    # `relight` itself may not be on any PATH, so its directory is added last.
     parts = [*first, variables.get("PATH"), environment.get("PATH", os.defpath), *last]
     parts.append(os.path.dirname(sys.executable))
     variables["PATH"] = ":".join(part for part in parts if part)

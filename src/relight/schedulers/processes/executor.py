@@ -252,7 +252,7 @@ class Executor:
         self._stop("it was cancelled" if number == signal.SIGTERM else signal_name(number))
 
     def _on_submitter_gone(self) -> None:
-        """Handle the only message from the submitting process, which is the end of its pipe."""
+        """Handle the only message from the submitting process, the end of its pipe."""
         assert self._submitter is not None
         if not os.read(self._submitter, 4096):
             self._loop.forget(self._submitter)

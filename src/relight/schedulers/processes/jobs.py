@@ -39,7 +39,7 @@ def layout(app: AppDef, cfg: Mapping[str, Any], app_id: str) -> dict[str, Any]:
     Args:
         app: the job.
         cfg: `log_dir`, `workspace` and `detach` are used.
-        app_id: its id, which is also the name of its directory.
+        app_id: its id, also the name of its directory.
 
     Raises:
         UsageError: if a role's name can't be used as a directory name.

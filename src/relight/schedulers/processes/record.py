@@ -24,7 +24,7 @@ from relight.job.app import AppState
 POLL_S = 0.05
 _RESERVED = 4096
 _MAX_BYTES = 1 << 26
-"""Bytes reserved for a state; the state of 5000 replicas takes a third of it."""
+"""Bytes reserved for a state; the state of 5000 replicas takes a third of this."""
 _ATTEMPTS = 5
 _READING = threading.Lock()
 _latest: dict[tuple[str, bool, int, int], dict[str, Any] | None] = {}
@@ -165,9 +165,7 @@ class LocalRecord:
         return state
 
     def latest(self) -> dict[str, Any] | None:
-        """Return the result of `read`, which is parsed once and shared by all threads. Do not
-        modify it.
-        """
+        """Return the result of `read`, parsed once and shared by all threads. Do not modify it."""
         with _READING:
             held = self.is_locked()
             try:

@@ -1,7 +1,7 @@
 """The connection to a Ray cluster's dashboard: its REST API, and explanations of its errors.
 
 It uses `/api/version`, `/api/packages`, `/api/jobs` ("Ray Jobs REST API", Ray 2.60) and, for the
-cluster's log files, `/api/v0/logs`, which is also used by `ray logs` (`ray.util.state`, Ray 2.60).
+cluster's log files, `/api/v0/logs`, also used by `ray logs` (`ray.util.state`, Ray 2.60).
 """
 
 import http.client
@@ -101,8 +101,8 @@ def parts_of(app_id: str) -> tuple[str, str]:
 def _of_ray(name: str, text: str) -> str:
     """Return the dashboard that one of Ray's variables names. RAY_ADDRESS may be the address of Ray
     Client (`ray://HOST:10001`) or of the cluster's GCS (`HOST:6379`). `ray job submit` queries that
-    address for the dashboard (`get_address_for_submission_client`, Ray 2.60), which is on the same
-    host by default.
+    address for the dashboard (`get_address_for_submission_client`, Ray 2.60). By default, both are
+    on the same host.
     """
     bare = text.removeprefix("ray://")
     if name != "RAY_ADDRESS" or "://" in bare:
@@ -112,7 +112,7 @@ def _of_ray(name: str, text: str) -> str:
 
 
 class Dashboard:
-    """One dashboard, which is contacted only when needed.
+    """One dashboard, contacted only when needed.
 
     Args:
         url: from `url_of`.

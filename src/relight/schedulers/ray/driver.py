@@ -1,4 +1,4 @@
-"""A job's driver, which is the program that Ray runs on the cluster to run the job.
+"""A job's driver, the program that Ray runs on the cluster to run the job.
 
     Ray's job supervisor --> driver --> one actor per replica --> guard.py --> the role's command
                                └------> guard.py --> relight coordinator
@@ -10,13 +10,13 @@ Python 3.11 and Ray, not relight, and reads `order.json` from the same directory
     app_id, grace_s         the job, and the seconds from SIGTERM to SIGKILL
     timeout_s               seconds until a replica receives SIGTERM; 0 for never
     strategy                STRICT_SPREAD, SPREAD or PACK
-    coordinator             the agents' rendezvous port; null if there is no rendezvous
+    coordinator             the agents' rendezvous port; null without a rendezvous
     token                   authenticates the agents to the coordinator
     roles                   name, least, most, retries, argv, env, resources (per replica)
 
-The first `least` replicas of each role form one placement group, so a job gets either all or none
-of them. Once they are placed, each further replica gets a placement group of its own, which allows
-the job to grow; with STRICT_SPREAD, node labels keep it off the other replicas' nodes. Ray
+The first `least` replicas of each role form one placement group, so a job gets all of them or
+none. Once they are placed, each further replica gets a placement group of its own, which allows the
+job to grow; with STRICT_SPREAD, node labels keep it off the other replicas' nodes. Ray
 reschedules a lost bundle, and the driver creates a new actor for it.
 
 In the directory of its own log, which Ray serves, it writes `relight-APP-status.json` and each
@@ -85,7 +85,7 @@ class Slot:
         self.transient = 0
         """Number of other failures, not counting lost nodes."""
         self.end_at = 0.0
-        """When its time limit expires (`time.monotonic`), if it has one."""
+        """When its time limit expires (`time.monotonic`); ignored without a limit."""
         self.timed_out = False
 
     @property
@@ -153,7 +153,7 @@ class JobCore:
 
         Args:
             slot: the replica.
-            exitcode: the exit code, which is 128 + n for signal n.
+            exitcode: the exit code, 128 + n for signal n.
             error: why it did not start, or empty.
         """
         slot.exitcode = exitcode
@@ -202,7 +202,7 @@ class JobCore:
 
     def wanted(self) -> list[Slot]:
         """Return the replicas to place, except in roles that have already succeeded, where a new
-        replica would have no peers.
+        replica would lack peers.
         """
         if self.stopping:
             return []
@@ -701,7 +701,7 @@ class CoordinatorActor:
 
     def __init__(self, folder: str, order: dict[str, Any], host: str) -> None:
         self.endpoint = f"[{host}]" if ":" in host else host
-        """The host in the form in which it precedes the port in an endpoint."""
+        """The host, as written before the port in an endpoint."""
         self._host = host
         self._folder, self._order = folder, order
         self._again_at = 0.0
@@ -770,7 +770,7 @@ class Outputs:
         self._show(slot, lines)
 
     def end(self, slot: Slot) -> None:
-        """Write a replica's last line if it has no newline."""
+        """Write a replica's last line if it lacks a newline."""
         rest = self._rests.pop(slot.name, b"")
         if rest:
             self._show(slot, [rest])
@@ -784,7 +784,7 @@ class Outputs:
         os.replace(new, f"{self._start}-status.json")
 
     def _append(self, slot: Slot, data: bytes) -> None:
-        """Append to a replica's file, which is created only when there is content, because some
+        """Append to a replica's file. It is created only when there is content, because some
         versions of Ray don't serve empty files.
         """
         path = f"{self._start}-{slot.role['file']}-{slot.number}.log"
@@ -868,7 +868,7 @@ def _set_modes(folder: str) -> None:
 
 
 def _log_directory() -> str:
-    """Return the directory that contains this process's stdout, which is the job's log."""
+    """Return the directory that contains this process's stdout, the job's log."""
     path = os.path.realpath("/proc/self/fd/1")
     if not os.path.isfile(path):
         raise SystemExit("relight: error: the driver's output is not a log file of a Ray job")

@@ -24,7 +24,7 @@ from relight.job.app import AppDef, Role
 from relight.job.user import user_name
 
 GRACE_S = 40
-"""Seconds from SIGTERM to SIGKILL, which is longer than the grace period of the agents' workers."""
+"""Seconds from SIGTERM to SIGKILL, longer than the grace period of the agents' workers."""
 TOKEN = "RELIGHT_TOKEN"  # noqa: S105  # a name
 USER, NAME, ROLES = "relight/user", "relight/name", "relight/roles"
 """Keys of the job's metadata: the owner, the name, and the number of replicas per role."""
@@ -103,7 +103,7 @@ def status_name(app_id: str) -> str:
 
 
 def package(order: Mapping[str, Any], workspace: str | None) -> tuple[str, bytes]:
-    """Return a package and its name, which is derived from its content.
+    """Return a package and its name, derived from its content.
 
     Args:
         order: from `order`.
@@ -236,7 +236,7 @@ def _requirements(path: str) -> list[str]:
 
 
 def _seconds(cfg: Mapping[str, Any]) -> int:
-    """Return a replica's time limit, or 0 if it has none."""
+    """Return a replica's time limit, or 0 if unlimited."""
     said = cfg.get("timeout")
     if said is not None and said < 1:
         raise UsageError(f"-cfg timeout={said}: must be at least one minute")

@@ -51,7 +51,7 @@ _REFUSED = {
     "cluster_config_file": f"{_NO_CLUSTER}; `ray dashboard FILE` forwards its port to this machine",
     "cluster_name": _NO_CLUSTER,
 }
-"""TorchX options that have no meaning here, and what to do instead."""
+"""TorchX options that are meaningless here, and what to do instead."""
 
 
 class Ray(Scheduler):

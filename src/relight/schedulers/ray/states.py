@@ -31,7 +31,7 @@ def status(
     Args:
         job: the job as described by Ray.
         written: the status written by its driver; None if missing or lost.
-        sizes: the number of replicas of each role, used if there is no status from the driver.
+        sizes: the number of replicas of each role, used if the driver's status is missing.
     """
     whole = state(job)
     if written is None:

@@ -1,6 +1,6 @@
 """Makes jobs started by `relight run` on this machine available to the job commands. Each agent is
 a job, and each worker is a replica, numbered by its rank. This includes workers on the job's other
-nodes, which the local agent learns about from the coordinator.
+nodes; the local agent learns about them from the coordinator.
 
 Nothing is submitted here. A job is known once it has run for a second (`processes/running_jobs`).
 """
@@ -99,14 +99,14 @@ class Run(Scheduler):
         return statuses
 
     def logs(self, app_id: str, query: LogQuery) -> Iterator[str]:
-        """Return a worker's lines, from its log files or, if it has none, the most recent lines
-        that its agent holds. They are followed across restarts of the job.
+        """Return a worker's lines, from its log files or, without log files, the most recent
+        lines that its agent holds. They are followed across restarts of the job.
         """
         job = self._whole(app_id)
         node, worker = _worker(job, query)
         is_here = node is job.nodes[0]
         paths = _paths(worker, query.stream)
-        # If nodes share a file system, their files are visible here as well, because part of the
+        # If nodes share a file system, their files are also visible here, because part of the
         # path is random.
         if paths and (is_here or all(map(os.path.exists, paths))):
             return tail.lines(

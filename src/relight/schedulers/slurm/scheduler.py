@@ -6,7 +6,7 @@
              replica comes from srun's messages in the directory of the job
     logs     ROLE/REPLICA/stdout.log and stderr.log there; batch.log is the script's own
 
-All nodes must share this directory, which is below the user's home by default, or set by `job_dir`.
+All nodes must share this directory. It is below the user's home by default, or set by `job_dir`.
 """
 
 import json
@@ -354,7 +354,7 @@ def _write_launcher(folder: str) -> None:
 
 
 class _Tail:
-    """A growing file, which may not exist yet."""
+    """A growing file that may not exist yet."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -376,7 +376,7 @@ class _Tail:
                 yield line.decode(errors="replace")
 
     def rest(self) -> Iterator[str]:
-        """Return the last line if it has no newline."""
+        """Return the last line if it lacks a newline."""
         if self._rest:
             yield self._rest.decode(errors="replace")
 
@@ -456,7 +456,7 @@ def _status(parts: Sequence[Part], folder: Folder | None) -> AppStatus:
         replicas[0] = first._replace(state=AppState.FAILED, exitcode=first.exitcode or code)
     message = parts[0].explain()
     if state is AppState.FAILED and failed:
-        first = min(failed, key=lambda replica: replica.exitcode is None)  # a lost node has none
+        first = min(failed, key=lambda replica: replica.exitcode is None)  # None for a lost node
         what = f"{first.role}/{first.replica} on {first.host} failed"
         if first.exitcode is not None:
             how = (
@@ -498,8 +498,8 @@ def _array_status(parts: Sequence[Part], folder: Folder) -> AppStatus:
 def _replicas(
     part: Part, role: str, number: int, said: str, folder: Folder | None, failed: str
 ) -> list[ReplicaStatus]:
-    """Return a role's replicas, with their states taken from srun's message about each or, if there
-    is none, from the job's state.
+    """Return a role's replicas, with their states taken from srun's message about each, or
+    otherwise from the job's state.
 
     `failed` is `EXITCODE ROLE` for the role that failed first, or empty.
     """

@@ -3,8 +3,8 @@
 A frame consists of its kind (1 byte), a length (4 bytes, big-endian) and that many bytes:
 
     local to remote   ORDER (JSON), the first frame; any number of ARCHIVE, each a part of a tar
-                      archive; GO; STOP; BEAT, every few seconds, without which the connection
-                      counts as lost
+                      archive; GO; STOP; BEAT, every few seconds, or else the connection counts
+                      as lost
     remote to local   OUT and ERR, the replica's output; END (JSON), the last frame
 
 The remote side sends GREETING first; any output before it was printed by a shell's start-up files.
@@ -34,7 +34,7 @@ Frame = tuple[bytes, bytes]
 class ReplicaEnded(NamedTuple):
     """The content of END: the result of an order.
 
-    `exitcode` is the replica's exit code, which is negative for a signal, or None. `error` is the
+    `exitcode` is the replica's exit code (negative for a signal), or None. `error` is the
     system's error for the replica, and `error_file` the content of its error file. `message`,
     `hint` and the exit `code` describe why an order could not be executed.
     """

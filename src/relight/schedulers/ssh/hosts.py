@@ -43,7 +43,7 @@ def parse(text: str) -> SshHost:
     """Parse `name`, `user@name`, `name:port` or `[address]:port`.
 
     Raises:
-        UsageError: if the string has none of these forms.
+        UsageError: if the string doesn't have any of these forms.
     """
     user, at, rest = text.rpartition("@")
     if rest.startswith("["):
@@ -67,7 +67,7 @@ def parse(text: str) -> SshHost:
 
 
 def read(path: str) -> list[SshHost]:
-    """Return the hosts in an mpirun hostfile, which has one host per line, optionally followed by
+    """Return the hosts in an mpirun hostfile: one host per line, optionally followed by
     `slots=8`.
 
     Raises:
@@ -157,7 +157,7 @@ def command(host: SshHost, cfg: Mapping[str, Any], python: str, launcher: str = 
 
 
 def _remote_command(wanted: str | None, python: str, launcher: str) -> str:
-    """Return the command for the remote login shell, which may be any shell."""
+    """Return the command for the remote login shell. It works in any shell."""
     if not wanted:
         found = f'p={shlex.quote(python)}; command -v "$p" >/dev/null 2>&1 || p=python3'
     elif wanted.startswith("~/"):

@@ -2,7 +2,7 @@
 
     executor --> spawner --> this --> ssh ~~> sshd --> replica --> the replica
 
-To the process that runs the job (`processes.executor`), it looks like the replica itself: it has
+To the process that runs the job (`processes.executor`), it looks like the replica itself, with
 the same output, exit code or signal, and error file. SIGTERM is forwarded as STOP. ssh has its own
 session, so signals sent to this process never reach it. When this process ends in any way, ssh's
 stdin is closed, which ends the replica on its host. The order is passed in an environment variable,

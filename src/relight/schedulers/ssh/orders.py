@@ -45,8 +45,8 @@ class Remove(NamedTuple):
 
 
 class LinkOrder(NamedTuple):
-    """Run a replica on a host. It has the ssh command, the workspace to copy, if any, the path for
-    the error file, and the order for the host.
+    """Run a replica on a host. It has the ssh command, the path for the error file, the order for
+    the host, and optionally a workspace to copy.
     """
 
     host: SshHost

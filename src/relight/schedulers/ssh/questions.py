@@ -54,7 +54,7 @@ def send_launcher(targets: Sequence[tuple[SshHost, Sequence[str]]]) -> str:
     """Store the launcher on hosts that don't have it; return its directory in shell syntax.
 
     Args:
-        targets: the hosts, and the ssh command that starts a replica on each of them.
+        targets: the hosts, each with the ssh command that starts a replica there.
 
     Raises:
         MachineError: if a host can't store it.

@@ -9,7 +9,7 @@ this machine.
             `processes.executor` --> one link per replica (`link`) --> ssh
     there   sshd --> the process that runs the replica (`replica`) --> the replica
 
-    states of a replica, as here    what is there
+    states of a replica, as here    on the host
     PENDING                         nothing yet
     RUNNING                         ssh connects, the workspace is copied, the program runs
     SUCCEEDED FAILED CANCELLED      nothing: END came, or the connection is gone and the host ends
@@ -20,7 +20,7 @@ side, the executor exits together with the process that submitted the job (unles
 and the links and ssh exit with the executor. On the remote side, `replica` ends all processes when
 stdin is closed, or when nothing has arrived for `silence` seconds. Values of variables are sent on
 stdin, never in a command line. ssh never prompts (BatchMode). The first replica of the first role
-is on the first host, which is the rendezvous endpoint.
+is on the first host, the rendezvous endpoint.
 """
 
 import json

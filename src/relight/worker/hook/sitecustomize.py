@@ -66,7 +66,7 @@ class ImportRecorder:
             sys.addaudithook(self.audit)
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        """Record a name, unless the caller is importlib.util.find_spec, which does not import."""
+        """Record a name, but not for importlib.util.find_spec, which imports nothing."""
         del path, target
         caller = sys._getframe(1).f_back
         if caller is not None and caller.f_globals.get("__name__") == "importlib.util":
