@@ -1,15 +1,16 @@
-"""Kills and stops parts of whole jobs at random moments: `python -m tests.chaos --runs 1000`.
+"""Kill and stop parts of whole jobs at random moments: `python -m tests.chaos --runs 1000`.
 
-A play is a job of 1 to 4 nodes on this machine, whose workers have children of all kinds. Agents,
-the processes between them and their workers, workers and children get SIGKILL, SIGTERM, or SIGSTOP
-and a while later SIGCONT. Then the workers are told to end, and
+A play is a job with 1 to 4 nodes on this machine, whose workers start all kinds of children.
+Agents, the processes between them and their workers, workers, and children receive SIGKILL,
+SIGTERM, or SIGSTOP (followed by SIGCONT a while later). Then the workers are told to end.
+Afterwards,
 
-    every agent ends in a bounded time,
-    with 0, unless it was itself killed (-9) or asked to end (143),
-    nothing that it has started is left,
-    nor anything in TMPDIR.
+    every agent must end within a bounded time,
+    with exit code 0, unless it was killed itself (-9) or asked to end (143),
+    no process that it started may be left,
+    and nothing may be left in TMPDIR.
 
-A seed says which play it is (the moments vary with the machine): `--seed N` plays it again.
+The seed determines the play, although the moments vary with the machine: `--seed N` repeats it.
 """
 
 import argparse
@@ -34,9 +35,9 @@ MEETINGS = ("c10d", "hosts", "file")
 END_S = 60.0
 UP_S = 20.0
 LOST_AFTER_S = 2.0
-"""A node whose agent is stopped for less is not lost, in plays that are not `patient`."""
+"""In plays that are not `patient`, a node is not lost if its agent is stopped for less."""
 GONE_S = 3.0
-"""Within a second, and some for a machine that is busy with other plays."""
+"""Normally within a second; the rest is for a machine that is busy with other plays."""
 WORKER = """
 import os, subprocess, sys, time
 mark, stop = sys.argv[1:]
@@ -61,7 +62,7 @@ class Deed(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The plan of a seed: the job, and the actions from its start, or once workers run."""
+    """A seed's plan: the job, and actions timed from its start or from when its workers run."""
 
     meeting: str
     nodes: int
@@ -74,7 +75,7 @@ class Plan(NamedTuple):
 
 
 def plan(seed: int) -> Plan:
-    """Return the play of a seed."""
+    """Return the plan for a seed."""
     chance = random.Random(seed)
     nodes = chance.choice((1, 1, 2, 3, 4))
     meeting = chance.choice(MEETINGS) if nodes > 1 else ""
@@ -84,18 +85,19 @@ def plan(seed: int) -> Plan:
         victim = chance.choice(("worker", "agent", "guard", "spawner", "child"))
         number = chance.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM))
         if victim == "agent" and number != signal.SIGSTOP:
-            # Any one node is enough for a job, but two of three hosts of an endpoint are needed.
+            # A job can continue with any one of its nodes, but an endpoint needs two of its three
+            # hosts.
             if len(lost | {node}) > (nodes > 2 if meeting == "hosts" else nodes - 1) and nodes > 1:
                 continue
             lost.add(node)
         if victim in ("guard", "spawner") and number == signal.SIGTERM:
-            number = signal.SIGKILL  # they take no other
+            number = signal.SIGKILL  # the only signal that is sent to these
         deed = Deed(
             chance.uniform(0.1, 2.5), node, victim, chance.random(), number,
             chance.choice((0.1, 0.5, 1.5, 3.0)),
         )  # fmt: skip
         deeds.append(deed)
-        if chance.random() < 0.3:  # another one of the same node in the same moment
+        if chance.random() < 0.3:  # also kill another process on the same node at the same moment
             other = chance.choice(("guard", "spawner", "worker"))
             deeds.append(deed._replace(victim=other, number=signal.SIGKILL))
     delays = tuple(chance.uniform(0, 0.5) for _ in range(nodes))
@@ -130,7 +132,7 @@ class Play:
         self.begin = time.monotonic()
 
     def run(self) -> list[str]:
-        """Play; return the errors found."""
+        """Play the plan and return the errors found."""
         try:
             wrong = self._run()
             if wrong:
@@ -163,7 +165,8 @@ class Play:
         if wrong:
             return wrong
         if any("agent" in hit and len(hit) > 1 for hit in self.hit.values()):
-            # Every process that could have removed its directory was killed: the next job does.
+            # All processes that could have removed their directory were killed, so the next job
+            # does.
             command = [sys.executable, "-m", "relight", "run", "--no-python", "true"]
             subprocess.run(command, env=self._environment(), capture_output=True, check=False)
         deadline = time.monotonic() + GONE_S
@@ -172,8 +175,10 @@ class Play:
         return [f"in TMPDIR: {kept}"] if kept else []
 
     def _wait_until_together(self) -> None:
-        """Wait until the group has taken back the nodes that it has lost: a node that misses the
-        end of the job waits for another coordinator until its join timeout.
+        """Wait until the group has readmitted its lost nodes.
+
+        A node that misses the end of the job would wait for another coordinator until its join
+        timeout.
         """
         deadline = time.monotonic() + UP_S
         while time.monotonic() < deadline:
@@ -183,7 +188,7 @@ class Play:
             time.sleep(0.05)
 
     def _generation(self, node: int) -> str:
-        """Return the latest generation that a node has told of."""
+        """Return the latest generation that a node has reported."""
         text = (self.directory / f"agent{node}").read_text(errors="replace")
         return (re.findall(r"generation (\d+): ", text) or [""])[-1]
 
@@ -298,7 +303,7 @@ class Play:
         return (node, "agent") in kills
 
     def _left(self) -> list[int]:
-        """Return what belongs to this play and runs; its agents only if nobody waits for them."""
+        """Return the running processes of this play, except agents that are still awaited."""
         own = {f"of {agent.pid}" for agent in self.agents}
         found = []
         for name in os.listdir("/proc"):
@@ -339,7 +344,7 @@ def _port() -> int:
 
 
 def play(seed: int) -> tuple[int, str]:
-    """Play a seed; return the number of kills and stops, and any errors with all actions."""
+    """Play a seed; return the number of kills and stops, and the errors along with all actions."""
     one = Play(seed)
     wrong = one.run()
     if not wrong:
@@ -348,7 +353,7 @@ def play(seed: int) -> tuple[int, str]:
 
 
 def main() -> int:
-    """Play seeds; return 1 if something was wrong."""
+    """Play seeds; return 1 if any of them found an error."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos")
     parser.add_argument("--runs", type=int, default=1000, help="how many plays")
     parser.add_argument("--from", type=int, default=0, dest="start", help="the first seed")

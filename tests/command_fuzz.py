@@ -1,9 +1,9 @@
-"""Runs generated command lines of all commands in generated environments, in this process: none may
-end in an internal error (exit code 70), an escaped exception or an endless wait.
+"""Run generated command lines for all commands in generated environments, in this process.
 
-A line is run up to its first effect, so nothing is started, signalled, connected to or submitted.
-Flags, options of schedulers and names of variables come from relight's own tables and source, so a
-new one is tried without being listed here. Line N of a seed is always the same.
+No line may end in an internal error (exit code 70), an escaped exception, or an endless wait. A
+line runs up to its first effect, so nothing is started, signalled, connected to, or submitted.
+Flags, scheduler options, and variable names come from relight's own tables and source, so new ones
+are tried without being listed here. Line N of a seed is always the same.
 
     python -m tests.command_fuzz --lines 100000
     python -m tests.command_fuzz --line 4711        # shows one: command, environment, traceback
@@ -193,7 +193,7 @@ HANDLES = (
     "a://b/c/d/e", "local://relight/\udcff", "local://relight/" + "x" * 5000, "local_cwd://s/x",
     "torchx://x/y",
 )  # fmt: skip
-# As the clusters set them (tests/rendezvous/test_environment.py); values are then changed.
+# Variables as the clusters set them (tests/rendezvous/test_environment.py), before mutation.
 CLUSTERS: tuple[Mapping[str, str], ...] = (
     {
         "SLURM_JOB_ID": "12",
@@ -242,11 +242,11 @@ _VARIABLE = re.compile(
     r"WORLD|LOCAL|GROUP|NODE|OMP|PYTHON|MLFLOW|JOB|HIP|ROCR|ZE)_?[A-Z0-9_]*)\b"
 )
 _KEPT = {"RELIGHT_MISTAKES"}
-"""Of the tests themselves."""
+"""Variables used by these tests themselves."""
 
 
 class Line(NamedTuple):
-    """A command line, with its environment, its stdin, and the settings file in its directory."""
+    """A command line with its environment, its stdin, and the settings file in its directory."""
 
     argv: list[str]
     variables: dict[str, str]
@@ -255,17 +255,17 @@ class Line(NamedTuple):
 
 
 class Effect(SystemExit):
-    """Something would be started, signalled or waited for. It ends a thread without a word."""
+    """Something would have been started, signalled, or waited for. Ends a thread silently."""
 
 
 class Chance(random.Random):
-    """Makes lines."""
+    """Generates command lines."""
 
     wild = 0.5
-    """The share of words that are anything."""
+    """The fraction of arguments that can be anything."""
 
     def line(self, tables: "Tables") -> Line:
-        """Return a line."""
+        """Return a command line."""
         self.wild = self.choice((0.0, 0.1, 0.1, 0.2, 0.5, 1.0))
         command = self.choice(tables.commands)
         if self.random() < 0.5:  # half of all lines start workers
@@ -282,7 +282,7 @@ class Chance(random.Random):
         return Line([each.replace("\0", "") for each in argv], variables, stdin, settings)
 
     def value(self, flag: Flag) -> str:
-        """Return a value for a flag: a valid one, one that is nearly valid, or anything."""
+        """Return a value for a flag: a valid one, a nearly valid one, or anything."""
         if flag.parse is None:
             return self.anything() if self.random() < self.wild else self.choice("01")
         if "|" in flag.metavar and self.random() > self.wild and flag.name not in VALID:
@@ -302,7 +302,7 @@ class Chance(random.Random):
         return self.anything()
 
     def anything(self) -> str:
-        """Return any word."""
+        """Return any argument."""
         word = self.choice(self.choice((NUMBERS, TEXTS, PATHS, HOSTS)))
         if self.random() < 0.2:
             return self.changed(word)
@@ -311,7 +311,7 @@ class Chance(random.Random):
         return word
 
     def changed(self, word: str) -> str:
-        """Return a word with a few characters inserted, removed or repeated."""
+        """Return an argument with a few characters inserted, removed, or repeated."""
         for _ in range(self.randrange(1, 3)):
             at = self.randrange(len(word) + 1)
             match self.randrange(3):
@@ -324,7 +324,7 @@ class Chance(random.Random):
         return word
 
     def flags(self, table: Sequence[Flag], most: int = 5) -> list[str]:
-        """Return some flags of a table, in any spelling."""
+        """Return some flags from a table, in any spelling."""
         words = []
         for flag in self.choices(table, k=self.randrange(most + 1)) if table else ():
             if flag.name == "help" and self.random() < 0.9:
@@ -535,7 +535,7 @@ class Chance(random.Random):
 
 
 class Tables(NamedTuple):
-    """What relight knows: commands, their flags, options of schedulers, components, variables."""
+    """What relight supports: commands and their flags, scheduler options, components, variables."""
 
     commands: list[str]
     flags: dict[str, Sequence[Flag]]
@@ -597,7 +597,7 @@ _FILES = {
 
 
 def fill(folder: Path) -> None:
-    """Make the files that the lines name, and the homes of relight's own."""
+    """Create the files that the lines name, and relight's own directories."""
     for name, content in _FILES.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(content)
@@ -614,7 +614,7 @@ def fill(folder: Path) -> None:
 
 
 def base_variables(folder: Path, mistakes_file: Path) -> dict[str, str]:
-    """Return the variables of each line, where it does not set them."""
+    """Return the variables for each line, unless the line sets them."""
     return {
         "PATH": "/usr/bin:/bin",
         "HOME": f"{folder}/home",
@@ -633,7 +633,7 @@ _entry_points = functools.cache(importlib.metadata.entry_points)
 
 @contextlib.contextmanager
 def without_effects(folder: Path) -> Iterator[None]:
-    """Let nothing begin outside of this process, and nothing be removed outside of a folder."""
+    """Block effects outside of this process, and removals outside of a folder."""
     kept: list[tuple[Any, str, Any]] = []
 
     def put(place: Any, name: str, value: Any) -> None:
@@ -691,7 +691,7 @@ def without_effects(folder: Path) -> Iterator[None]:
 
 
 class Player:
-    """Runs lines in one process, in an empty folder."""
+    """Runs command lines in one process, in an empty folder."""
 
     def __init__(self, folder: Path) -> None:
         self.tables = Tables.read()
@@ -702,11 +702,11 @@ class Player:
         self._mistakes = folder.parent / "mistakes"
 
     def line(self, seed: int, number: int) -> Line:
-        """Return a line of a seed."""
+        """Return a line by its seed and number."""
         return Chance(f"{seed}:{number}").line(self.tables)
 
     def play(self, line: Line) -> str:
-        """Run a line; return the traceback of what went wrong, or an empty string."""
+        """Run a line; return the traceback of the error found, or an empty string."""
         if self._seen() != self._filled:
             self.empty()
             fill(self._folder)
@@ -736,7 +736,7 @@ class Player:
             sys.stdout.flush()
         except SystemExit as end:
             code = end.code
-        except OSError as error:  # entry() makes exit code 4 of it
+        except OSError as error:  # entry() turns it into exit code 4
             code = f"{type(error).__name__} {error.filename is not None}"
             wrong = "".join(traceback.format_exception(error)) if error.filename is None else ""
         except BaseException as error:
@@ -759,7 +759,7 @@ class Player:
         return wrong or "".join(in_threads)
 
     def _seen(self) -> list[tuple[str, int, int]]:
-        """Return the entries of the folder, with sizes and times of change."""
+        """Return the entries in the folder with their sizes and modification times."""
         found = []
         for folder, names, files in os.walk(self._folder):
             for name in (*names, *files):
@@ -768,7 +768,7 @@ class Player:
         return found
 
     def empty(self) -> None:
-        """Remove what lines have left."""
+        """Remove the files that lines have left."""
         os.chdir("/")
         with contextlib.suppress(OSError):
             os.chmod(self._folder / "secret", 0o700)
@@ -777,7 +777,7 @@ class Player:
 
 
 class Results(NamedTuple):
-    """Where lines went wrong, with their numbers, and how often lines ended how."""
+    """The errors found, with line numbers, and counts of how lines ended."""
 
     wrong: list[tuple[str, int]]
     ends: Counter[str]
@@ -788,14 +788,14 @@ def _ring(*_: object) -> NoReturn:
 
 
 def _drop_capabilities() -> None:
-    """Let files that nobody may read be unreadable to root as well (capset(2))."""
+    """Make files without read permission unreadable for root as well (capset(2))."""
     header = struct.pack("Ii", _CAPABILITY_VERSION, 0)
     if ctypes.CDLL(None, use_errno=True).capset(header, bytes(24)):
         raise OSError(ctypes.get_errno(), "capset")
 
 
 def _place(wrong: str) -> str:
-    """Return where it went wrong, for counting."""
+    """Return where an error occurred, for counting."""
     lines = wrong.strip().splitlines()
     ours = [
         each.strip() for each in lines if "/relight/" in each and each.strip().startswith("File")
@@ -807,7 +807,7 @@ def _place(wrong: str) -> str:
 
 
 def _play(seed: int, first: int, last: int) -> Results:
-    """Play the lines of a seed from `first` to before `last`."""
+    """Run the lines of a seed from `first` up to, but not including, `last`."""
     wrong = list[tuple[str, int]]()
     with _player() as player:
         for number in range(first, last):
@@ -826,7 +826,7 @@ def _player() -> Iterator[Player]:
 
 
 def main_of_fuzz() -> int:
-    """Run lines; return 1 if one went wrong."""
+    """Run lines; return 1 if any of them failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.command_fuzz")
     parser.add_argument("--lines", type=int, default=1000)
     parser.add_argument("--from", type=int, default=0, dest="start")
@@ -842,13 +842,14 @@ def main_of_fuzz() -> int:
     found: Counter[str] = Counter()
     examples: dict[str, int] = {}
     ends: Counter[str] = Counter()
-    Tables.read()  # its imports are done once
+    Tables.read()  # so that its imports are done only once
     last = options.start + options.lines
     parts = [
         (options.seed, first, min(first + _PART, last))
         for first in range(options.start, last, _PART)
     ]
-    # Each part has its own process, so that descriptors left open by a line end with it.
+    # Each chunk runs in its own process, so that descriptors left open by a line are closed with
+    # it.
     with multiprocessing.get_context("fork").Pool(options.at_once, maxtasksperchild=1) as pool:
         for part in [pool.apply_async(_play, each) for each in parts]:
             results = part.get()

@@ -1,4 +1,4 @@
-"""Fixtures that run the installed command on real processes and clean up after it."""
+"""Fixtures that run the installed command on real processes and clean up afterwards."""
 
 import gc
 import os
@@ -19,17 +19,17 @@ from hypothesis import HealthCheck, settings
 if TYPE_CHECKING:
     from warm_torch import TorchProcess, WarmTorch
 
-# How long an example takes says how busy the machine is, and nothing else.
+# How long an example takes only shows how busy the machine is.
 settings.register_profile(
     "tests", parent=settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("tests")
 
-# `make portable`: what other systems run, on a Linux that plays macOS (tests/portable).
+# `make portable`: run what runs on other systems, on a Linux that plays macOS (tests/portable).
 PORTABLE = os.environ.get("RELIGHT_TESTS") == "portable"
 _FAKE = (sys.executable, str(Path(__file__).parent / "portable" / "fake_system.py"), "darwin")
 RELIGHT = _FAKE if PORTABLE else (sys.executable, "-m", "relight")
-if PORTABLE:  # in this process, relight is that of macOS, and Python that of Linux
+if PORTABLE:  # in this process, relight believes it is on macOS and Python on Linux
     from portable import fake_system
 
     import relight.host
@@ -45,18 +45,18 @@ FIRST_WARM = (
     "from relight.warm import preloading; preloading._waits = lambda *_: True\n"
     "from relight.cli.main import entry; entry()",
 )  # fmt: skip
-"""The first generation waits for named modules, as it does on a machine with few processors."""
+"""The first generation waits for named modules, as on a machine with few processors."""
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 
-# The process that started the tests may ignore them (nohup, a shell without job control). Children
-# inherit that, and the launchers under test would behave otherwise.
+# The process that started the tests may ignore these signals (nohup, a shell without job control).
+# Children inherit that, and the launchers under test would behave differently.
 for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, signal.SIG_DFL)
 
 
 LIMIT_S = 180.0
-"""The longest wait of a test for an event. Speed belongs in benchmarks/, not in assertions."""
+"""The longest time that a test waits for an event. Speed belongs in benchmarks/, not here."""
 
 _LONGEST = (
     "tests/nodes/test_failures.py",
@@ -109,7 +109,7 @@ _LONGEST = (
     "tests/test_layers.py",
     "tests/test_logs.py",
 )
-"""Files begun last would be waited for by one processor alone."""
+"""If these files started last, a single processor would have to finish them alone."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -121,8 +121,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Collect without the garbage collector, which would search thousands of tests repeatedly: a
-    third of the time. It ignores them from then on.
+    """Collect without the garbage collector, which would scan thousands of tests repeatedly and
+    take a third of the time. It ignores them from then on.
     """
     gc.disable()
     try:
@@ -133,8 +133,8 @@ def pytest_collection() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the longest files; mark pure tests; skip those whose needs are not met, and what
-    can't hold without Linux, where that is played.
+    """Start with the longest files; mark pure tests; skip tests whose needs are not met and, where
+    other systems are played, those that require Linux.
     """
     places = {name: place for place, name in enumerate(_LONGEST)}
     items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(_LONGEST)))
@@ -156,7 +156,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _mistakes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The file to which all processes of relight add the mistakes that they make."""
+    """The file to which all relight processes append their internal errors."""
     file = tmp_path_factory.getbasetemp() / "mistakes"
     os.environ["RELIGHT_MISTAKES"] = str(file)
     return file
@@ -164,13 +164,13 @@ def _mistakes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def _cache(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Keep what relight remembers for later jobs out of the user's own cache directory."""
+    """Keep relight's cache for later jobs out of the user's own cache directory."""
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.getbasetemp() / "cache")
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _warm_processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep the processes that outlive jobs apart from the user's, and end them."""
+    """Keep processes that outlive jobs separate from the user's, and end them."""
     folder = tmp_path_factory.getbasetemp() / "runtime"
     folder.mkdir(mode=0o700)
     os.environ["XDG_RUNTIME_DIR"] = str(folder)
@@ -181,7 +181,7 @@ def _warm_processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _no_mistakes(_mistakes: Path, request: pytest.FixtureRequest) -> Iterator[None]:
-    """Each test fails in which relight makes a mistake, unless it is marked with `mistakes`."""
+    """Fail each test in which relight has an internal error, unless it is marked `mistakes`."""
     yield
     if _mistakes.exists():
         text = _mistakes.read_text()
@@ -191,7 +191,7 @@ def _no_mistakes(_mistakes: Path, request: pytest.FixtureRequest) -> Iterator[No
 
 
 def _as_tested(command: tuple[str, ...]) -> tuple[str, ...]:
-    """Return a command whose Python runs relight as the other tests do."""
+    """Return a command whose Python runs relight like the other tests."""
     if not PORTABLE or command[0] != sys.executable or command[1:3] == _FAKE[1:]:
         return command
     options = 3 if command[1] == "-X" else 1
@@ -203,9 +203,9 @@ Start = Callable[..., "subprocess.Popen[bytes]"]
 
 
 def clean_environment(**variables: str) -> dict[str, str]:
-    """The environment of this process without what would change a launcher's behaviour."""
+    """Return the environment of this process without variables that affect a launcher."""
     hidden = ("PET_", "TORCHELASTIC_", "RELIGHT_", "OMP_NUM_THREADS", "COV_", "PYTEST_")
-    hidden += ("CI", "BUILD_NUMBER")  # pytest shortens no message where one of them is set
+    hidden += ("CI", "BUILD_NUMBER")  # pytest does not shorten messages if one of them is set
     environment = {k: v for k, v in os.environ.items() if not k.startswith(hidden)}
     environment["RELIGHT_MISTAKES"] = os.environ.get("RELIGHT_MISTAKES", "")
     return {**environment, **variables}
@@ -213,7 +213,7 @@ def clean_environment(**variables: str) -> dict[str, str]:
 
 @pytest.fixture
 def launch(tmp_path: Path) -> Launch:
-    """Run a command line of relight to its end: `launch("run", "x.py", OMP_NUM_THREADS="2")`."""
+    """Run a relight command line to its end: `launch("run", "x.py", OMP_NUM_THREADS="2")`."""
 
     def run(
         *arguments: str | Path,
@@ -239,7 +239,7 @@ def launch(tmp_path: Path) -> Launch:
 
 
 def wait_for_event(agent: "subprocess.Popen[bytes]", logs: Path, name: str) -> None:
-    """Wait until an agent that runs has recorded an event in its log directory."""
+    """Wait until a running agent has recorded an event in its log directory."""
     deadline = time.monotonic() + LIMIT_S
     while not any(f'"{name}"' in x.read_text() for x in logs.glob("*/events.jsonl")):
         assert time.monotonic() < deadline
@@ -249,7 +249,7 @@ def wait_for_event(agent: "subprocess.Popen[bytes]", logs: Path, name: str) -> N
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Start a command line of relight in a session of its own; it is killed at the end."""
+    """Start a relight command line in its own session; it is killed at the end."""
     processes: list[subprocess.Popen[bytes]] = []
 
     def begin(
@@ -298,16 +298,16 @@ def script(tmp_path: Path) -> Callable[[str], Path]:
 
 @pytest.fixture(scope="session")
 def torch_process() -> "Iterator[TorchProcess]":
-    """The warm process with torch, for all files."""
+    """The warm process with torch, shared by all files."""
     from warm_torch import TorchProcess
 
-    with tempfile.TemporaryDirectory(prefix="job-", dir="/tmp") as path:  # as long everywhere
+    with tempfile.TemporaryDirectory(prefix="job-", dir="/tmp") as path:  # fixed path length
         yield TorchProcess(Path(path))
 
 
 @pytest.fixture
 def warm_torch(torch_process: "TorchProcess", launch: Launch, start: Start) -> "WarmTorch":
-    """Warm torch workers; they assert that they are warm."""
+    """Warm torch workers, which assert that they are warm."""
     from warm_torch import WarmTorch
 
     return WarmTorch(torch_process, launch, start)

@@ -1,10 +1,11 @@
-"""A stand-in for AWS, as no account can be used here: moto's server, on this host, with a queue.
+"""A stand-in for AWS, because no account can be used here: moto's server on this host, with a
+queue.
 
     with Aws() as aws:
         aws.endpoint   # for the variable AWS_ENDPOINT_URL
 
-It runs the containers of jobs of one container if it is given a Docker daemon; otherwise jobs
-succeed immediately. It knows no nodes of a multi-node job.
+Given a Docker daemon, it runs the containers of single-container jobs; otherwise jobs succeed
+immediately. It does not simulate the nodes of a multi-node job.
 """
 
 import json
@@ -33,7 +34,7 @@ class Aws:
     """The server, with a compute environment and the queues `gpu` and `cpu`.
 
     Args:
-        docker_host: the Docker daemon that runs containers, or nothing.
+        docker_host: The Docker daemon that runs containers, or an empty string.
     """
 
     def __init__(self, docker_host: str = "") -> None:
@@ -64,7 +65,7 @@ class Aws:
 
     @property
     def variables(self) -> dict[str, str]:
-        """The environment of somebody with access."""
+        """Environment variables that give access to the server."""
         return {
             "AWS_ENDPOINT_URL": self.endpoint,
             "AWS_ACCESS_KEY_ID": "testing",
@@ -86,7 +87,7 @@ class Aws:
         )
 
     def reset(self) -> None:
-        """Forget everything, and make the queues."""
+        """Delete everything, then create the queues again."""
         self._post("reset", {})
         self._post("config", {"batch": {"use_docker": bool(self._docker_host)}})
         trust = {"Version": "2012-10-17", "Statement": []}

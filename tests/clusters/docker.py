@@ -1,11 +1,11 @@
-"""A Docker daemon of its own, and an image of this machine's Python.
+"""A private Docker daemon, with an image of this machine's Python.
 
     with Dockerd() as daemon:
         subprocess.run(["docker", "ps"], env={"DOCKER_HOST": daemon.host, ...})
 
-The daemon and its containers live in namespaces of their own: their only network is the one between
-them, and nothing outlives the `with` block. State, images and the socket are below one
-temporary directory.
+The daemon and its containers live in their own namespaces: they only share a network with each
+other, and nothing outlives the `with` block. State, images, and the socket are below one temporary
+directory.
 """
 
 import functools
@@ -31,7 +31,7 @@ import relight
 PACKAGE = "docker.io"
 IMAGE = "relight-test:1"
 PYTHON = "/usr/bin/python3"
-# It is in sbin, often missing from PATH.
+# dockerd is in sbin, which is often missing from PATH.
 PATH = os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin"
 PROGRAMS = ("dockerd", "docker-init", "unshare", "ip", "bash", PYTHON)
 NOT_NEEDED = ("test", "idlelib", "tkinter", "lib2to3", "ensurepip", "dist-packages", "__pycache__")
@@ -39,7 +39,7 @@ NOT_NEEDED = ("test", "idlelib", "tkinter", "lib2to3", "ensurepip", "dist-packag
 
 @functools.cache
 def docker_unavailable() -> str:
-    """Why there can be no Docker daemon on this machine; empty if there can."""
+    """Return why this machine can't run a Docker daemon, or an empty string if it can."""
     if os.geteuid() != 0:
         return "a Docker daemon needs root"
     missing = [name for name in PROGRAMS if shutil.which(name, path=PATH) is None]
@@ -57,11 +57,11 @@ def docker_unavailable() -> str:
 
 
 class DockerFailed(Exception):
-    """The daemon ended, or never answered."""
+    """The daemon exited or never responded."""
 
 
 class Dockerd:
-    """A running daemon. `host` is its address, `client` the official client's low-level one."""
+    """A running daemon. `host` is its address and `client` the low-level client from docker-py."""
 
     def __init__(self) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="dockerd-"))
@@ -88,7 +88,7 @@ class Dockerd:
         self.close()
 
     def containers(self) -> list[dict[str, Any]]:
-        """All containers, stopped ones included."""
+        """All containers, including stopped ones."""
         return list(self.client.containers(all=True))
 
     def clear(self) -> None:
@@ -97,13 +97,13 @@ class Dockerd:
             self.client.remove_container(container["Id"], v=True, force=True)
 
     def enter(self) -> list[str]:
-        """The words before a command that is to run on the daemon's network."""
+        """The command prefix that runs a command on the daemon's network."""
         assert self.process is not None
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
         return ["nsenter", f"--net=/proc/{children.read_text().split()[0]}/ns/net", "--"]
 
     def close(self) -> None:
-        """End the daemon and everything that it has started."""
+        """End the daemon and everything that it started."""
         if self.client is not None:
             try:
                 self.clear()
@@ -111,18 +111,18 @@ class Dockerd:
                 pass
             self.client.close()
         if self.process is not None:
-            # With its first process, all that is in the namespace of pids ends.
+            # When the first process in a PID namespace ends, so do all the others.
             self.process.send_signal(signal.SIGKILL)
             self.process.wait(LIMIT_S)
         self._remove_cgroups()
         end = time.monotonic() + LIMIT_S
-        while self.directory.exists():  # the last of its processes may still be ending
+        while self.directory.exists():  # its last processes may still be exiting
             shutil.rmtree(self.directory, ignore_errors=True)
             assert time.monotonic() < end, f"{self.directory} can't be removed"
             time.sleep(0.05)
 
     def log(self) -> str:
-        """The end of the daemon's output."""
+        """The last part of the daemon's output."""
         return (self.directory / "log").read_text(errors="replace")[-2000:]
 
     def _start(self) -> None:
@@ -181,7 +181,7 @@ class Dockerd:
 
 
 def _files() -> dict[str, str]:
-    """The content of the image: by its name there, a file of this machine."""
+    """The files in the image: file names there, mapped to files on this machine."""
     found = {"usr/bin/python3": PYTHON, "bin/sh": "/bin/bash", "bin/bash": "/bin/bash"}
     found |= {f"bin/{name}": f"/bin/{name}" for name in ("sleep", "cat", "touch")}
     where = subprocess.run(
@@ -198,7 +198,7 @@ def _files() -> dict[str, str]:
 
 
 def shell() -> bytes:
-    """An image's layer that can run a shell, as a tar archive."""
+    """Return an image layer that can run a shell, as a tar archive."""
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w") as tar:
         tar.dereference = True
@@ -228,4 +228,4 @@ def _remove_directory(path: Path) -> None:
     try:
         path.rmdir()
     except OSError:
-        pass  # gone with its last process, or not empty yet
+        pass  # removed with its last process, or not empty yet

@@ -1,8 +1,8 @@
-"""A proxy before a service on this host, able to hold back one answer.
+"""A proxy for a service on this host that can hold back one response.
 
 with Held("127.0.0.1:8265", "POST", "/api/jobs/") as service:
     ...                        # talk to service.address
-    service.reached.wait()     # the service has done it, and its answer is held back
+    service.reached.wait()     # the service has handled the request, but its response is held back
     service.release.set()
 """
 
@@ -14,7 +14,7 @@ from conftest import LIMIT_S
 
 
 class Held:
-    """The proxy; `made` are the method and path of each request that passed."""
+    """The proxy. `made` has the method and path of each request that passed through."""
 
     def __init__(self, upstream: str, method: str, path: str) -> None:
         self.reached, self.release = threading.Event(), threading.Event()
@@ -41,7 +41,7 @@ class Held:
                     self.end_headers()
                     self.wfile.write(data)
                 except OSError:
-                    pass  # nobody waits for it any more
+                    pass  # nobody is waiting for it any longer
 
             do_POST = do_PUT = do_DELETE = do_GET
 

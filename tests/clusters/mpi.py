@@ -1,4 +1,4 @@
-"""Open MPI on the hosts of a Lab: mpirun reaches them through a script in the place of ssh."""
+"""Open MPI on Lab hosts: mpirun reaches them through a script that replaces ssh."""
 
 import functools
 import os
@@ -19,7 +19,7 @@ PACKAGE = "openmpi-bin"
 def mpirun_unavailable() -> str:
     """Return why this machine lacks Open MPI 4's mpirun, or an empty string.
 
-    With version 5, processes on other hosts than mpirun's can't know which one is the first.
+    With version 5, processes on hosts other than mpirun's can't determine which process is first.
     """
     path = shutil.which("mpirun")
     if path is None:
@@ -35,11 +35,11 @@ class Mpi:
         self.lab, self.directory = lab, directory
         lines = ["#!/bin/sh", "host=$1", "shift", 'case "$host" in']
         for name in lab.hosts:
-            # As ssh does: the words are one command line for a shell there.
+            # Like ssh, join the arguments into one command line for a shell on that host.
             enter = shlex.join([*lab[name].entrance, "env", f"--chdir={directory}", "--"])
             lines.append(f'{name}) exec {enter} sh -c "$*" ;;')
         lines += ["esac", 'echo "no such host: $host" >&2', "exit 255", ""]
-        self.enter = directory / "enter"  # a program named ssh would get ssh's flags
+        self.enter = directory / "enter"  # mpirun would pass ssh's flags to a program named ssh
         self.enter.write_text("\n".join(lines))
         self.enter.chmod(0o755)
 
@@ -71,5 +71,5 @@ class Mpi:
 
 
 def slots(hosts: Sequence[str], each: int = 1) -> str:
-    """The value of --host: each host with so many slots."""
+    """Return a value for --host, with the same number of slots for each host."""
     return ",".join(f"{host}:{each}" for host in hosts)

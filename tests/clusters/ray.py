@@ -1,7 +1,7 @@
-"""A Ray cluster of several nodes on this machine: each an own `ray start`, at 127.0.0.2 and up.
+"""A multi-node Ray cluster on this machine: each node is a separate `ray start`, from 127.0.0.2 up.
 
-Ray replaces 127.0.0.1 by an outside address of the machine. `ray stop` would end every Ray of the
-machine; here the process groups are ended.
+Ray replaces 127.0.0.1 with one of the machine's external addresses. `ray stop` would end all Ray
+processes on the machine, so the process groups are ended instead.
 """
 
 import json
@@ -23,12 +23,12 @@ from etcd_server import free_ports
 from relight.host import linux
 
 PYTHON = os.environ.get("RAY_OF_TEST") or sys.executable
-"""The Python of the nodes; RAY_OF_TEST=/path/to/python is for tests with another version of Ray."""
+"""The Python that runs the nodes; set RAY_OF_TEST=/path/to/python to test another Ray version."""
 _OBJECTS = 80 << 20
 
 
 def ray_unavailable() -> str:
-    """Return why ray[default] is missing here; `ray` alone lacks the dashboard."""
+    """Return why ray[default] is missing here; plain `ray` lacks the dashboard."""
     from importlib.util import find_spec
 
     found = sys.executable != PYTHON or all(map(find_spec, ("ray", "aiohttp_cors", "opencensus")))
@@ -36,7 +36,7 @@ def ray_unavailable() -> str:
 
 
 class RayCluster:
-    """Nodes of one cluster. Its directory has a short path, as Ray makes sockets in it."""
+    """A cluster's nodes. Its directory has a short path, because Ray creates sockets in it."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="ray-")
@@ -64,9 +64,9 @@ class RayCluster:
         self._start_until(number, address, words, cpus, lambda: self._ids(address) - before)
 
     def kill(self, number: int) -> None:
-        """End all processes of a node together, as if its machine was lost."""
+        """End all processes of a node together, as if its machine were lost."""
         node = self._nodes.pop(number)
-        below = _descendants(node.pid)  # Ray's own lose their variables as they change their titles
+        below = _descendants(node.pid)  # Ray's processes hide their variables by changing titles
         _kill(node.pid)
         node.wait()
         while pids := [*filter(_is_alive, below), *of_variable(self.mark(number))]:
@@ -74,8 +74,8 @@ class RayCluster:
                 _kill(pid)
 
     def restore(self, *numbers: int) -> None:
-        """Have the head and exactly these nodes, whatever a test has done to them: each was added
-        before.
+        """Make sure that exactly the head and these nodes are running, whatever a test has done to
+        them. They must have been added before.
         """
         for number in set(self._nodes) - {2, *numbers}:
             self.kill(number)
@@ -96,7 +96,7 @@ class RayCluster:
         self._folder.cleanup()
 
     def _is_alive(self, number: int) -> bool:
-        """Whether the cluster knows a node, or does so in a while: the dashboard may be late."""
+        """Whether the cluster knows a node, or will shortly: the dashboard may lag behind."""
         end = time.monotonic() + LIMIT_S / 6
         while number in self._nodes and self._nodes[number].poll() is None:
             if self._ids(f"127.0.0.{number}"):
@@ -114,8 +114,8 @@ class RayCluster:
         cpus: int,
         is_ready: Callable[[], object],
     ) -> None:
-        """Start a node, again while it ends: on a busy machine, `ray start` gives up after 30 s, or
-        the raylet aborts.
+        """Start a node, and retry as long as it exits: on a busy machine, `ray start` gives up
+        after 30 s, or the raylet aborts.
         """
         end = time.monotonic() + LIMIT_S
         while True:
@@ -151,8 +151,8 @@ class RayCluster:
             "RAY_DISABLE_MEMORY_MONITOR": "1",
             "RAY_enable_metrics_collection": "0",
             "RAY_health_check_period_ms": "500",
-            # A killed raylet refuses the connection. One that only answers late is alive, but would
-            # be out of the cluster for good.
+            # A killed raylet refuses the connection. One that merely responds late is alive, but
+            # would be removed from the cluster for good.
             "RAY_health_check_timeout_ms": str(int(LIMIT_S * 1000)),
             "RAY_worker_register_timeout_seconds": str(int(LIMIT_S)),
             "RAY_health_check_failure_threshold": "3",
@@ -171,7 +171,7 @@ class RayCluster:
             )
 
     def _ids(self, address: str) -> set[str]:
-        """Return the IDs of the nodes with an address; empty if the dashboard does not answer."""
+        """Return the IDs of the nodes with an address; empty if the dashboard does not respond."""
         try:
             url = f"http://{self.dashboard}/nodes?view=summary"
             with urllib.request.urlopen(url, timeout=5) as answer:
@@ -190,7 +190,7 @@ class RayCluster:
 
 
 def of_variable(text: str) -> list[int]:
-    """The processes, except for zombies, whose variables contain NAME=VALUE."""
+    """The processes, except zombies, whose variables contain NAME=VALUE."""
     found = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         try:

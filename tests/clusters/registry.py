@@ -1,4 +1,4 @@
-"""A registry with one image, which only answers the requests of a Docker daemon's pull.
+"""A registry with one image, which only serves the requests of a Docker daemon's pull.
 
 python registry.py PORT LAYER.tar ARCHITECTURE     # serves 127.0.0.1:PORT/test/shell:1
 """
@@ -20,7 +20,7 @@ def digest(data: bytes) -> str:
 
 
 def image(layer: bytes, architecture: str) -> dict[str, tuple[str, bytes]]:
-    """The content types and contents that are served, by the end of the path."""
+    """Return the content types and contents that are served, by the last part of the path."""
     packed = gzip.compress(layer, 1)
     roots = {"type": "layers", "diff_ids": [digest(layer)]}
     known = {"architecture": architecture, "os": "linux", "config": {}, "rootfs": roots}

@@ -1,11 +1,11 @@
-"""A Slurm cluster on the hosts of a Lab: a slurmctld of its own, and one slurmd a host.
+"""A Slurm cluster on Lab hosts: a private slurmctld, and one slurmd per host.
 
     with Lab(hosts=["login", "node1", "node2"]) as lab, Slurm(lab, directory) as slurm:
         process = slurm.start(["srun", "-N", "2", "hostname"])
 
-Configuration, state, keys and logs are below one directory; no service of the machine is used, and
-nothing outside of the directory is written. The daemons run in the foreground; those on the hosts
-end with the Lab, munged with the `with` block.
+Configuration, state, keys, and logs are below one directory. The machine's services are not used,
+and nothing is written outside of the directory. The daemons run in the foreground; those on the
+hosts end with the Lab, and munged ends with the `with` block.
 """
 
 import functools
@@ -23,7 +23,7 @@ from netlab import Lab
 
 PROGRAMS = ("munged", "munge", "slurmctld", "slurmd", "srun", "sbatch", "scontrol", "sinfo")
 PACKAGES = "munge slurmctld slurmd slurm-client"
-# They are in sbin, often missing from PATH.
+# They are in sbin, which is often missing from PATH.
 PATH = os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin"
 
 CONFIGURATION = """
@@ -66,15 +66,15 @@ PartitionName=test Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
 @functools.cache
 def slurm_unavailable() -> str:
-    """Why there can be no Slurm on this machine; empty if there can."""
+    """Return why Slurm can't run on this machine, or an empty string if it can."""
     missing = [name for name in PROGRAMS if shutil.which(name, path=PATH) is None]
     return f"no {', '.join(missing)} (Debian: {PACKAGES})" if missing else ""
 
 
 class Slurm:
-    """Slurm on a Lab: the first host is the login node and has slurmctld, the others have slurmd.
+    """Slurm on a Lab. The first host is the login node and runs slurmctld; the others run slurmd.
 
-    Each node has `cpus` CPUs, whatever the machine has. `switches` are the lines of topology.conf.
+    Each node has `cpus` CPUs, regardless of the machine. `switches` are the lines of topology.conf.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Slurm:
         self.close()
 
     def close(self) -> None:
-        """End munged; all else is on the hosts."""
+        """End munged; everything else runs on the hosts."""
         if self.munged is not None:
             self.munged.terminate()
             try:
@@ -138,7 +138,7 @@ class Slurm:
         return text, process.returncode
 
     def clear(self) -> None:
-        """Cancel all jobs, put all nodes back, and wait until nothing runs."""
+        """Cancel all jobs, resume all nodes, and wait until nothing is running."""
         self.run(["scancel", "--user=root"])
         down = ["sinfo", "--noheader", "--Node", "--states=down,drain,fail", "--format=%N"]
         for node in set(self.run(down)[0].split()):
@@ -146,8 +146,8 @@ class Slurm:
         self.wait_until_idle()
 
     def wait_until_idle(self) -> None:
-        """Wait until all nodes are there and have nothing to do."""
-        # A node that has just come back is idle* until it answers, and so is not listed.
+        """Wait until all nodes are up and idle."""
+        # A node that has just returned is idle* until it responds, so it is not listed before.
         idle = ["sinfo", "--noheader", "--Node", "--states=idle", "--responding", "--format=%N"]
         self._until(lambda: sorted(self.run(idle)[0].split()) == sorted(self.nodes))
 
@@ -197,6 +197,6 @@ class Slurm:
             time.sleep(0.05)
 
     def logs(self) -> str:
-        """The ends of the daemons' logs."""
+        """The last parts of the daemons' logs."""
         paths = sorted([*self.directory.glob("*.log"), *self.directory.glob("*.txt")])
         return "\n".join(f"--- {p.name}\n{p.read_text(errors='replace')[-1500:]}" for p in paths)

@@ -4,10 +4,10 @@
         Ssh().render(app, {**defaults, **hosts.cfg()}, …)
         hosts["beta"].stop()
 
-All files are below one temporary directory: keys, the user's known_hosts, and for each server a
-home directory of its sessions. Nothing of the user's own home is read or run: a session that is
-killed in the middle of its start-up files could leave locks there. A server may also run on a host
-of a Lab (`lab`), then at port 22 of its address.
+All files are below one temporary directory: keys, the user's known_hosts, and a home directory for
+each server's sessions. Nothing in the user's own home is read or run, because a session that is
+killed while it executes start-up files could leave locks there. A server can also run on a Lab host
+(`lab`), and then uses port 22 at that host's address.
 """
 
 import functools
@@ -51,7 +51,7 @@ SetEnv {variables}
 
 @functools.cache
 def sshd_unavailable() -> str:
-    """Why there can be no sshd on this machine; empty if there can."""
+    """Return why sshd can't run on this machine, or an empty string if it can."""
     if not os.path.exists(PROGRAM):
         return f"no {PROGRAM} (Debian: {PACKAGE})"
     missing = [name for name in ("ssh", "ssh-keygen") if shutil.which(name) is None]
@@ -72,25 +72,25 @@ class Server:
 
     @property
     def host(self) -> str:
-        """The host as `-cfg hosts=` takes it."""
+        """The host in the format of `-cfg hosts=`."""
         return f"{self.address}:{self.port}"
 
     @property
     def home(self) -> Path:
-        """The home directory of its sessions."""
+        """The sessions' home directory."""
         return self.directory / "home"
 
     @property
     def state(self) -> Path:
-        """What RELIGHT_STATE_DIR is in its sessions."""
+        """The sessions' RELIGHT_STATE_DIR."""
         return self.directory / "state"
 
     def public_key(self) -> str:
-        """Its key, as known_hosts has it."""
+        """The server's public key, in the format of known_hosts."""
         return " ".join((self.directory / "key.pub").read_text().split()[:2])
 
     def start(self, lab: Lab | None = None, **variables: str) -> None:
-        """Start it and return when it answers; sessions have these variables."""
+        """Start the server and return once it responds; sessions get these variables."""
         if lab is not None:
             self.address, self.port = lab[self.name].address, 22
         elif not self.port:
@@ -126,7 +126,7 @@ class Server:
             time.sleep(0.02)
 
     def stop(self, number: int = signal.SIGTERM) -> None:
-        """End it; its sessions live on."""
+        """End the server; its sessions continue."""
         if self.process is not None:
             self.process.send_signal(number)
             self.process.wait(LIMIT_S)
@@ -134,7 +134,7 @@ class Server:
             (self.directory / "log").write_text("")
 
     def sessions(self) -> list[int]:
-        """The pids of the processes that serve its connections."""
+        """The pids of the processes that serve connections."""
         assert self.process is not None
         found, below = [], [self.process.pid]
         while below:
@@ -146,16 +146,16 @@ class Server:
         return found
 
     def log(self) -> str:
-        """The end of its log."""
+        """The last part of the server's log."""
         return (self.directory / "log").read_text(errors="replace")[-2000:]
 
 
 class Sshd:
-    """Servers with one user key, and the ssh command's options to reach them.
+    """Servers that accept one user key, and the options with which ssh reaches them.
 
     Args:
-        names: of the servers.
-        lab: the hosts of the same names that they run on; this machine if None.
+        names: The servers' names.
+        lab: A Lab with hosts of the same names, on which the servers run; this machine if None.
     """
 
     def __init__(self, names: Sequence[str], lab: Lab | None = None) -> None:
@@ -169,7 +169,7 @@ class Sshd:
     def __enter__(self) -> "Sshd":
         try:
             if os.geteuid() == 0:
-                os.makedirs("/run/sshd", 0o755, exist_ok=True)  # sshd insists on it
+                os.makedirs("/run/sshd", 0o755, exist_ok=True)  # sshd requires it
             _make_key(self.directory / "id")
             shutil.copy(self.directory / "id.pub", self.directory / "authorized")
             for name in self.names:
@@ -201,7 +201,7 @@ class Sshd:
         (self.directory / "known_hosts").write_text("".join(lines))
 
     def cfg(self, *names: str) -> dict[str, Any]:
-        """The options with which the scheduler reaches these servers, or all."""
+        """The options with which the scheduler reaches the named servers, or all of them."""
         ours = {"UserKnownHostsFile": self.directory / "known_hosts", "IdentitiesOnly": "yes"}
         ours["GlobalKnownHostsFile"] = "/dev/null"
         words = ["-F", "none"]
@@ -214,14 +214,14 @@ class Sshd:
         }
 
     def close(self) -> None:
-        """End the servers with their sessions, and remove their files."""
+        """End the servers and their sessions, and remove their files."""
         for server in self.servers.values():
             if server.process is not None and server.process.poll() is None:
                 for pid in server.sessions():
                     try:
                         os.kill(pid, signal.SIGKILL)
                     except ProcessLookupError:
-                        pass  # it has just ended
+                        pass  # it has just exited
                 server.stop(signal.SIGKILL)
         shutil.rmtree(self.directory, ignore_errors=True)
 
@@ -234,5 +234,5 @@ def _make_key(path: Path) -> None:
 def _read(path: str) -> str:
     try:
         return Path(path).read_text()
-    except OSError:  # the process has ended
+    except OSError:  # the process has exited
         return ""

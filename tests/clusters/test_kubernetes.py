@@ -1,6 +1,6 @@
-"""`relight run` without a flag in pods, and with ranks for nodes.
+"""`relight run` without flags in pods, and under a launcher that sets a rank for each node.
 
-The pods are hosts of a Lab with variables as the controllers set them: no package provides a
+The pods are Lab hosts with the variables that the controllers would set: no package provides a
 Kubernetes API server, so none runs in these tests.
 """
 
@@ -20,44 +20,44 @@ SERVICE = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
 
 
 def pytorchjob(index: int) -> dict[str, str]:
-    """Kubeflow's training operator since 1.7: PET_ variables beside the older ones."""
+    """Kubeflow's training operator since 1.7, with PET_ variables beside the older ones."""
     return {**old_pytorchjob(index), "WORLD_SIZE": "6", "PET_NPROC_PER_NODE": "2",
             "PET_NNODES": "3", "PET_NODE_RANK": str(index), "PET_MASTER_ADDR": "train-0",
             "PET_MASTER_PORT": "23456", "MASTER_ADDR": "train-0"}  # fmt: skip
 
 
 def old_pytorchjob(index: int) -> dict[str, str]:
-    """Before: one process per pod, and the master gets `localhost`."""
+    """Kubeflow's training operator before 1.7: one process per pod; the master gets `localhost`."""
     address = "train-0" if index else "localhost"
     return {**SERVICE, "MASTER_ADDR": address, "MASTER_PORT": "23456", "WORLD_SIZE": "3",
             "RANK": str(index), "PYTHONUNBUFFERED": "1"}  # fmt: skip
 
 
 def trainjob(index: int) -> dict[str, str]:
-    """Kubeflow's trainer 2, on JobSet."""
+    """Kubeflow's trainer 2, which is based on JobSet."""
     return {**SERVICE, "JOB_COMPLETION_INDEX": str(index), "PET_NNODES": "3",
             "PET_NPROC_PER_NODE": "2", "PET_NODE_RANK": str(index), "PET_MASTER_ADDR": "train-0",
             "PET_MASTER_PORT": "29400"}  # fmt: skip
 
 
 def indexed_job(index: int) -> dict[str, str]:
-    """A Job with completionMode: Indexed, and a variable of the user's."""
+    """A Job with completionMode: Indexed, and a variable set by the user."""
     return {**SERVICE, "JOB_COMPLETION_INDEX": str(index), "NNODES": "3"}
 
 
 def elastic_job(index: int) -> dict[str, str]:
-    """The same with a range of nodes."""
+    """The same Job with a range of nodes."""
     return {**SERVICE, "JOB_COMPLETION_INDEX": str(index), "PET_NNODES": "2:3"}
 
 
 def jobset(index: int) -> dict[str, str]:
-    """A JobSet, with the variables of JobSet's example for PyTorch."""
+    """A JobSet with the variables from JobSet's PyTorch example."""
     return {**SERVICE, "JOB_COMPLETION_INDEX": str(index), "RANK": str(index), "NNODES": "3",
             "MASTER_ADDR": "train-0", "MASTER_PORT": "3389"}  # fmt: skip
 
 
 def ranks(index: int) -> dict[str, str]:
-    """No Kubernetes: some other launcher with a rank for each node."""
+    """No Kubernetes: another launcher that sets a rank for each node."""
     return {"MASTER_ADDR": "train-0", "MASTER_PORT": "12345", "WORLD_SIZE": "3", "RANK": str(index)}
 
 
@@ -84,7 +84,7 @@ def lab() -> Iterator[Lab]:
 def test_pods_form_one_job_ranked_by_index(
     lab: Lab, tmp_path: Path, controller, nproc: int, port: str
 ) -> None:
-    """Workers meet at the open port."""
+    """The workers rendezvous at the open port."""
     write(tmp_path)
     processes = [
         lab[pod].start(

@@ -1,4 +1,4 @@
-"""The stand-in for a Kubernetes cluster has the rules of the real thing, and runs TorchX's Jobs."""
+"""The stand-in for Kubernetes follows the rules of the real one, and runs TorchX's Jobs."""
 
 import base64
 import os
@@ -154,7 +154,7 @@ def big(size: int) -> str:
 
 
 def test_client_side_apply_refuses_what_its_annotation_cannot_hold(server: ApiServer) -> None:
-    """The other objects are there by then."""
+    """The other objects have been applied by then."""
     (error,) = apply.kubectl_apply(server, big(300_000))
     assert "metadata.annotations: Too long: may not be more than 262144 bytes" in error
     assert [each["kind"] for each in server.objects.values()] == ["Secret"]
@@ -214,7 +214,7 @@ def test_deleting_a_job_orphans_its_pods_by_default(server: ApiServer) -> None:
 
 
 def test_failed_index_leaves_others_running(server: ApiServer, tmp_path: Path) -> None:
-    """Until all have ended, or maxFailedIndexes is exceeded."""
+    """The Job ends once all indexes have ended, or maxFailedIndexes is exceeded."""
     command = (
         f"[ $JOB_COMPLETION_INDEX = 0 ] && exit 1; until [ -e {tmp_path}/go ]; do sleep .05; done"
     )
@@ -231,7 +231,7 @@ def test_failed_index_leaves_others_running(server: ApiServer, tmp_path: Path) -
 
 
 def test_failing_job_deletes_pods_that_still_run(server: ApiServer) -> None:
-    """With their logs; the Job has failed when they have ended."""
+    """Their logs are deleted with them. The Job has failed once they have ended."""
     codes = {"operator": "In", "values": [3]}
     policy = {"rules": [{"action": "FailJob", "onExitCodes": codes}]}
     command = "[ $JOB_COMPLETION_INDEX = 0 ] && exit 3; exec sleep 1000"
@@ -290,7 +290,7 @@ def test_terminating_pod_is_replaced_by_policy(server: ApiServer, policy: str, c
         ({**headless(), "spec": {"selector": {"app": "a"}, "ports": [{"port": 1}]}},
          {"subdomain": "s"}, False),
     ],
-    ids=["matching", "no subdomain", "other name", "other selector", "not headless"],
+    ids=["matching", "no subdomain", "different name", "different selector", "not headless"],
 )  # fmt: skip
 def test_pod_has_a_name_only_with_subdomain_and_headless_service(
     server: ApiServer, service: Object, parts: Object, resolves: bool
@@ -345,7 +345,7 @@ def test_volcano_without_svc_gives_no_host_names(server: ApiServer) -> None:
 
 
 def test_volcano_starts_a_job_as_often_as_max_retry_says(server: ApiServer, tmp_path: Path) -> None:
-    """Zero is three."""
+    """A maxRetry of 0 means 3."""
     policy = [{"event": "PodFailed", "action": "RestartJob"}]
     command = f"echo x >> {tmp_path}/tries; exit 1"
     post(server, volcano(command, maxRetry=0, policies=policy), VOLCANO)
@@ -354,7 +354,7 @@ def test_volcano_starts_a_job_as_often_as_max_retry_says(server: ApiServer, tmp_
 
 
 def test_volcano_tells_eviction_from_failure(server: ApiServer) -> None:
-    """A pod that is only deleted, as one of a lost node, has not failed."""
+    """A pod that is merely deleted, such as one on a lost node, has not failed."""
     policy = [{"event": "PodEvicted", "action": "TerminateJob"}]
     post(server, volcano("exec sleep 1000", "exec sleep 1000", policies=policy), VOLCANO)
     with until(lambda: phase(server) == "Running"):
@@ -400,14 +400,14 @@ else:
             time.sleep(0.05)
 print("node met the others")
 """
-"""What torchrun does first: the node of rank 0 listens, and the others reach it by its name."""
+"""What torchrun does first: rank 0's node listens, and the others connect to it by name."""
 
 
 @pytest.mark.needs_hosts
 def test_pods_of_torchx_find_each_other(
     server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its Job asks Volcano's plug-in svc for host names, and reads VC_TRAIN_0_HOSTS."""
+    """TorchX's Job uses Volcano's plug-in svc for host names, and reads VC_TRAIN_0_HOSTS."""
     (tmp_path / "torchrun").write_text(TORCHRUN)
     (tmp_path / "torchrun").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")

@@ -1,4 +1,4 @@
-"""`relight run` without a flag under a real mpirun, on the hosts of a Lab."""
+"""`relight run` without flags under a real mpirun, on Lab hosts."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +10,7 @@ from clusters.mpi import Mpi, slots
 from clusters.workers import RELIGHT_RUN, SHELL, seen, write
 
 pytestmark = [pytest.mark.slow, pytest.mark.needs_mpi]
-# Open MPI packs names into a pattern: digits inside the names, and of different lengths.
+# Open MPI compresses names into a pattern; these have digits in the middle and varying lengths.
 NODES = ["gpu-a9-07", "gpu-a10-07", "gpu-a10-08", "node1"]
 
 
@@ -27,9 +27,11 @@ def relight(mpi: Mpi, host: str, *flags: str, more: tuple[str, ...] = ()) -> tup
     return mpi.run(host, *flags, *RELIGHT_RUN, *more, "worker.py", **SHELL)
 
 
-@pytest.mark.parametrize("start", ["login", NODES[0]], ids=["from outside", "from its first node"])
+@pytest.mark.parametrize(
+    "start", ["login", NODES[0]], ids=["from the login node", "from its first node"]
+)
 def test_mpirun_needs_no_flags(mpi: Mpi, start: str) -> None:
-    """One process per host makes one job, in mpirun's order, wherever mpirun itself runs."""
+    """One process per host makes one job in mpirun's order, wherever mpirun itself runs."""
     text, code = relight(mpi, start, "--host", slots(NODES), more=("-v", "--nproc-per-node=2"))
     assert code == 0, text
     workers = seen(text)
@@ -56,7 +58,7 @@ def test_mpirun_needs_no_flags(mpi: Mpi, start: str) -> None:
 def test_fewer_processes_than_hosts_form_one_job(
     mpi: Mpi, start: str, listed: list[str], used: list[str]
 ) -> None:
-    """Rank 0 is right even with mpirun running next to the job."""
+    """Rank 0 is correct even if mpirun runs on a host outside the job."""
     flags = ("-np", str(len(used)), "--host", slots(listed))
     text, code = relight(mpi, start, *flags)
     assert code == 0, text
@@ -65,7 +67,7 @@ def test_fewer_processes_than_hosts_form_one_job(
 
 
 def test_one_process_per_host_with_many_slots_forms_one_job(mpi: Mpi) -> None:
-    """The flag for that is --map-by ppr:1:node."""
+    """The flag for this is --map-by ppr:1:node."""
     flags = ("--map-by", "ppr:1:node", "--host", slots(NODES[:3], 8))
     text, code = relight(mpi, "login", *flags)
     assert code == 0, text
@@ -73,7 +75,7 @@ def test_one_process_per_host_with_many_slots_forms_one_job(mpi: Mpi) -> None:
 
 
 def test_several_agents_per_host_rejected_with_remedy(mpi: Mpi) -> None:
-    """This is the consequence of one process per slot."""
+    """That is what mpirun does by default, since it starts one process per slot."""
     text, code = relight(mpi, "login", "-np", "4", "--host", slots(NODES[:2], 2))
     assert code == 2 and not seen(text), text
     assert "2 on this host (OMPI_COMM_WORLD_LOCAL_SIZE=2)" in text
@@ -87,7 +89,7 @@ def test_nnodes_allows_several_agents_per_host(mpi: Mpi) -> None:
 
 
 def test_flags_override_mpirun(mpi: Mpi) -> None:
-    """A node range and an endpoint from the command line are kept."""
+    """A node range and an endpoint from the command line take precedence."""
     more = ("--nnodes=1:2", "--rdzv-conf=last_call_timeout=9")
     text, code = relight(mpi, "login", "--host", slots(NODES[:2]), more=more)
     assert code == 0, text

@@ -1,4 +1,4 @@
-"""`relight run` without a flag under a real Slurm: a slurmctld, and a slurmd on each of 4 hosts."""
+"""`relight run` without flags under a real Slurm: a slurmctld, and a slurmd on each of 4 hosts."""
 
 import re
 import shlex
@@ -27,7 +27,7 @@ SWITCHES = (
 
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
-    """Slurm on four nodes and a login node."""
+    """A Slurm cluster with four nodes and a login node."""
     directory = tmp_path_factory.mktemp("slurm")
     write(directory)
     with Lab(hosts=["login", *NODES]) as lab, Slurm(lab, directory, switches=SWITCHES) as slurm:
@@ -35,14 +35,14 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
 
 
 def relight(slurm: Slurm, *command: str, **variables: str) -> tuple[str, int]:
-    """Run `srun … relight run … worker.py`; the words of `command` before `--` are srun's."""
+    """Run `srun … relight run … worker.py`; the arguments in `command` before `--` are for srun."""
     cut = command.index("--")
     flags, more = command[:cut], command[cut + 1 :]
     return slurm.run([*flags, *RELIGHT_RUN, *more], env={**SHELL, **variables})
 
 
 def test_srun_needs_no_flags(slurm: Slurm) -> None:
-    """One task per node suffices: one job, ranks in Slurm's order; -v names the sources."""
+    """One task per node forms one job with ranks in Slurm's order; -v lists the sources."""
     text, code = relight(slurm, "srun", "-N4", "--", "-v", "--nproc-per-node=2", "worker.py")
     assert code == 0, text
     workers = seen(text)
@@ -61,7 +61,7 @@ def test_srun_needs_no_flags(slurm: Slurm) -> None:
 
 
 def test_srun_takes_the_token_of_the_user(slurm: Slurm, tmp_path: Path) -> None:
-    """An agent that does not know it can't join the job of the others."""
+    """An agent without the token can't join the job."""
     without, _ = relight(slurm, "srun", "-N2", "--", "worker.py")
     assert without.count("no token") == 1, without
     (tmp_path / "token").write_text("right")
@@ -89,7 +89,7 @@ def test_ranks_follow_slurm_order_not_user_order(slurm: Slurm) -> None:
 
 @pytest.mark.parametrize("nodes", [(), ("--nnodes=2:4", "--segment=2")])
 def test_ranks_follow_slurm_switches_on_request(slurm: Slurm, nodes: tuple[str, ...]) -> None:
-    """Nodes of a leaf are neighbours, whatever their numbers; each says where it is."""
+    """Nodes below the same leaf get adjacent ranks, whatever their numbers."""
     more = ("--rank-order=topology", *nodes, "worker.py")
     text, code = relight(slurm, "srun", "-N4", "--", *more)
     assert code == 0, text
@@ -99,7 +99,7 @@ def test_ranks_follow_slurm_switches_on_request(slurm: Slurm, nodes: tuple[str, 
 
 
 def test_node_range_meets_where_slurm_says(slurm: Slurm) -> None:
-    """--nnodes=MIN:MAX is kept."""
+    """A range in --nnodes is kept."""
     more = ("--nnodes=1:4", "--rdzv-conf=last_call_timeout=5", "worker.py")
     text, code = relight(slurm, "srun", "-N3", "--", *more)
     assert code == 0, text
@@ -112,7 +112,7 @@ def test_srun_exits_with_job_exit_code(slurm: Slurm) -> None:
 
 
 def test_several_agents_per_node_rejected_with_remedy(slurm: Slurm) -> None:
-    """They are accepted if the user says that each is a node."""
+    """They are accepted if the user states that each agent is a node."""
     tasks = ("srun", "-w", "node1,node2", "--ntasks-per-node=2")
     text, code = relight(slurm, *tasks, "--", "worker.py")
     assert code == 2 and not seen(text), text
@@ -129,7 +129,7 @@ def test_several_agents_per_node_rejected_with_remedy(slurm: Slurm) -> None:
 
 
 def test_several_agents_per_node_rejected_despite_endpoint(slurm: Slurm) -> None:
-    """The first two would form a job on one of two hosts."""
+    """Otherwise the first two would form a job on one of two hosts."""
     tasks = ("srun", "-w", "node1,node2", "--ntasks-per-node=2")
     more = ("--rdzv-backend=c10d", "--rdzv-endpoint=node1:29412", "--rdzv-id=x", "worker.py")
     text, code = relight(slurm, *tasks, "--", "--nnodes=2", *more)
@@ -141,7 +141,7 @@ def test_several_agents_per_node_rejected_despite_endpoint(slurm: Slurm) -> None
 
 
 def test_batch_script_ignores_step_that_called_sbatch(slurm: Slurm) -> None:
-    """It inherits the variables of that step, but is a single node of another job."""
+    """It inherits that step's variables, but it is a single-node job of its own."""
     script, output = slurm.directory / "from_a_step.sh", slurm.directory / "from_a_step.txt"
     script.write_text(f"#!/bin/sh\n{' '.join(RELIGHT_RUN)} worker.py\n")
     submit = f"sbatch --wait -N2 -w node3,node4 -o {output} {script}"
@@ -154,7 +154,7 @@ def test_batch_script_ignores_step_that_called_sbatch(slurm: Slurm) -> None:
 
 
 def test_flags_override_slurm(slurm: Slurm) -> None:
-    """An explicit endpoint, backend and id are kept."""
+    """An explicit endpoint, backend, and job id are kept."""
     more = ("--rdzv-backend=c10d", "--rdzv-endpoint=node2:29411", "--rdzv-id=mine", "worker.py")
     text, code = relight(slurm, "srun", "-w", "node1,node2", "--", *more)
     assert code == 0, text
@@ -164,7 +164,7 @@ def test_flags_override_slurm(slurm: Slurm) -> None:
 
 
 def test_runs_on_one_node_without_srun(slurm: Slurm) -> None:
-    """In salloc's shell and in a batch script, with a note."""
+    """This holds in salloc's shell and in a batch script, with a note."""
     text, code = relight(slurm, "salloc", "-N3", "--", "worker.py")
     assert code == 0, text
     assert [worker.world for worker in seen(text)] == [1], text
@@ -172,7 +172,7 @@ def test_runs_on_one_node_without_srun(slurm: Slurm) -> None:
 
 
 def batch(slurm: Slurm, name: str, text: str, *flags: str) -> tuple[str, Path]:
-    """Submit a batch script; return the job's id, and where its output goes."""
+    """Submit a batch script; return the job's id and the path of its output."""
     script, output = slurm.directory / f"{name}.sh", slurm.directory / f"{name}.txt"
     script.write_text(f"#!/bin/sh\n{text}\n")
     command = ["sbatch", "--parsable", "-N4", "-o", str(output), "--open-mode=append", *flags]
@@ -182,7 +182,7 @@ def batch(slurm: Slurm, name: str, text: str, *flags: str) -> tuple[str, Path]:
 
 
 def until_state(slurm: Slurm, job: str, *states: str) -> str:
-    """Wait until a job is in one of some states; return what Slurm says about it."""
+    """Wait until a job reaches one of some states; return Slurm's description of the job."""
     end = time.monotonic() + LIMIT_S
     while True:
         said, _ = slurm.run(["scontrol", "show", "job", job])
@@ -194,7 +194,7 @@ def until_state(slurm: Slurm, job: str, *states: str) -> str:
 
 
 def test_steps_of_batch_job_are_separate_jobs(slurm: Slurm) -> None:
-    """Two simultaneous steps on two nodes each don't meet, nor does a later one on all nodes."""
+    """Two concurrent two-node steps don't meet, and a later step on all nodes meets neither."""
     run = " ".join(RELIGHT_RUN) + " worker.py"
     half = "srun -N2 -n2 --exact"
     text = f"{run}\n{half} {run} &\n{half} {run} &\nwait\nsrun -N4 {run}"
@@ -212,7 +212,7 @@ def test_steps_of_batch_job_are_separate_jobs(slurm: Slurm) -> None:
 
 
 def test_requeued_job_does_not_meet_previous_run(slurm: Slurm) -> None:
-    """The second attempt has another id, and runs."""
+    """The second attempt runs under a different id."""
     first = slurm.directory / "first"
     wait = f"[ -e {first} ] || {{ touch {first}; sleep 100; }}"
     run = " ".join(RELIGHT_RUN)
@@ -249,7 +249,7 @@ for step in range(10**6):
 
 
 def test_documented_batch_script_checkpoints_and_requeues(slurm: Slurm) -> None:
-    """`docs/checkpoints.md`: notice before the time limit, exit code 75, requeue."""
+    """`docs/checkpoints.md`: notice before the time limit, exit code 75, then requeue."""
     page = (Path(__file__).parents[2] / "docs" / "checkpoints.md").read_text()
     (text,) = re.findall(r"```bash\n#!/bin/bash\n(.*?)```", page, re.DOTALL)
     train = slurm.directory / "saves.py"
@@ -283,7 +283,7 @@ def test_hostlists_expand_as_in_scontrol(slurm: Slurm, data: st.DataObject) -> N
 
 @st.composite
 def hostlists(draw: st.DrawFn) -> str:
-    """A list such as node[1-3,07],login."""
+    """Generate a host list such as node[1-3,07],login."""
     words = []
     for number in range(draw(st.integers(1, 4))):
         word = f"{'abcd'[number]}{draw(st.sampled_from(['', 'node', 'gpu-', 'x-y']))}"

@@ -1,4 +1,4 @@
-"""A worker's view of its job, in a line that survives other lines around it."""
+"""A worker's view of its job, printed as a line that can be found among other output."""
 
 import re
 import sys
@@ -17,7 +17,7 @@ SHELL = {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 class Worker(NamedTuple):
-    """What one worker saw. `place` is the rank that the cluster gave to its node."""
+    """What one worker saw. `place` is the rank that the cluster assigned to its node."""
 
     host: str
     rank: int
@@ -30,12 +30,12 @@ class Worker(NamedTuple):
 
 
 def write(directory: Path) -> None:
-    """Write worker.py, which prints its view and ends."""
+    """Write worker.py, which prints its view and exits."""
     (directory / "worker.py").write_text(SCRIPT)
 
 
 def seen(text: str) -> list[Worker]:
-    """The workers that have printed, by rank."""
+    """Return the workers that have printed their view, by rank."""
     found = []
     for line in re.findall(r"<worker ([^>]*)>", text):
         pairs = dict(part.split("=", 1) for part in line.split())

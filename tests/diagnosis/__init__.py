@@ -1,1 +1,1 @@
-"""How right the failure reports are."""
+"""How accurate the failure reports are."""

@@ -1,15 +1,15 @@
-"""How right the failure reports are: `python -m tests.diagnosis [NAME…]`; `--help` has the options.
+"""How accurate the failure reports are: `python -m tests.diagnosis [NAME…]`; see also `--help`.
 
-Runs every fault of the corpora with relight, and with `--torchrun` with torchrun too, and compares
-the report with the truth that stands in the script:
+Run every fault in the corpora with relight, and with `--torchrun` also with torchrun, and compare
+the report with the truth given in the script:
 
     # truth: rank=1 line=9 kind=exception says=ValueError: bad record
     # also: a regular expression that matches in the first three lines of a good report
-    # never: one that matches nowhere in it, as that would be false
+    # never: one that does not match anywhere in it, because that would be false
     # run: {L} --nproc-per-node=2 {C}/script.py
 
-`first` are faults that were once reported wrongly, `second` was written by somebody who had seen
-neither the code nor the first ones. `--write` writes docs/diagnosis.md.
+`first` has faults that were once reported wrongly; the author of `second` had seen neither the code
+nor `first`. `--write` writes docs/diagnosis.md.
 """
 
 import argparse
@@ -38,9 +38,9 @@ _TORCHRUN_RANK = re.compile(r"^\s*rank\s*: (\d+)", re.MULTILINE)
 
 
 class Fault(NamedTuple):
-    """A script, the command that runs it, and what a good report of it says.
+    """A script, the command that runs it, and what a good report about it contains.
 
-    `rank` is a number, `all` or `none`; `line` is 0 if no line matters.
+    `rank` is a number, `all`, or `none`; `line` is 0 if the line does not matter.
     """
 
     path: Path
@@ -59,8 +59,8 @@ class Fault(NamedTuple):
 
 
 class Score(NamedTuple):
-    """What a report has right. `agrees`: the JSON report and `relight list`, which shows what
-    `relight status` does, say the same as the console.
+    """Which parts of a report are right. `agrees` means that the JSON report and `relight list`,
+    which shows the same as `relight status`, agree with the console.
     """
 
     rank: bool
@@ -71,12 +71,12 @@ class Score(NamedTuple):
 
     @property
     def is_right(self) -> bool:
-        """Whether all of it is."""
+        """Whether all parts are right."""
         return all(self)
 
 
 def faults(names: Sequence[str] = ()) -> list[Fault]:
-    """Return the faults of all corpora, or those whose names begin so."""
+    """Return the faults in all corpora, or only those whose names start with one of `names`."""
     found = []
     for corpus in CORPORA:
         for path in sorted((HERE / corpus).iterdir()):
@@ -99,8 +99,8 @@ def _fault(path: Path) -> Fault:
 
 
 def run(fault: Fault, launcher: str) -> tuple[str, dict[str, object]]:
-    """Return what the launcher of a fault printed to stderr, and its JSON report, if any; there,
-    `listed` is why the job failed according to `relight list`, which may miss a short one.
+    """Return what a fault's launcher printed to stderr, and its JSON report, if there is one. In
+    it, `listed` is the failure reason shown by `relight list`, which may miss a short job.
     """
     place = Path(tempfile.mkdtemp(prefix="diagnosis-", dir="/tmp"))
     try:
@@ -147,7 +147,7 @@ def report_of(stderr: str) -> list[str]:
 
 
 def score(fault: Fault, lines: Sequence[str], found: dict[str, object]) -> Score:
-    """Compare a report of relight with the truth."""
+    """Compare a relight report with the truth."""
     if fault.kind == "success":
         return Score(*[not found] * 5)
     first, head, text = lines[0], "\n".join(lines[:3]), "\n".join(lines)
@@ -156,7 +156,7 @@ def score(fault: Fault, lines: Sequence[str], found: dict[str, object]) -> Score
     if fault.rank == "none":
         rank = found.get("certainty") == "not known" or first.startswith(("the ranks", "ranks "))
     elif fault.rank == "all":
-        rank = bool(ranks)  # each is right
+        rank = bool(ranks)  # all of them have to be right
     else:
         rank = fault.rank in ranks
     place = "\n".join(lines[:5])
@@ -185,9 +185,7 @@ def _ranks(line: str) -> list[str]:
 
 
 def score_torchrun(fault: Fault, stderr: str) -> Score:
-    """Compare what torchrun printed with the truth: its whole output counts, not only its first
-    lines.
-    """
+    """Compare torchrun's output with the truth; all of it counts, not only its first lines."""
     root = stderr.rpartition("Root Cause")[2]
     ranks = _TORCHRUN_RANK.findall(root)
     return Score(
@@ -207,7 +205,7 @@ def _table(title: str, scores: dict[Fault, Score]) -> list[str]:
 
 
 def main() -> int:
-    """Run the faults; return 1 if a report of relight is wrong."""
+    """Run the faults; return 1 if one of relight's reports is wrong."""
     parser = argparse.ArgumentParser(prog="python -m tests.diagnosis")
     parser.add_argument("names", nargs="*", help="beginnings of names of scripts")
     parser.add_argument("--torchrun", action="store_true", help="run them with torchrun as well")

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 Word = str | bytes
 
-# What differs in every run. Cases add to it, or leave out what their flags rule out.
+# Differs in every run. Cases add to this, or leave out what their flags rule out.
 ADDRESS = frozenset({"master-addr"})
 COMMON = ADDRESS | {
     "breakpoint", "faulthandler", "output-through-agent", "parent-death-signal",
@@ -13,20 +13,20 @@ COMMON = ADDRESS | {
 }  # fmt: skip
 LOGGED = COMMON - {"temporary-directory"} | {"absolute-error-file", "event-log"}
 FILES_ONLY = LOGGED - {"output-through-agent"}
-NO_PYTHON = COMMON - {"faulthandler"}  # torchrun enables it as well for --run-path
+NO_PYTHON = COMMON - {"faulthandler"}  # torchrun also enables it for --run-path
 RUN_PATH = NO_PYTHON | {"run-path-process", "run-path-unbuffered"}
 
 
 class Case(NamedTuple):
     """One command line and its expected differences.
 
-    Words may contain `{work}` (the fresh directory that it runs in), `{python}` and `{port}` (a
-    free one). `workers` are the workers that write something down, as `RESTART.RANK`; `signal` is
-    sent to the launcher when they all have. `console` is the kind of the launcher's stdout and
+    Arguments may contain `{work}` (the fresh directory that it runs in), `{python}`, and `{port}`
+    (a free one). `workers` are the workers that write a record, as `RESTART.RANK`; `signal` is sent
+    to the launcher once all of them have. `console` is the kind of the launcher's stdout and
     stderr: `pipes`, one `pipe`, a `file`, or a `terminal`. `under` is for `under.py`. `differs`
-    names the documented differences that must be seen, no more and no less; `notes` are parts of
-    the lines that relight says, one a line. `is_long` leaves a case to `make long`: several of its
-    processes import torch, and others have most of its promise.
+    names exactly the documented differences that must occur; `notes` are parts of the lines that
+    relight prints, one per line. `is_long` leaves a case to `make long`, because several of its
+    processes import torch and other cases cover most of what it checks.
     """
 
     name: str
@@ -50,14 +50,14 @@ THREADS = ("OMP_NUM_THREADS is not set; using 1 thread for each worker",)
 
 
 def two(name: str, *flags: Word, notes: tuple[str, ...] = (), **rest: Any) -> Case:
-    """Return a case with two workers and the note that goes with them."""
+    """Return a case with two workers and the note that is printed for them."""
     flags = ("--nproc-per-node=2", *flags)
     differs = rest.pop("differs", COMMON) | {"threads-note"}
     return Case(name, flags, **{"workers": TWO, **rest}, differs=differs, notes=(*notes, *THREADS))
 
 
 def logged(name: str, *flags: Word, differs: frozenset[str] = LOGGED, **rest: Any) -> Case:
-    """Return a case with two workers and a directory for logs."""
+    """Return a case with two workers and a log directory."""
     return two(name, "--log-dir=logs", *flags, differs=differs, **rest)
 
 
@@ -146,7 +146,7 @@ VARIABLES = (
          differs=frozenset({"switch-variable-words"})),
 )  # fmt: skip
 
-# Python ignores SIGPIPE and SIGXFSZ for itself, so another program has to show how they come.
+# Python ignores SIGPIPE and SIGXFSZ itself, so another program has to show their dispositions.
 SHELL = ("sh", "-c", """grep -E 'Sig(Blk|Ign)' /proc/self/status; exec {python} probe.py "$@" """)
 
 ARGUMENTS = (

@@ -1,4 +1,4 @@
-"""The documented differences between torchrun and relight, and the comparison that allows no other.
+"""The documented differences between torchrun and relight, and a comparison that allows no others.
 
 docs/differences.md has one section for each name in `DIFFERENCES` and `SHOWN`.
 """

@@ -1,13 +1,14 @@
-"""torchrun, forked from a process that has imported it: most of what a launch costs is that import.
+"""Fork torchrun from a process that has imported it, since a launch consists mostly of that import.
 
-The code that runs is torchrun's own, with the arguments, variables, directory, descriptors, signals
-and limits of the case. Settings read before its first line (by the interpreter and by `import
-torch`) are the server's, so `fits` says which cases are started as usual. It ends after its exit
-handlers without finalizing the interpreter, which takes longer than everything else.
+The code that runs is torchrun's own, with the case's arguments, variables, directory, descriptors,
+signals, and limits. Settings that are read before its first line (by the interpreter and by `import
+torch`) are the server's, so `fits` tells which cases have to be started as usual. After its exit
+handlers, the process exits without finalizing the interpreter, which would take longer than
+everything else.
 
     the tests --> the server --> one process per launch, which reports its exit --> torchrun
 
-The server ends with the process of the tests.
+The server ends with the test process.
 """
 
 import atexit
@@ -39,17 +40,17 @@ _LATER = {
     "TORCH_ELASTIC_SHUTDOWN_TIMEOUT",
     "TORCH_NCCL_ASYNC_ERROR_HANDLING",
 }
-"""Torchrun reads them when it runs; `_become` does for PYTHONPATH what Python does at its start."""
+"""Torchrun reads these while it runs; `_become` handles PYTHONPATH as Python does when starting."""
 _MOST = 1 << 17
 
 
 def fits(case: Case) -> bool:
-    """Return whether a case is the same when torchrun is forked."""
+    """Return whether a case behaves the same if torchrun is forked."""
     return not any(name.startswith(_AT_IMPORT) for name in case.variables.keys() - _LATER)
 
 
 class Forked:
-    """A launcher that was forked; it is used as a `subprocess.Popen` is."""
+    """A forked launcher, with the interface of `subprocess.Popen`."""
 
     def __init__(
         self, case: Case, words: list[Word], cwd: Path, env: dict[str, Word], fds: list[int]
@@ -62,7 +63,7 @@ class Forked:
         self._code: int | None = None
 
     def send_signal(self, number: int) -> None:
-        """Send a signal, unless it has ended."""
+        """Send a signal, unless the process has ended."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
@@ -71,17 +72,17 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
     def poll(self) -> int | None:
-        """Return the exit code if it has ended."""
+        """Return the exit code, or None if it is still running."""
         try:
             return self.wait(0)
         except subprocess.TimeoutExpired:
             return None
 
     def wait(self, timeout: float | None = None) -> int:
-        """Return the exit code, negative for a signal.
+        """Return the exit code, which is negative for a signal.
 
         Raises:
-            subprocess.TimeoutExpired: if it runs longer.
+            subprocess.TimeoutExpired: If it runs longer.
         """
         if self._code is None:
             if not select.select([self._socket], [], [], timeout)[0]:
@@ -93,13 +94,13 @@ class Forked:
 
 @functools.cache
 def _server() -> str:
-    """Return the address of the server of this process; start it the first time."""
+    """Return the address of this process's server, and start it the first time."""
     name = "\0relight-tests-" + os.urandom(8).hex()
     variables = {"PATH": os.environ["PATH"], "HOME": "/", "LANG": "C.UTF-8"}
     variables["PYTHONDONTWRITEBYTECODE"] = "1"
     command = [sys.executable, str(Path(__file__).with_name("under.py")), "{}", sys.executable]
     command += ["-c", "from differential import forked; forked.serve()", name[1:]]
-    variables["OPENBLAS_NUM_THREADS"] = "1"  # numpy would bring threads, which no fork has
+    variables["OPENBLAS_NUM_THREADS"] = "1"  # numpy would start threads, which a fork loses
     variables["PYTHONPATH"] = str(Path(__file__).parent.parent)
     process = subprocess.Popen(
         command, env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -111,8 +112,8 @@ def _server() -> str:
 
 
 def serve() -> None:
-    """Fork torchrun for who connects. Returns in what becomes torchrun, and when all is over."""
-    import torch.distributed.launch  # and all that it needs
+    """Fork torchrun for each client; returns in the process that becomes torchrun."""
+    import torch.distributed.launch  # with everything that it needs
     import torch.distributed.run  # noqa: F401
     from torch.distributed.elastic.agent.server import local_elastic_agent  # noqa: F401
     from torch.distributed.elastic.rendezvous import (
@@ -121,10 +122,10 @@ def serve() -> None:
     )
 
     assert dynamic_rendezvous.get_method_name is not None
-    dynamic_rendezvous.get_method_name = _caller  # torch's reads the sources of all modules
+    dynamic_rendezvous.get_method_name = _caller  # torch's own reads the sources of all modules
 
     for name in _MODULES.values():
-        del sys.modules[name]  # it will be the main module
+        del sys.modules[name]  # it becomes the main module
     sys.path.remove(os.environ.pop("PYTHONPATH"))
     assert len(os.listdir("/proc/self/task")) == 1
     gc.freeze()  # a collection would copy all pages
@@ -145,7 +146,7 @@ def serve() -> None:
 
 
 def _caller(depth: int = 2) -> str:
-    """Return the name of the function that called the caller, as torch's `get_method_name`."""
+    """Return the name of the function that called the caller, like torch's `get_method_name`."""
     return sys._getframe(depth).f_code.co_name
 
 

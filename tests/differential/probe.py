@@ -1,14 +1,14 @@
-"""The worker of every comparison: it records its environment, then ends as PROBE_END says.
+"""The worker in every comparison: it records its environment, then ends according to PROBE_END.
 
 Its own variables:
     PROBE_DIR    where `<restart>.<rank>.json` is written
     PROBE_WRITE  bytes to write to stdout, as latin-1 text
-    PROBE_READ   stdin is read to its end
-    PROBE_STAY   the seconds that `stay` lasts
+    PROBE_READ   if set, read stdin to its end
+    PROBE_STAY   how many seconds `stay` lasts
     PROBE_END    `RESTART.RANK=HOW,…`; HOW is an exit code, `raise`, `kill N`, `wait` (for a
                  signal, and record it), `stay` (despite signals), `timer` (one that
-                 expires) or `released` (one that does not). A worker that fails does so when all
-                 others of its restart have written.
+                 expires) or `released` (one that does not). A worker that fails waits
+                 until all others in its restart have written their records.
 """
 
 import json
@@ -28,7 +28,7 @@ STATUS = {
 
 
 def sees() -> dict[str, object]:
-    """Return everything that a launcher may decide about a worker."""
+    """Return everything about a worker that a launcher may determine."""
     return {
         "pid": os.getpid(),
         "argv": sys.argv,
@@ -63,7 +63,7 @@ def sees() -> dict[str, object]:
 
 
 def describe(fd: int) -> "tuple[str, list[int], bool] | None":
-    """Return kind, identity and whether it is a terminal of a descriptor, None for a closed one."""
+    """Return a descriptor's kind, identity, and whether it is a terminal; None if closed."""
     try:
         found = os.fstat(fd)
     except OSError:
@@ -81,13 +81,13 @@ def open_fds() -> set[int]:
         try:
             os.fstat(int(name))
         except OSError:
-            continue  # the descriptor of the listing itself
+            continue  # the descriptor used for the listing itself
         fds.add(int(name))
     return fds
 
 
 INHERITED_FDS = sorted(open_fds() - {0, 1, 2})
-"""Looked for before the script opens any of its own: gloo's come and go while it connects."""
+"""Listed before the script opens its own: gloo opens and closes descriptors while connecting."""
 
 
 def umask() -> int:

@@ -1,6 +1,6 @@
-"""Runs one command line through one launcher and returns a Recording of everything it left.
+"""Run a command line with a launcher, and return a Recording of everything that it left behind.
 
-Values that vary from run to run (ports, random names, times) are replaced by a word in braces, so
+Values that vary between runs (ports, random names, times) are replaced with a word in braces, so
 that two recordings can be compared for equality.
 """
 
@@ -36,8 +36,8 @@ Started = subprocess.Popen[bytes] | forked.Forked
 
 
 class Recording(NamedTuple):
-    """The result of a case with one launcher. `says` are the launcher's own lines on stderr;
-    `files` are the new files below the directory; `left` those in its TMPDIR.
+    """A launcher's result for a case. `says` are the launcher's own lines on stderr, `files` the
+    new files below the directory, and `left` those in its TMPDIR.
     """
 
     exit_code: int
@@ -50,7 +50,7 @@ class Recording(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """A case ready to start in its directory, and the initial content."""
+    """A case that is ready to start in its directory, and that directory's initial content."""
 
     argv: list[Word]
     environment: dict[str, Word]
@@ -59,7 +59,7 @@ class Prepared(NamedTuple):
 
 
 def prepare(case: Case, launcher: str, work: Path) -> Prepared:
-    """Make `work`, a directory that does not exist yet, with all that a case needs."""
+    """Create `work`, a directory that must not exist yet, with everything that a case needs."""
     inputs = _write_inputs(work)
     port = str(free_port())
     fill = _Fill(str(work), port)
@@ -84,7 +84,7 @@ def prepare(case: Case, launcher: str, work: Path) -> Prepared:
 
 
 def record(case: Case, launcher: str, work: Path) -> Recording:
-    """Run a case through a launcher in `work`, a directory that does not exist yet."""
+    """Run a case with a launcher in `work`, a directory that must not exist yet."""
     argv, environment, port, inputs = prepare(case, launcher, work)
     with _Console(case.console, work / "records") as console:
         given, (exit_code, out, err) = console.run(
@@ -98,7 +98,7 @@ def record(case: Case, launcher: str, work: Path) -> Recording:
     normal = _Normal(work, port, given)
     lines = [normal.text(line) for line in err.decode("latin-1").split("\n") if line]
     shown = [normal.text(line) for line in out.decode("latin-1").split("\n")]
-    if len(case.workers) > 1:  # their order is not defined
+    if len(case.workers) > 1:  # their order is undefined
         shown.sort()
     return Recording(
         exit_code=exit_code,
@@ -112,12 +112,12 @@ def record(case: Case, launcher: str, work: Path) -> Recording:
 
 
 def _of_a_worker(line: str) -> bool:
-    """Return whether a line of stderr was written by the probe, and does not quote it."""
+    """Return whether a line on stderr was written by the probe, and does not merely quote it."""
     return "probe err" in line and not line.startswith(("  ", "relight: "))
 
 
 def flat(value: Any, path: str = "") -> dict[str, Any]:
-    """Return nested dictionaries as one, with paths as keys: `workers 0.1 environment RANK`."""
+    """Flatten nested dictionaries, with paths as keys: `workers 0.1 environment RANK`."""
     if isinstance(value, Recording):
         value = value._asdict()
     if not isinstance(value, dict):
@@ -131,11 +131,11 @@ def flat(value: Any, path: str = "") -> dict[str, Any]:
 _ports: set[int] = set()
 _ports_lock = threading.Lock()
 _choose = random.Random()
-"""Not the shared one: hypothesis seeds that in the tests that run beside these threads."""
+"""Not the shared generator: hypothesis seeds that in tests that run alongside these threads."""
 
 
 def free_port() -> int:
-    """Return a free port that no program is given by the system while it waits to be used."""
+    """Return a free port that the system won't assign to another program before it is used."""
     with open("/proc/sys/net/ipv4/ip_local_port_range") as file:
         low, high = map(int, file.read().split())
     usual = range(10000, low) if low > 11000 else range(high + 1, 65536)

@@ -1,23 +1,24 @@
-"""A stand-in for a Kubernetes cluster, as none can be installed here.
+"""A stand-in for a Kubernetes cluster, because none can be installed here.
 
     with ApiServer(directory) as server:
         server.kubeconfig   # for the variable KUBECONFIG
 
-Its rules are those of the real server and controllers, read in their sources; each says where it is
-from. Whoever changes one looks there, not into relight.
+It follows the rules of the real server and controllers, as read in their sources; each rule names
+its source. To change a rule, check the source and not what relight expects.
 
 | file | what |
 |---|---|
 | `server` | HTTP: verbs, selectors, patches, dry runs, logs |
-| `state` | objects, owners, deletion, the queue of controllers |
-| `validation`, `admission` | refusals, defaults and quotas of the API server |
+| `state` | objects, owners, deletion, the controller queue |
+| `validation`, `admission` | the API server's refusals, defaults, and quotas |
 | `jobs`, `jobsets`, `volcano` | controllers |
 | `dns` | which host names resolve |
 | `kubelet` | scheduling, and pods as processes |
-| `apply` | requests of kubectl apply |
+| `apply` | the requests made by kubectl apply |
 
-It does not check all of a schema (`kubernetes_validate` does) and keeps no roles and no nodes. What
-takes minutes on a cluster (back-off, expiry, evictions) is immediate here, or on request of a test.
+It does not check a whole schema (`kubernetes_validate` does), and it has no roles and no nodes.
+What takes minutes on a cluster (back-off, expiry, evictions) happens immediately here, or when a
+test requests it.
 """
 
 from clusters.kubernetes.server import ApiServer, free_port, until

@@ -1,6 +1,6 @@
 """Admission by the API server before it stores an object: defaults, and refusals (403).
 
-Sources: kubernetes/kubernetes, where no other repository is named.
+Sources: kubernetes/kubernetes, unless another repository is named.
 """
 
 import base64
@@ -14,7 +14,7 @@ CAPABILITIES = {
     "AUDIT_WRITE", "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "MKNOD",
     "NET_BIND_SERVICE", "NET_RAW", "SETFCAP", "SETGID", "SETPCAP", "SETUID", "SYS_CHROOT",
 }  # fmt: skip
-"""Those of a container by default: containerd/containerd, pkg/oci/spec.go, defaultUnixCaps."""
+"""A container's default capabilities: containerd/containerd, pkg/oci/spec.go, defaultUnixCaps."""
 _JOB_LABELS = (
     ("batch.kubernetes.io/job-name", "name"), ("job-name", "name"),
     ("batch.kubernetes.io/controller-uid", "uid"), ("controller-uid", "uid"),
@@ -22,14 +22,14 @@ _JOB_LABELS = (
 
 
 class Admission:
-    """The admission of one cluster.
+    """The admission rules of one cluster.
 
     Attributes:
-        accounts, classes: the service accounts and priority classes that exist.
-        restricted: the namespaces that enforce the Pod Security Standard of this name.
-        quotas: by namespace, the number of pods allowed, or the hard limits of a ResourceQuota.
-        queues: names of Kueue's; None if it isn't installed.
-        volcano_queues: the open queues of Volcano.
+        accounts, classes: The service accounts and priority classes that exist.
+        restricted: The namespaces that enforce the `restricted` Pod Security Standard.
+        quotas: By namespace, the number of pods allowed or the hard limits of a ResourceQuota.
+        queues: The names of Kueue's queues, or None if it isn't installed.
+        volcano_queues: Volcano's open queues.
     """
 
     def __init__(self, state: State) -> None:
@@ -42,10 +42,10 @@ class Admission:
         self.volcano_queues = {"default", "q", "test"}
 
     def admit(self, plural: str, body: Object) -> None:
-        """Set defaults; refuse the object.
+        """Set defaults, or refuse the object.
 
         Raises:
-            Refused: if it is not admitted.
+            Refused: If it is not admitted.
         """
         self._default(plural, body)
         if plural == "pods":
@@ -77,7 +77,7 @@ class Admission:
         elif plural == "jobs.volcano":
             default_volcano(body["spec"])
         elif plural == "secrets" and body.get("stringData"):
-            # pkg/apis/core/v1/conversion.go: stringData is written into data, and never read back.
+            # pkg/apis/core/v1/conversion.go: stringData is copied into data and never read back.
             data = body.setdefault("data", {})
             for name, text in body.pop("stringData").items():
                 data[name] = base64.b64encode(str(text).encode()).decode()
@@ -97,7 +97,7 @@ class Admission:
 
     @staticmethod
     def _tolerate(spec: Object) -> None:
-        """plugin/pkg/admission/defaulttolerationseconds/admission.go: 300 s, unless it says so."""
+        """plugin/pkg/admission/defaulttolerationseconds/admission.go: 300 s unless specified."""
         known = spec.setdefault("tolerations", [])
         for key in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"):
             if not any(
@@ -166,7 +166,7 @@ class Admission:
         return f"exceeded quota: q, requested: {of(wanted)}, used: {of(used)}, limited: {limits}"
 
     def _admit_counts(self, plural: str, body: Object) -> None:
-        """pkg/quota/v1/evaluator/core: count/RESOURCE, and the older names of some."""
+        """pkg/quota/v1/evaluator/core: count/RESOURCE, and the older names of some resources."""
         namespace = body["metadata"]["namespace"]
         quota = self.quotas.get(namespace)
         if not isinstance(quota, dict):
@@ -183,7 +183,7 @@ class Admission:
 
 
 def usage(pod: Object) -> dict[str, float]:
-    """Return the share of a pod in a quota."""
+    """Return how much of a quota a pod uses."""
     found: dict[str, float] = {"pods": 1, "count/pods": 1}
     for container in pod["spec"]["containers"]:
         for kind in ("requests", "limits"):
@@ -251,7 +251,7 @@ def default_pod(spec: Object) -> None:
             spec[name] = value
     for each in (*(spec.get("initContainers") or ()), *(spec.get("containers") or ())):
         its = each.get("resources") or {}
-        # SetDefaults_Pod: requests are the limits where only limits are given.
+        # SetDefaults_Pod: requests default to the limits.
         for name, value in (its.get("limits") or {}).items():
             its.setdefault("requests", {}).setdefault(name, value)
 

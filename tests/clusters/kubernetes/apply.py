@@ -1,8 +1,9 @@
-"""Patches, and kubectl apply, on the client's side and on the server's.
+"""Patches and kubectl apply, both client-side and server-side.
 
 Sources: kubernetes/kubectl 0.36 (commit dee3483a), pkg/cmd/apply/apply.go (applyOneObject) and
 pkg/util/apply.go (GetModifiedConfiguration); kubernetes/apiserver, pkg/endpoints/handlers/patch.go;
-sigs.k8s.io/structured-merge-diff. Lists are atomic here where a schema merges them by a key.
+sigs.k8s.io/structured-merge-diff. All lists are atomic here, even where a schema merges them by a
+key.
 """
 
 import json
@@ -20,7 +21,7 @@ Path = tuple[str, ...]
 
 
 def load(raw: bytes) -> Any:
-    """Read a body: JSON or YAML."""
+    """Parse a request body, which is JSON or YAML."""
     try:
         return json.loads(raw)
     except ValueError:
@@ -30,10 +31,10 @@ def load(raw: bytes) -> Any:
 
 
 def check_patch(kind: str, plural: str, version: str, body: Any) -> None:
-    """patch.go: custom resources lack strategic merge patches.
+    """patch.go: strategic merge patches are unsupported for custom resources.
 
     Raises:
-        Refused: 415.
+        Refused: With code 415.
     """
     is_custom = "." in version.partition("/")[0] and not version.startswith("networking.k8s.io")
     known = [JSON, MERGE, APPLY] if is_custom else [JSON, MERGE, STRATEGIC, APPLY]
@@ -43,7 +44,7 @@ def check_patch(kind: str, plural: str, version: str, body: Any) -> None:
 
 
 def patched(each: Object, body: Any, kind: str) -> Object:
-    """Return an object with a patch applied; `each` is used up."""
+    """Return an object with a patch applied; `each` is modified."""
     if kind == JSON:
         for operation in body:
             _operate(each, operation)
@@ -52,7 +53,7 @@ def patched(each: Object, body: Any, kind: str) -> Object:
 
 
 def _operate(each: Any, operation: Object) -> None:
-    """RFC 6902; a path that does not exist is 422."""
+    """Apply an operation (RFC 6902); a path that does not exist is refused with code 422."""
     parts = operation["path"].removeprefix("/").split("/")
     *parents, last = [part.replace("~1", "/").replace("~0", "~") for part in parts]
     try:
@@ -81,13 +82,13 @@ def _operate(each: Any, operation: Object) -> None:
 
 
 def merged(each: Any, patch: Any) -> Any:
-    """RFC 7396."""
+    """Apply a merge patch (RFC 7396)."""
     if not isinstance(patch, dict):
         return patch
     found = dict(each) if isinstance(each, dict) else {}
     for name, value in patch.items():
         if name.startswith("$"):
-            continue  # directives of strategic merge patches: only for lists
+            continue  # directives of strategic merge patches only concern lists
         if value is None:
             found.pop(name, None)
         else:
@@ -99,7 +100,7 @@ def merged(each: Any, patch: Any) -> Any:
 
 
 def leaves(each: Any, path: Path = ()) -> dict[Path, Any]:
-    """Return the values of an object's fields; a list is one value."""
+    """Return an object's leaf values by path; a list is one value."""
     if not isinstance(each, dict) or not each:
         return {path: each}
     found: dict[Path, Any] = {}
@@ -114,7 +115,7 @@ def _owned(body: Object) -> dict[Path, Any]:
 
 
 def entry(manager: str, body: Object) -> Object:
-    """Return the entry of managedFields of a manager."""
+    """Return a manager's entry in managedFields."""
     fields = [list(path) for path in _owned(body)]
     return {"manager": manager, "operation": "Apply", "fieldsType": "FieldsV1", "fieldsV1": fields}
 
@@ -123,7 +124,7 @@ def applied(known: Object, body: Object, manager: str, force: bool) -> Object:
     """Return an object with a manager's configuration applied.
 
     Raises:
-        Refused: 409, another manager has set a field to another value.
+        Refused: With code 409, if another manager has set a field to a different value.
     """
     managers = copy(known["metadata"].get("managedFields") or [])
     now, wanted = leaves(known), _owned(body)
@@ -163,9 +164,9 @@ def _remove(each: Any, path: Path) -> None:
 def kubectl_apply(
     server: "ApiServer", text: str, server_side: bool = False, namespace: str = "ns"
 ) -> list[str]:
-    """Do as `kubectl apply -f -`; return the errors. It continues after one.
+    """Act like `kubectl apply -f -`, which continues after an error; return the errors.
 
-    On the client's side, the whole object is written into an annotation, so that one of more than
+    With client-side apply, the whole object is written into an annotation, so an object larger than
     256 KiB is refused.
     """
     import yaml

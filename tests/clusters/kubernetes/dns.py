@@ -1,10 +1,10 @@
-"""Which host names resolve, and to what: endpoints of Services, and the records of CoreDNS.
+"""Host names that resolve, and their addresses: Service endpoints and CoreDNS records.
 
 Sources: kubernetes/kubernetes, staging/src/k8s.io/endpointslice: util/controller_utils.go
 (ShouldPodBeInEndpoints, ShouldSetHostname) and utils.go (podToEndpoint); coredns/coredns 1.12,
 plugin/kubernetes (endpointHostname; endpoints that are not ready are left out); pods' own names:
-pkg/kubelet/kubelet_pods.go, hostsFileContent. Records appear immediately here; CoreDNS caches
-answers, even negative ones, for up to 30 s.
+pkg/kubelet/kubelet_pods.go, hostsFileContent. Records appear immediately here, whereas CoreDNS
+caches answers, including negative ones, for up to 30 s.
 """
 
 from clusters.kubernetes.state import Object, State, is_over
@@ -13,7 +13,7 @@ DOMAIN = "svc.cluster.local"
 
 
 def endpoints(state: State, service: Object) -> list[Object]:
-    """Return the pods of a headless Service that are published."""
+    """Return the pods that a headless Service publishes."""
     spec, namespace = service["spec"], service["metadata"]["namespace"]
     selector = spec.get("selector") or {}
     if spec.get("clusterIP") != "None" or not selector:
@@ -37,10 +37,10 @@ def _is_ready(pod: Object) -> bool:
 
 
 def records(state: State, namespace: str) -> dict[str, list[str]]:
-    """Return the addresses of all names below SERVICE.NAMESPACE.svc, without that ending.
+    """Return the addresses of all names below SERVICE.NAMESPACE.svc, without that suffix.
 
-    A pod has a name of its own where it has a host name and its subdomain is the Service's name;
-    else only one made of its address.
+    A pod has a name of its own if it has a host name and its subdomain is the Service's name.
+    Otherwise its only name is derived from its address.
     """
     found: dict[str, list[str]] = {}
     for service in state.of("services"):
@@ -60,7 +60,7 @@ def records(state: State, namespace: str) -> dict[str, list[str]]:
 
 
 def names(state: State, namespace: str) -> set[str]:
-    """Return the names that pods have, or will have when they run and are ready."""
+    """Return the names that pods have, or will have once they are running and ready."""
     found = set()
     for service in state.of("services"):
         meta, spec = service["metadata"], service["spec"]
@@ -99,5 +99,5 @@ def hosts_file(state: State, pod: Object) -> str:
 
 
 def hostname(pod: Object) -> str:
-    """pkg/kubelet/kubelet_pods.go, GeneratePodHostNameAndDomain: the pod's name, cut at 63."""
+    """pkg/kubelet/kubelet_pods.go, GeneratePodHostNameAndDomain: the name, up to 63 characters."""
     return str(pod["spec"].get("hostname") or pod["metadata"]["name"])[:63].rstrip("-.")

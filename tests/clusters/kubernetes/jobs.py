@@ -2,8 +2,8 @@
 
 Sources: kubernetes/kubernetes, pkg/controller/job: job_controller.go (commit 6ae037f1),
 indexed_job_utils.go (78fc8e44), pod_failure_policy.go (95f08499), success_policy.go (cb6ff2d8);
-pkg/controller/ttlafterfinished (490ffa43). Replacements come immediately here; the real controller
-waits for 10 s after the first failure, and doubles that up to 10 min.
+pkg/controller/ttlafterfinished (490ffa43). Failed pods are replaced immediately here; the real
+controller waits for 10 s after the first failure, and doubles the delay up to 10 min.
 """
 
 from clusters.kubernetes.state import (
@@ -25,7 +25,7 @@ Ending = tuple[str, str, str]
 
 
 def sync(state: State, job: Object) -> None:
-    """syncJob: count ended pods, end the Job or create its missing pods."""
+    """syncJob: count ended pods, then end the Job or create its missing pods."""
     if has_condition(job, "Complete", "Failed"):
         for pod in state.owned(job, "pods"):
             state.release(pod)
@@ -98,7 +98,7 @@ def only_replaces_failed(spec: Object) -> bool:
 
 
 def is_failed(job: Object, pod: Object) -> bool:
-    """isPodFailed: without that policy, a deleted pod has failed before it has ended."""
+    """isPodFailed: without that policy, a deleted pod counts as failed before it has ended."""
     if pod["status"]["phase"] == "Failed":
         return True
     return is_terminating(pod) and not only_replaces_failed(job["spec"])
@@ -130,7 +130,7 @@ def _matches_code(wanted: Object, pod: Object) -> bool:
 
 
 def is_index_failed(spec: Object, pod: Object) -> bool:
-    """isIndexFailed: an index has failed with more failures than backoffLimitPerIndex."""
+    """isIndexFailed: an index fails after more failures than backoffLimitPerIndex."""
     if spec.get("backoffLimitPerIndex") is None:
         return False
     action = _action(spec, pod)
@@ -142,7 +142,7 @@ def is_index_failed(spec: Object, pod: Object) -> bool:
 def _ending(
     state: State, job: Object, pods: list[Object], failed: int, done: set[int], lost: set[int]
 ) -> Ending | None:
-    """Return how the Job ends, if it does."""
+    """Return how the Job ends, or None if it does not end yet."""
     spec, conditions = job["spec"], job["status"].get("conditions") or ()
     for each in conditions:
         if each["type"] in ("SuccessCriteriaMet", "FailureTarget"):
@@ -163,7 +163,7 @@ def _ending(
         if most is not None and len(lost) > most:
             said = "Job has exceeded the specified maximal number of failed indexes"
             return "FailureTarget", "MaxFailedIndexesExceeded", said
-        # The others run to their end first.
+        # The other indexes run to their end first.
         if len(lost) + len(done) >= spec["completions"]:
             return "FailureTarget", "FailedIndexes", "Job has failed indexes"
     for count, rule in enumerate((spec.get("successPolicy") or {}).get("rules") or ()):
@@ -189,7 +189,7 @@ def _why(spec: Object, pod: Object) -> str:
 
 
 def _manage(state: State, job: Object, done: set[int], lost: set[int]) -> None:
-    """manageJob: delete the pods of a suspended Job; else make pods, or delete surplus ones."""
+    """manageJob: delete the pods of a suspended Job, or create missing pods."""
     spec = job["spec"]
     pods = state.owned(job, "pods")
     active = _active(pods)
@@ -215,7 +215,7 @@ def _manage(state: State, job: Object, done: set[int], lost: set[int]) -> None:
 
 
 def _make(state: State, job: Object, indexes: list[int | None]) -> None:
-    """Make pods in batches of 1, 2, 4, …; after a batch with an error come no others."""
+    """Create pods in batches of 1, 2, 4, …; stop after a batch with an error."""
     batch = 1
     while indexes:
         refused = False
@@ -231,7 +231,7 @@ def _make(state: State, job: Object, indexes: list[int | None]) -> None:
 
 
 def _pod(state: State, job: Object, number: int | None) -> Object:
-    """Return a pod: host name JOB-INDEX, no subdomain but the template's."""
+    """Return a pod with the host name JOB-INDEX and only the template's subdomain."""
     template = copy(job["spec"]["template"])
     name = job["metadata"]["name"]
     meta = template.setdefault("metadata", {})
@@ -253,7 +253,7 @@ def _pod(state: State, job: Object, number: int | None) -> Object:
 
 
 def _failure_counts(state: State, job: Object, number: int) -> dict[str, str]:
-    """getNewIndexFailureCounts: the counts of the replaced pod, and its own failure."""
+    """getNewIndexFailureCounts: the replaced pod's counts, plus its own failure."""
     failed = [
         pod
         for pod in _tracked(state.owned(job, "pods"))
@@ -271,7 +271,7 @@ def _failure_counts(state: State, job: Object, number: int) -> dict[str, str]:
 def _count(
     state: State, job: Object, done: set[int], lost: set[int], ending: Ending | None
 ) -> None:
-    """trackJobStatusAndRemoveFinalizers: count pods, and let deleted ones go."""
+    """trackJobStatusAndRemoveFinalizers: count pods, and let deleted ones disappear."""
     spec, status = job["spec"], job["status"]
     before = copy(status)
     pods = state.owned(job, "pods")
@@ -285,7 +285,7 @@ def _count(
                 continue
             is_kept = spec.get("backoffLimitPerIndex") is not None and ending is None
             if is_kept and index(pod) not in done | lost | active_indexes:
-                continue  # its counts go to the pod that will replace it
+                continue  # its counts are passed to the pod that will replace it
             if failed and _action(spec, pod) != "Ignore":
                 status["failed"] = status.get("failed", 0) + 1
         state.release(pod)
@@ -301,7 +301,7 @@ def _count(
 
 
 def _finish(state: State, job: Object) -> None:
-    """enactJobFinished: only when no pod is terminating any longer."""
+    """enactJobFinished: only when no pods are terminating."""
     for each in job["status"].get("conditions") or ():
         kind = {"FailureTarget": "Failed", "SuccessCriteriaMet": "Complete"}.get(each["type"])
         if kind is not None and not job["status"]["terminating"] and not job["status"]["active"]:
@@ -315,7 +315,7 @@ def _finish(state: State, job: Object) -> None:
 
 
 def expire(state: State, job: Object) -> None:
-    """ttlSecondsAfterFinished: the Job and all it owns are deleted."""
+    """ttlSecondsAfterFinished: delete the Job and everything that it owns."""
     limit = job["spec"].get("ttlSecondsAfterFinished")
     for each in job["status"].get("conditions") or ():
         is_end = each["type"] in ("Complete", "Failed")
@@ -324,7 +324,7 @@ def expire(state: State, job: Object) -> None:
 
 
 def intervals(numbers: set[int]) -> str:
-    """Write indexes as status does: 0-2,4 (orderedIntervals.String)."""
+    """Format indexes as in the Job's status: 0-2,4 (orderedIntervals.String)."""
     parts: list[list[int]] = []
     for each in sorted(numbers):
         if parts and parts[-1][-1] == each - 1:

@@ -1,8 +1,8 @@
 """The controllers of JobSets and TrainJobs.
 
 Sources: kubernetes-sigs/jobset 0.12 (commit 08dfbdfd), pkg/controllers: jobset_controller.go,
-failure_policy.go, success_policy.go, ttl_after_finished.go. A TrainJob becomes the JobSet of
-kubeflow/trainer's runtime torch-distributed.
+failure_policy.go, success_policy.go, ttl_after_finished.go. A TrainJob becomes a JobSet according
+to kubeflow/trainer's runtime torch-distributed.
 """
 
 from clusters.kubernetes.state import KINDS, Object, State, copy, has_condition
@@ -11,7 +11,7 @@ PREFIX = "jobset.sigs.k8s.io"
 
 
 def sync(state: State, jobset: Object) -> None:
-    """Reconcile."""
+    """Reconcile a JobSet."""
     spec, status = jobset["spec"], jobset["status"]
     mine = state.owned(jobset, "jobs")
     attempt = str(status.get("restarts", 0))
@@ -19,7 +19,7 @@ def sync(state: State, jobset: Object) -> None:
     active = [x for x in current if not has_condition(x, "Complete", "Failed")]
     if has_condition(jobset, "Completed", "Failed"):
         for job in active:
-            state.delete(job)  # with their pods: logs of what still ran are gone
+            state.delete(job)  # with its pods, so logs of running pods are lost
         _expire(state, jobset)
         return
     for job in mine:
@@ -59,7 +59,7 @@ def sync(state: State, jobset: Object) -> None:
 
 
 def _fail(state: State, jobset: Object, job: Object) -> None:
-    """executeFailurePolicy: without one, the JobSet fails; by default all Jobs are made again."""
+    """executeFailurePolicy: without one, the JobSet fails; by default all Jobs are recreated."""
     status, policy = jobset["status"], jobset["spec"].get("failurePolicy")
     name = job["metadata"]["name"]
     (its,) = (x for x in job["status"]["conditions"] if x["type"] == "Failed")
@@ -87,7 +87,7 @@ def _fail(state: State, jobset: Object, job: Object) -> None:
 
 
 def _make_service(state: State, jobset: Object) -> None:
-    """createHeadlessSvcIfNecessary: only where no Service has the name; it is not adopted."""
+    """createHeadlessSvcIfNecessary: an existing Service with that name is not adopted."""
     network, meta = jobset["spec"]["network"], jobset["metadata"]
     name = network.get("subdomain") or meta["name"]
     if network["enableDNSHostnames"] and not state.find(meta["namespace"], "services", name):
@@ -100,7 +100,7 @@ def _make_service(state: State, jobset: Object) -> None:
 
 
 def _job(jobset: Object, each: Object, number: int) -> Object:
-    """constructJob: labels for it and its pods, and the JobSet's subdomain instead of their own."""
+    """constructJob: sets labels on the Job and its pods, and the JobSet's subdomain."""
     meta, network = jobset["metadata"], jobset["spec"]["network"]
     template = copy(each["template"])
     labels = {
@@ -131,7 +131,7 @@ def _expire(state: State, jobset: Object) -> None:
 
 
 def sync_trainjob(state: State, trainjob: Object) -> None:
-    """Make the JobSet of a TrainJob, and end as it ends."""
+    """Create the JobSet for a TrainJob, and end with the same result."""
     spec, name = trainjob["spec"], trainjob["metadata"]["name"]
     found = state.owned(trainjob, "jobsets")
     jobset = found[0] if found else state.own(trainjob, _jobset(trainjob))

@@ -1,10 +1,11 @@
-"""The scheduler, and the kubelets: pods run as processes of this machine.
+"""The scheduler and the kubelets: pods run as processes on this machine.
 
-Sources: kubernetes/kubernetes pkg/kubelet (kubelet_pods.go, kuberuntime/security_context.go), where
-no other is named. Only parts of a container are isolated: the host names that it resolves, the
-directories of its volumes (replaced in its command and variables, as they can't be mounted),
-capabilities if root runs the tests, and with a Lab its network. All see this machine's file system
-and users; only the first container runs, it is not PID 1, and its user is this one.
+Sources: kubernetes/kubernetes pkg/kubelet (kubelet_pods.go, kuberuntime/security_context.go),
+unless another one is named. Containers are only partly isolated: by the host names that they
+resolve, the directories of their volumes (which can't be mounted, so their paths are replaced in
+the command and variables), their capabilities if root runs the tests, and, with a Lab, their
+network. All of them see this machine's file system and users. Only a pod's first container runs, it
+is not PID 1, and it runs as the current user.
 """
 
 import base64
@@ -34,7 +35,7 @@ exec "$@"
 
 
 class Waiting(Exception):
-    """A container can't be made yet."""
+    """A container can't be created yet."""
 
     def __init__(self, reason: str, message: str, event: str = "") -> None:
         super().__init__(message)
@@ -45,14 +46,15 @@ class Kubelet:
     """The nodes of one cluster.
 
     Attributes:
-        unschedulable: indexes of pods that find no node.
-        zones: the zones of nodes by number; pods get them as a label when they are bound, by the
-            admission plug-in PodTopologyLabels (plugin/pkg/admission/podtopologylabels), which is
-            on from 1.35.
-        waiting: for each container, the reason and message of its waiting state.
-        lab: hosts in which pods run, by HOSTNAME.SUBDOMAIN or the name of the pod; None: all run on
-            this one, with the address 127.0.0.1. As they can't tell there which of several names is
-            theirs, a variable that lists host names of pods is that address, if they will resolve.
+        unschedulable: The indexes of pods for which there is no node.
+        zones: Zones by node number; when a pod is bound, it gets its node's zone as a label from
+            the admission plug-in PodTopologyLabels (plugin/pkg/admission/podtopologylabels), which
+            is enabled since 1.35.
+        waiting: For each container, the reason and message of its waiting state.
+        lab: The hosts in which pods run, by HOSTNAME.SUBDOMAIN or the pod's name. If None, all pods
+            run on this host, with the address 127.0.0.1. Since they could not tell which of several
+            names is their own, a variable that lists host names of pods then contains this address,
+            provided that the names will resolve.
     """
 
     def __init__(self, state: State, directory: Path) -> None:
@@ -66,7 +68,7 @@ class Kubelet:
         self._hosts: dict[str, Path] = {}
 
     def close(self) -> None:
-        with self.state.lock:  # a pod that ends may be replaced just now
+        with self.state.lock:  # an ended pod may be replaced at this moment
             self.is_closed = True
         for process in self._processes.values():
             with contextlib.suppress(ProcessLookupError):
@@ -76,7 +78,7 @@ class Kubelet:
     # The scheduler.
 
     def schedule(self) -> None:
-        """Give pending pods a node, and start them there."""
+        """Assign pending pods to nodes, and start them."""
         for pod in self.state.of("pods"):
             meta, status = pod["metadata"], pod["status"]
             if status["phase"] != "Pending" or "deletionTimestamp" in meta or self.is_closed:
@@ -99,7 +101,7 @@ class Kubelet:
         self.state.touch(pod)
 
     def _has_gang(self, pod: Object) -> bool:
-        """Volcano's plug-in gang: no pod starts until minAvailable of its Job find nodes."""
+        """Volcano's plug-in gang: no pod starts until minAvailable pods of its Job have nodes."""
         uids = {x["uid"] for x in pod["metadata"].get("ownerReferences") or ()}
         for job in self.state.of("jobs.volcano"):
             if job["metadata"]["uid"] in uids:
@@ -133,7 +135,7 @@ class Kubelet:
         """Return the command and variables of a container.
 
         Raises:
-            Waiting: if something that it needs is not there.
+            Waiting: If something that it needs does not exist yet.
         """
         if self.waiting:
             raise Waiting(self.waiting["reason"], self.waiting.get("message", ""))
@@ -171,14 +173,14 @@ class Kubelet:
         return "127.0.0.1" if self.lab is None else str(self.lab[host].address)
 
     def _host(self, pod: Object) -> str:
-        """Return the host of the Lab that a pod runs in."""
+        """Return the Lab host in which a pod runs."""
         spec = pod["spec"]
         name = f"{dns.hostname(pod)}.{spec.get('subdomain', '')}"
         is_known = self.lab is not None and name in self.lab.hosts
         return name if is_known else str(pod["metadata"]["name"])
 
     def _mount(self, pod: Object, container: Object) -> dict[str, Path]:
-        """Make the directories of volumes; return them by the path in the container."""
+        """Create the directories for volumes; return them by their path in the container."""
         volumes = {each["name"]: each for each in pod["spec"].get("volumes") or ()}
         found: dict[str, Path] = {}
         for mount in container.get("volumeMounts") or ():
@@ -199,7 +201,7 @@ class Kubelet:
         return found
 
     def _files(self, pod: Object, volume: Object) -> dict[str, tuple[bytes, int]] | None:
-        """Return the files of a volume, with their modes; None: not one that the kubelet fills."""
+        """Return a volume's files with their modes, or None if the kubelet does not fill it."""
         namespace = pod["metadata"]["namespace"]
         for part, plural, key in (
             ("configMap", "configmaps", "name"), ("secret", "secrets", "secretName")
@@ -228,7 +230,7 @@ class Kubelet:
         return None
 
     def _variables(self, pod: Object, container: Object) -> dict[str, str]:
-        """makeEnvironmentVariables: in order, and `$(NAME)` only of those before."""
+        """makeEnvironmentVariables: in order, and `$(NAME)` only refers to earlier variables."""
         namespace = pod["metadata"]["namespace"]
         found: dict[str, str] = {}
         for each in container.get("envFrom") or ():
@@ -292,7 +294,7 @@ class Kubelet:
                 stderr=log,
                 start_new_session=True,
             )
-        except OSError as error:  # a command that does not exist, or is too long for execve(2)
+        except OSError as error:  # the command does not exist or is too long for execve(2)
             said = f"failed to create containerd task: exec: {error}"
         log.close()
         started = {"startedAt": self.state.now()}
@@ -318,7 +320,7 @@ class Kubelet:
         threading.Thread(target=self._wait, args=(pod, process), daemon=True).start()
 
     def _entered(self, pod: Object, container: Object, words: list[str]) -> list[str]:
-        """Return a command that runs another in the namespaces of a pod, with its capabilities."""
+        """Return a command that runs another in a pod's namespaces, with its capabilities."""
         words = [*_limits(container), *words]
         if not missing("mounts"):
             folder = self.directory / "dns" / pod["metadata"]["uid"]
@@ -334,14 +336,14 @@ class Kubelet:
         return words
 
     def publish(self) -> None:
-        """Write what each pod can resolve."""
+        """Write the names that each pod can resolve."""
         for pod in self.state.of("pods"):
             path = self._hosts.get(pod["metadata"]["uid"])
             if path is not None and not is_over(pod):
                 text = dns.hosts_file(self.state, pod)
                 if self.lab is None:
                     text += f"127.0.0.1 {socket.gethostname()}\n"
-                with path.open("r+") as file:  # the same file, as it is mounted
+                with path.open("r+") as file:  # keep the same file, because it is mounted
                     file.write(text)
                     file.truncate()
 
@@ -365,7 +367,7 @@ class Kubelet:
             )
 
     def stop(self, pod: Object, grace_s: float) -> None:
-        """killContainer: SIGTERM, and SIGKILL when the grace period is over."""
+        """killContainer: SIGTERM, followed by SIGKILL when the grace period is over."""
         process = self._processes.get(pod["metadata"]["uid"])
         if process is None or process.poll() is not None:
             return
@@ -381,7 +383,7 @@ class Kubelet:
 
         threading.Thread(target=kill, daemon=True).start()
 
-    # What happens to nodes.
+    # Node failures.
 
     def _pod(self, index: int) -> Object | None:
         for pod in self.state.of("pods"):
@@ -394,14 +396,14 @@ class Kubelet:
         pod["status"].setdefault("conditions", []).append(lost)
 
     def evict(self, index: int) -> None:
-        """Drain the node of a replica (pkg/registry/core/pod/storage/eviction.go)."""
+        """Drain the node on which a replica runs (pkg/registry/core/pod/storage/eviction.go)."""
         with self.state.changing():
             if pod := self._pod(index):
                 self._disrupt(pod, "EvictionByEvictionAPI", "Eviction API: evicting")
                 self.state.delete_pod(pod)
 
     def time_out(self, index: int) -> None:
-        """End the pod of a replica as if its activeDeadlineSeconds were over
+        """End a replica's pod as if its activeDeadlineSeconds had passed
         (pkg/kubelet/active_deadline.go).
         """
         with self.state.changing():
@@ -411,9 +413,9 @@ class Kubelet:
                 self.stop(pod, pod["spec"].get("terminationGracePeriodSeconds", 30))
 
     def lose(self, index: int) -> None:
-        """The node of a replica fails, the cloud removes it, and no other one is free.
+        """Make a replica's node fail: the cloud removes it, and there is no other free node.
 
-        pkg/controller/podgc/gc_controller.go: its pods are marked as failed and deleted, 40 s after
+        pkg/controller/podgc/gc_controller.go: its pods are marked as failed and deleted 40 s after
         the node is gone.
         """
         assert self.lab is not None
@@ -429,10 +431,10 @@ class Kubelet:
             self.state.delete_pod(pod, 0)
 
     def freeze(self, index: int, for_s: float) -> None:
-        """The node of a replica is silent for some time, but not removed.
+        """Make a replica's node silent for some time, without removing it.
 
-        pkg/controller/tainteviction: when the pod's tolerationSeconds are over, it is deleted. Its
-        kubelet does not learn of that, so it stays Running and terminating as long as the node
+        pkg/controller/tainteviction: the pod is deleted after its tolerationSeconds. The node's
+        kubelet does not learn of that, so the pod stays Running and terminating as long as the node
         exists.
         """
         with self.state.changing():
@@ -441,7 +443,7 @@ class Kubelet:
             assert pod is not None
             process = self._processes.pop(pod["metadata"]["uid"])
             os.killpg(process.pid, signal.SIGSTOP)
-            self._processes[f"frozen {process.pid}"] = process  # not reachable by `stop`
+            self._processes[f"frozen {process.pid}"] = process  # out of reach for `stop`
             bounds = [
                 x["tolerationSeconds"]
                 for x in pod["spec"]["tolerations"]
@@ -454,7 +456,7 @@ class Kubelet:
 
 
 def expand(text: str, variables: dict[str, str]) -> str:
-    """kubernetes/third_party/forked/golang/expansion: `$(NAME)`, and `$$` for `$`."""
+    """kubernetes/third_party/forked/golang/expansion: expand `$(NAME)`, and `$$` to `$`."""
     return re.sub(
         r"\$(?:\$|\(([\w.-]+)\))",
         lambda m: "$" if m[0] == "$$" else variables.get(m[1], m[0]),
@@ -463,7 +465,7 @@ def expand(text: str, variables: dict[str, str]) -> str:
 
 
 def _field(pod: Object, path: str) -> str:
-    """pkg/fieldpath/fieldpath.go: ExtractFieldPathAsString, and those of pods' status."""
+    """pkg/fieldpath/fieldpath.go: ExtractFieldPathAsString, and fields of a pod's status."""
     match = re.fullmatch(r"metadata\.(labels|annotations)\['(.*)'\]", path)
     if match:
         return str((pod["metadata"].get(match[1]) or {}).get(match[2], ""))
@@ -481,11 +483,11 @@ def _field(pod: Object, path: str) -> str:
 
 
 def _limits(container: Object) -> list[str]:
-    """Return a prefix that limits the capabilities of a command.
+    """Return a prefix that limits a command's capabilities.
 
-    pkg/kubelet/kuberuntime/security_context.go and containerd: the runtime's own, with those that
-    are added and without those that are dropped. capabilities(7): root has the bounding
-    set; without DAC_OVERRIDE it can't write another user's files.
+    pkg/kubelet/kuberuntime/security_context.go and containerd: the runtime's defaults, plus the
+    added capabilities and minus the dropped ones. capabilities(7): root has the bounding set, and
+    without DAC_OVERRIDE it can't write to another user's files.
     """
     context = container.get("securityContext") or {}
     if os.geteuid() != 0 or context.get("privileged") or shutil.which("setpriv") is None:

@@ -1,4 +1,4 @@
-"""The API server: HTTP before the objects, and what tests do to the cluster.
+"""The API server: HTTP access to the objects, and what tests do to the cluster.
 
 Sources: kubernetes/apiserver 0.33, pkg/endpoints/handlers; kubernetes/apimachinery 0.36.
 """
@@ -34,19 +34,20 @@ _DISCOVERY = re.compile(r"/(?:api|apis|api/v1|apis/[^/]+/\w+)")
 
 
 class ApiServer:
-    """The server, its controllers and its kubelets.
+    """The server, its controllers, and its kubelets.
 
     Attributes:
-        objects: by namespace, plural and name.
-        refuse: called with method, plural and body; returns a status and a message to refuse it.
-        namespaces: those that exist.
-        installed: the kinds that this cluster knows; for others it answers 404.
-        dry_runs: the plurals of objects that were only checked.
-        selectors: of all list requests.
-        drops: the number of log connections to drop after their first data.
-        token: the bearer token required from clients, or empty.
+        objects: Objects by namespace, plural, and name.
+        refuse: Called with method, plural, and body; returns a status and a message to refuse a
+            request.
+        namespaces: The namespaces that exist.
+        installed: The kinds that this cluster knows; it answers 404 for others.
+        dry_runs: The plurals of objects that were only checked.
+        selectors: The selectors of all list requests.
+        drops: The number of log connections to drop after their first data.
+        token: The bearer token that clients must send, or an empty string.
 
-    The other attributes are those of the admission and of the kubelet.
+    The other attributes belong to the admission rules and the kubelet.
     """
 
     def __init__(self, directory: Path, certificates: Certificates | None = None) -> None:
@@ -135,7 +136,7 @@ class ApiServer:
         self._server.server_close()
         self.kubelet.close()
 
-    # What tests read and do.
+    # The interface for tests.
 
     @property
     def objects(self) -> dict[Key, Object]:
@@ -146,12 +147,12 @@ class ApiServer:
         return self.state.lock
 
     def of(self, plural: str) -> list[Object]:
-        """All objects of a kind."""
+        """All objects of one kind."""
         return self.state.of(plural)
 
     @property
     def pods_made(self) -> int:
-        """How many pods there ever were; those that a controller ends are gone."""
+        """The number of pods ever created, including those deleted by controllers."""
         return self.state.made.count("pods")
 
     accounts = property(lambda self: self.admission.accounts)
@@ -206,7 +207,7 @@ class ApiServer:
         self.kubelet.lab = lab
 
     def warn(self, about: Object, reason: str, message: str) -> None:
-        """Make an event."""
+        """Create an event."""
         self.state.warn(about, reason, message)
 
     def admit(self) -> None:
@@ -216,12 +217,12 @@ class ApiServer:
                 self.state.enqueue(each)
 
     def elapse(self, by_s: float) -> None:
-        """Let time pass, so that limits and expiries are reached immediately."""
+        """Advance the cluster's clock, so that limits and expiries are reached immediately."""
         self.state.skip(by_s)
         self.admit()
 
     def find_nodes(self) -> None:
-        """Let all pods that wait for a node run."""
+        """Run all pods that are waiting for a node."""
         self.kubelet.unschedulable = set()
         self.admit()
 
@@ -235,7 +236,7 @@ class ApiServer:
         self.kubelet.lose(index)
 
     def delete(self, namespace: str, plural: str, name: str) -> None:
-        """Do as `kubectl delete`: dependents go too, in the background."""
+        """Act like `kubectl delete`, which also deletes dependents in the background."""
         with self.state.changing():
             self.state.delete(self.objects[(namespace, plural, name)])
 
@@ -243,7 +244,7 @@ class ApiServer:
         self.delete(*key)
 
     def add_queue(self, name: str) -> None:
-        """Make a queue of Kueue, which takes what waits for it."""
+        """Create a Kueue queue, which admits the objects that are waiting for it."""
         with self.state.changing():
             assert self.admission.queues is not None
             self.admission.queues.add(name)
@@ -288,10 +289,10 @@ class ApiServer:
     def request(
         self, method: str, path: str, query: dict[str, str], body: Any, kind: str = ""
     ) -> tuple[int, Object]:
-        """Answer a request; the answer is a copy.
+        """Return a copy of the response to a request.
 
         Raises:
-            Refused: with the server's code and message.
+            Refused: With the server's code and message.
         """
         match = _PATH.fullmatch(path)
         if match is None:
@@ -347,7 +348,7 @@ class ApiServer:
             said = "the namespace of the provided object does not match that of the request"
             raise Refused(400, "BadRequest", said)
         is_dry = bool(query.get("dryRun"))
-        # etcdserver: a larger one is refused by the store, after validation.
+        # etcdserver: the store refuses larger objects, after validation.
         found = self.state.create(namespace, copy(body), is_dry)
         if len(json.dumps(found)) > validation.STORED_MAX_B:
             self.objects.pop((namespace, plural, found["metadata"]["name"]), None)
@@ -359,8 +360,9 @@ class ApiServer:
         return found
 
     def _update(self, known: Object, new: Object, part: str | None) -> Object:
-        """kubernetes/apiserver, pkg/registry/rest/update.go: a write of the object leaves its
-        status, one of /status everything else; one with an old resourceVersion is a conflict.
+        """kubernetes/apiserver, pkg/registry/rest/update.go: an object update leaves the status
+        unchanged, and a /status update leaves everything else unchanged. An old resourceVersion is
+        a conflict.
         """
         plural, meta = self.state.plural(known), known["metadata"]
         version = new["metadata"].get("resourceVersion", meta["resourceVersion"])
@@ -404,8 +406,8 @@ class ApiServer:
         return 200, self._update(known, new, None)
 
     def _remove(self, known: Object, options: Object) -> None:
-        """kubernetes/apiserver, registry/generic/registry/store.go. The default of batch/v1 Jobs
-        is to orphan their pods: kubernetes, pkg/registry/batch/job/strategy.go,
+        """kubernetes/apiserver, registry/generic/registry/store.go. By default, deleting a batch/v1
+        Job orphans its pods: kubernetes, pkg/registry/batch/job/strategy.go,
         DefaultGarbageCollectionPolicy.
         """
         plural = self.state.plural(known)
@@ -431,7 +433,7 @@ class ApiServer:
         return {"apiVersion": version, "kind": f"{kind}List", "metadata": meta, "items": items}
 
     def _enqueue(self, each: Object) -> None:
-        """Do as Kueue: say why an object that is suspended is not admitted."""
+        """Act like Kueue: report why a suspended object is not admitted."""
         meta = each["metadata"]
         queue = meta["labels"][QUEUE]
         if queue in (self.queues or ()):
@@ -453,7 +455,7 @@ class ApiServer:
         }  # fmt: skip
 
     def _discovery(self, path: str) -> Object:
-        """What kubectl asks first."""
+        """Answer kubectl's first requests."""
         groups: dict[str, list[str]] = {}
         for version, _ in KINDS.values():
             group, _, number = version.rpartition("/")
@@ -493,7 +495,7 @@ class ApiServer:
     def _send_log(
         self, handler: BaseHTTPRequestHandler, namespace: str, name: str, query: dict[str, str]
     ) -> None:
-        """The log of a pod is there as long as the pod is."""
+        """Send a pod's log, which exists as long as the pod does."""
         if refused := self.refuse(handler.command, "pods", {}):
             raise Refused(refused[0], "Forbidden", refused[1])
         with self.state.lock:
@@ -549,7 +551,7 @@ def _selects(selector: str, labels: dict[str, str]) -> bool:
 
 
 def _matches(selector: str, each: Object) -> bool:
-    """Field selectors: A.B=C, and !=."""
+    """Evaluate a field selector: A.B=C or A.B!=C."""
     for part in filter(None, selector.split(",")):
         is_equal = "!=" not in part
         path, _, value = part.replace("!=", "=").replace("==", "=").partition("=")

@@ -1,6 +1,6 @@
-"""The objects of the cluster, and what every controller does with them.
+"""The cluster's objects, and what all controllers do with them.
 
-Sources: kubernetes/kubernetes 1.33 unless a docstring names another; paths begin at its root.
+Sources: kubernetes/kubernetes 1.33 unless a docstring names another; paths start at its root.
 """
 
 import contextlib
@@ -29,13 +29,13 @@ KINDS = {
 }
 PLURALS = {known: plural for plural, known in KINDS.items()}
 TRACKED = "batch.kubernetes.io/job-tracking"
-"""Finalizer that keeps a Job's pod until it is counted."""
+"""The finalizer that keeps a Job's pod until it has been counted."""
 INDEX = "batch.kubernetes.io/job-completion-index"
 VOLCANO_INDEX = "volcano.sh/task-index"
 
 
 class Refused(Exception):
-    """An answer of the API server other than success."""
+    """An error response from the API server."""
 
     def __init__(self, code: int, reason: str, message: str) -> None:
         super().__init__(message)
@@ -58,7 +58,7 @@ def copy(value: Any) -> Any:
 
 
 def stamp(at: float) -> str:
-    """Return a time as the API writes it: whole seconds."""
+    """Format a time as the API does, in whole seconds."""
     return datetime.datetime.fromtimestamp(at, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -81,7 +81,7 @@ def has_condition(each: Object, *kinds: str) -> bool:
 
 
 def number(pod: Object) -> int:
-    """Return the number of a pod among those of its Job, or of its Volcano task."""
+    """Return a pod's number within its Job or its Volcano task."""
     meta = pod["metadata"]
     found = (meta.get("annotations") or {}).get(INDEX) or (meta.get("labels") or {}).get(
         VOLCANO_INDEX
@@ -90,15 +90,16 @@ def number(pod: Object) -> int:
 
 
 class State:
-    """Objects, and the queue of those that a controller has to look at.
+    """Objects, and the queue of those that a controller has to process.
 
     Attributes:
-        objects: by namespace, plural and name.
-        controllers: by plural; called with an object of theirs that may have changed.
-        admit_object: called before an object is stored: sets defaults, and refuses it.
-        stop: ends the containers of a pod within seconds.
-        settled: called when no controller has anything to do: the scheduler and the kubelet.
-        updated: called after each change of pods and services.
+        objects: Objects by namespace, plural, and name.
+        controllers: By plural; each is called with an object of that kind that may have changed.
+        admit_object: Called before an object is stored, to set defaults or refuse it.
+        stop: Ends a pod's containers within seconds.
+        settled: Called when no controller has anything left to do; runs the scheduler and the
+            kubelet.
+        updated: Called after each change to pods and services.
     """
 
     def __init__(self) -> None:
@@ -113,7 +114,7 @@ class State:
         self.lock = threading.RLock()
         self.version = 0
         self.made: list[str] = []
-        """The plurals of all objects that were ever stored."""
+        """The plurals of all objects ever stored."""
         self._late = 0.0
         self._queue: list[str] = []
         self._is_syncing = False
@@ -128,7 +129,7 @@ class State:
         return stamp(self.time())
 
     def age(self, text: str) -> float:
-        """Return how many seconds ago a time of the API was."""
+        """Return how many seconds ago an API timestamp was."""
         return self.time() - seconds(text)
 
     def skip(self, by_s: float) -> None:
@@ -137,7 +138,7 @@ class State:
     # Objects.
 
     def of(self, plural: str) -> list[Object]:
-        """All objects of a kind."""
+        """All objects of one kind."""
         with self.lock:
             return [each for (_, its, _), each in self.objects.items() if its == plural]
 
@@ -164,7 +165,7 @@ class State:
         """Store an object, after admission.
 
         Raises:
-            Refused: if the server refuses it.
+            Refused: If the server refuses it.
         """
         meta = body.setdefault("metadata", {})
         meta["namespace"] = namespace
@@ -184,7 +185,7 @@ class State:
         return body
 
     def own(self, owner: Object, body: Object) -> Object:
-        """Create an object that another controls."""
+        """Create an object that is controlled by another one."""
         meta = owner["metadata"]
         reference = {
             "apiVersion": owner["apiVersion"], "kind": owner["kind"], "name": meta["name"],
@@ -194,7 +195,7 @@ class State:
         return self.create(meta["namespace"], body)
 
     def touch(self, each: Object) -> None:
-        """Note that an object has changed: its controller and its owner's look at it."""
+        """Record a change to an object, so that its controller and its owner's controller run."""
         self.version += 1
         each["metadata"]["resourceVersion"] = str(self.version)
         self.enqueue(each)
@@ -206,7 +207,7 @@ class State:
         self._queue += [each["metadata"]["uid"], *uids]
 
     def sync(self) -> None:
-        """Run controllers until none has anything to do."""
+        """Run controllers until none of them has anything left to do."""
         if self._is_syncing:
             return
         self._is_syncing = True
@@ -250,12 +251,12 @@ class State:
             self.stop(pod, grace_s)
             return
         if not is_over(pod) and TRACKED in meta.get("finalizers", ()):
-            # pkg/controller/podgc, gcUnscheduledTerminating: so such a pod counts as failed.
+            # pkg/controller/podgc, gcUnscheduledTerminating: such a pod therefore counts as failed.
             self.change_pod(pod, phase="Failed")
         self._forget(pod)
 
     def release(self, pod: Object) -> None:
-        """Remove the finalizer of the Job controller."""
+        """Remove the Job controller's finalizer."""
         meta = pod["metadata"]
         if TRACKED in meta.get("finalizers", ()):
             meta["finalizers"] = [x for x in meta["finalizers"] if x != TRACKED]
@@ -263,7 +264,7 @@ class State:
         self._forget(pod)
 
     def _forget(self, pod: Object) -> None:
-        """Remove a deleted pod if nothing holds it any longer."""
+        """Remove a deleted pod once nothing holds it."""
         meta = pod["metadata"]
         is_running = not is_over(pod) and pod["status"].get("phase") == "Running"
         if "deletionTimestamp" in meta and not meta.get("finalizers") and not is_running:
@@ -285,7 +286,7 @@ class State:
     ) -> None:
         """Delete an object, and its dependents unless the policy is Orphan.
 
-        pkg/controller/garbagecollector: dependents with no other owner are deleted.
+        pkg/controller/garbagecollector: dependents without another owner are deleted.
         """
         if each["kind"] == "Pod":
             self.delete_pod(each, grace_s)
@@ -305,7 +306,7 @@ class State:
                 self.delete(other, policy)
 
     def condition(self, each: Object, kind: str, value: str, reason: str, message: str) -> None:
-        """Set a condition; one that is False is only set where it was True."""
+        """Set a condition; it only becomes False if it was True before."""
         conditions = each["status"].setdefault("conditions", [])
         known = next((x for x in conditions if x["type"] == kind), None)
         wanted = {"status": value, "reason": reason, "message": message}
@@ -320,7 +321,7 @@ class State:
         self.touch(each)
 
     def warn(self, about: Object, reason: str, message: str) -> None:
-        """Make an event."""
+        """Create an event."""
         meta = about["metadata"]
         involved = {"kind": about["kind"], "name": meta["name"], "uid": meta["uid"]}
         name = f"{meta['name']}.{uuid.uuid4().hex[:16]}"
@@ -334,7 +335,7 @@ class State:
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[None]:
-        """Hold the lock, and let the controllers run at the end."""
+        """Hold the lock, and run the controllers at the end."""
         with self.lock:
             yield
             self.sync()

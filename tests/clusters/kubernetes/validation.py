@@ -1,6 +1,6 @@
-"""Validation by the API server before it stores an object: 422, with each wrong field.
+"""Validation by the API server before it stores an object: code 422, with each invalid field.
 
-Sources: kubernetes/kubernetes, where no other repository is named.
+Sources: kubernetes/kubernetes, unless another repository is named.
 """
 
 import base64
@@ -13,7 +13,7 @@ from clusters.kubernetes.state import KINDS, Object, Refused
 ANNOTATIONS_MAX_B = 256 * 1024
 """kubernetes/apimachinery 0.36, pkg/api/validation/objectmeta.go: TotalAnnotationSizeLimitB"""
 DATA_MAX_B = 1024 * 1024
-"""pkg/apis/core/types.go: MaxSecretSize; of ConfigMaps too, in ValidateConfigMap"""
+"""pkg/apis/core/types.go: MaxSecretSize; also for ConfigMaps, in ValidateConfigMap"""
 REQUEST_MAX_B = 3 * 1024 * 1024
 """kubernetes/apiserver, pkg/server/config.go: MaxRequestBodyBytes"""
 STORED_MAX_B = 3 * 512 * 1024
@@ -55,7 +55,7 @@ def check(plural: str, body: Object) -> None:
     """Refuse an object that the server would refuse.
 
     Raises:
-        Refused: 400 for a wrong type, 422 for wrong values.
+        Refused: With code 400 for a wrong type, or 422 for invalid values.
     """
     _check_types(body)
     found = list(_metadata(plural, body))
@@ -101,7 +101,7 @@ def _string(value: object, where: str) -> None:
 
 
 def pods(body: Object) -> list[Object]:
-    """Return the templates of pods in an object."""
+    """Return an object's pod templates."""
     spec = body.get("spec") or {}
     if body.get("kind") == "Pod":
         return [body]
@@ -123,7 +123,7 @@ def _metadata(plural: str, body: Object) -> Iterator[str]:
         yield "metadata.name: Required value: name or generateName is required"
         return
     if plural == "services":
-        # ValidateServiceName: also a DNS label that begins with a letter.
+        # ValidateServiceName: also a DNS label that starts with a letter.
         if not LABEL_1035.fullmatch(name):
             yield (
                 f'metadata.name: Invalid value: "{name}": a DNS-1035 label must consist of '
@@ -335,7 +335,7 @@ def _service(service: Object) -> Iterator[str]:
 
 
 def _config_map(each: Object) -> Iterator[str]:
-    """ValidateConfigMap: only values count."""
+    """ValidateConfigMap: only the values count towards the size."""
     data, binary = each.get("data") or {}, each.get("binaryData") or {}
     for key in (*data, *binary):
         if not DATA_KEY.fullmatch(key):
@@ -586,10 +586,10 @@ _CHECKS = {
 
 
 def check_update(plural: str, old: Object, new: Object) -> None:
-    """Refuse changes of immutable fields.
+    """Refuse changes to immutable fields.
 
     Raises:
-        Refused: 422.
+        Refused: With code 422.
     """
     _check_types(new)
     found = [
@@ -602,12 +602,12 @@ def check_update(plural: str, old: Object, new: Object) -> None:
     if plural == "jobs":
         found += list(_job(new)) + list(_job_update(old, was, now))
     elif plural == "jobsets":
-        # ValidateUpdate, and the CRD's own rules: only these may change.
+        # ValidateUpdate and the CRD's own rules: only these fields may change.
         fixed = {**was, "suspend": 0, "ttlSecondsAfterFinished": 0}
         if fixed != {**now, "suspend": 0, "ttlSecondsAfterFinished": 0}:
             found.append("spec: Invalid value: field is immutable")
     elif plural == "jobs.volcano":
-        # validateJobUpdate: the others may not change.
+        # validateJobUpdate: the other fields may not change.
         def rest(spec: Object) -> Object:
             tasks = [{**task, "replicas": 0, "minAvailable": 0} for task in spec["tasks"]]
             return {**spec, "minAvailable": 0, "priorityClassName": 0, "tasks": tasks}
@@ -634,7 +634,7 @@ def _immutable(old: Object, new: Object) -> Iterator[str]:
 
 
 def _job_update(old: Object, was: Object, now: Object) -> Iterator[str]:
-    """ValidateJobSpecUpdate; templates of suspended Jobs that never started: strategy.go,
+    """ValidateJobSpecUpdate; for templates of suspended Jobs that never started: strategy.go,
     AllowMutableSchedulingDirectives.
     """
     for name in (

@@ -1,4 +1,4 @@
-"""Volcano's controller of Jobs, with its plug-ins svc and env, and its gang scheduling.
+"""Volcano's Job controller, with its plug-ins svc and env, and its gang scheduling.
 
 Sources: volcano-sh/volcano 1.15 (commit ed72c7c8), pkg/controllers/job: job_controller_util.go
 (createJobPod, applyPolicies), job_controller_actions.go (syncJob, killPods),
@@ -19,10 +19,10 @@ class Volcano:
     def __init__(self, state: State) -> None:
         self.state = state
         self._phases: dict[str, str] = {}
-        """By a pod's uid, its last observed phase."""
+        """The last observed phase of each pod, by uid."""
 
     def sync(self, job: Object) -> None:
-        """Execute SyncJob in the state that the Job is in."""
+        """Execute SyncJob according to the Job's state."""
         phase = job["status"].get("state", {}).get("phase", "")
         if phase in ENDS:
             self._kill(job, keeps_ended=True)
@@ -37,7 +37,7 @@ class Volcano:
             self._sync_pods(job)
 
     def pod_event(self, pod: Object, what: str) -> None:
-        """updatePod, deletePod: tell the Job's policies what happened to a pod."""
+        """updatePod, deletePod: apply the Job's policies to what happened to a pod."""
         owners = pod["metadata"].get("ownerReferences") or ()
         job = next(
             (
@@ -90,7 +90,7 @@ class Volcano:
 
     @staticmethod
     def _policy(job: Object, name: str, event: str, code: int) -> str:
-        """applyPolicies: the task's, otherwise the Job's; without one, SyncJob."""
+        """applyPolicies: the task's policy, otherwise the Job's; without one, SyncJob."""
         if event in ("OutOfSync", "PodRunning"):
             return "SyncJob"
         (task,) = (x for x in job["spec"]["tasks"] if x["name"] == name)
@@ -104,7 +104,7 @@ class Volcano:
         return "SyncJob"
 
     def _execute(self, job: Object, pod: Object, action: str) -> None:
-        """state/pending.go, state/running.go; the other states ignore actions."""
+        """state/pending.go, state/running.go; actions are ignored in other states."""
         status = job["status"]
         phase = status.get("state", {}).get("phase", "")
         if phase not in ("", "Pending", "Running"):
@@ -132,15 +132,13 @@ class Volcano:
             self.state.touch(job)
 
     def _drop(self, pod: Object) -> None:
-        """Mark killed pods first: their end is not an event for the Job's policies."""
+        """Mark killed pods first, so that their end is not an event for the Job's policies."""
         pod["metadata"]["annotations"][OUT_OF_SYNC] = "true"
         if "deletionTimestamp" not in pod["metadata"]:
             self.state.delete_pod(pod)
 
     def _kill(self, job: Object, keeps_ended: bool) -> None:
-        """killPods: at the last retry, pods that have ended stay in any case; what plug-ins made
-        for the Job is deleted.
-        """
+        """killPods: ended pods stay after the last retry; what plug-ins created is deleted."""
         status = job["status"]
         is_last = status.get("retryCount", 0) >= job["spec"]["maxRetry"] - 1
         for pod in self._pods(job):
@@ -154,7 +152,7 @@ class Volcano:
         known = [("services", name), ("networkpolicies", name), ("configmaps", f"{name}-svc")]
         for plural, its in known if "svc" in (job["spec"].get("plugins") or {}) else ():
             each = self.state.find(meta["namespace"], plural, its)
-            if each is not None:  # OnJobDelete: by name, whoever made it
+            if each is not None:  # OnJobDelete: by name, no matter who created it
                 self.state.delete(each)
 
     def _restart(self, job: Object) -> None:
@@ -169,7 +167,7 @@ class Volcano:
             self._enter(job, "Pending")
 
     def _sync_pods(self, job: Object) -> None:
-        """syncJob: make the pods that are lacking, and count."""
+        """syncJob: create missing pods, and count."""
         spec, status = job["spec"], job["status"]
         if status.get("state", {}).get("phase", "") in ("", "Pending"):
             self._add_plugins(job)
@@ -188,7 +186,7 @@ class Volcano:
         self._judge(job)
 
     def _judge(self, job: Object) -> None:
-        """state/pending.go, state/running.go: the phase by the phases of pods."""
+        """state/pending.go, state/running.go: derive the Job's phase from its pods' phases."""
         spec, status = job["spec"], job["status"]
         phases = [x["status"]["phase"] for x in self._pods(job)]
         counts = {x: phases.count(x) for x in ("Pending", "Running", "Succeeded", "Failed")}
@@ -220,7 +218,7 @@ class Volcano:
         return found
 
     def _end(self, job: Object, succeeded: int) -> str:
-        """How a Job ends when all its pods have ended."""
+        """Return how a Job ends once all its pods have ended."""
         spec = job["spec"]
         by_task = self._by_task(job)
         if spec["minAvailable"] >= sum(task["minAvailable"] for task in spec["tasks"]):
@@ -238,7 +236,7 @@ class Volcano:
     # Pods and plug-ins.
 
     def _pod(self, job: Object, task: Object, number: int) -> Object:
-        """createJobPod: no host name, unless the plug-in svc gives one."""
+        """createJobPod: no host name, unless the plug-in svc sets one."""
         meta, spec = job["metadata"], job["spec"]
         template = copy(task["template"])
         its = template.setdefault("metadata", {})
