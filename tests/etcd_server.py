@@ -1,4 +1,4 @@
-"""Real etcd on loopback for tests: one server, or a cluster whose members can be lost.
+"""Real etcd on loopback for tests: one server, or a cluster that can lose members.
 
     with EtcdServer(tmp_path) as server:
         server.endpoint  # HOST:PORT
@@ -6,7 +6,7 @@
         cluster.endpoint  # HOST:PORT,HOST:PORT,HOST:PORT
         cluster.kill(cluster.leader())
 
-`etcd_unavailable()` returns why etcd can't run.
+`etcd_unavailable()` returns the reason why etcd can't run.
 """
 
 import json
@@ -31,19 +31,19 @@ HOST = "127.0.0.1"
 
 
 def etcd_unavailable() -> str:
-    """Return why no etcd can be started here, or nothing."""
+    """Return why etcd can't be started here, or an empty string."""
     missing = [name for name in ("etcd", "etcdctl") if not shutil.which(name)]
     return f"no {' and no '.join(missing)} (Debian: etcd-server, etcd-client)" if missing else ""
 
 
 _PORTS = range(20000, 32000)
-"""Ports that Linux gives to nobody who asks for any. One that it has just given may be given again
-before a server of these tests has bound it.
+"""Ports that Linux never assigns automatically, so no other program gets one before a test server
+has bound it.
 """
 
 
 def free_ports(number: int, host: str = HOST) -> list[int]:
-    """Return ports that nobody has; only who names one can take it before it is used."""
+    """Return unused ports; nobody can take them by chance before they are used."""
     found: list[int] = []
     for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
         with socket.socket() as probe:
@@ -58,7 +58,7 @@ def free_ports(number: int, host: str = HOST) -> list[int]:
 
 
 def wait_for(condition: Any, what: str, patience_s: float = LIMIT_S) -> Any:
-    """Return what `condition` returns once that is true."""
+    """Wait until `condition` returns something true, and return that."""
     deadline = time.monotonic() + patience_s
     while not (result := condition()):
         assert time.monotonic() < deadline, f"waited {patience_s:g} s for {what}"
@@ -67,7 +67,7 @@ def wait_for(condition: Any, what: str, patience_s: float = LIMIT_S) -> Any:
 
 
 class Certificates(NamedTuple):
-    """Files of an authority, of a server at 127.0.0.1 and localhost, and of a client."""
+    """Files for a certificate authority, a server at 127.0.0.1 and localhost, and a client."""
 
     ca: Path
     server: Path
@@ -77,7 +77,7 @@ class Certificates(NamedTuple):
 
 
 def make_certificates(directory: Path) -> Certificates:
-    """Make certificates. None has a CN: etcd's gateway takes that for a user."""
+    """Create certificates. None has a CN, because etcd's gateway takes that for a user name."""
     directory.mkdir(parents=True, exist_ok=True)
 
     def openssl(*arguments: object) -> None:
@@ -104,8 +104,8 @@ def make_certificates(directory: Path) -> Certificates:
 
 
 def _memory() -> str | None:
-    """Return where files are in memory, if there is room: on a busy disk, etcd's calls of fsync
-    take longer than its clients wait.
+    """Return an in-memory directory if there is room: on a busy disk, etcd's calls to fsync take
+    longer than its clients wait.
     """
     try:
         return "/dev/shm" if shutil.disk_usage("/dev/shm").free > 2 << 30 else None
@@ -114,7 +114,7 @@ def _memory() -> str | None:
 
 
 class EtcdMember:
-    """One etcd process and where it keeps its data; it can be stopped and started again."""
+    """One etcd process and its data directory; it can be stopped and started again."""
 
     def __init__(
         self, directory: Path, data: Path, name: str, flags: Sequence[str], url: str, tls: Any
@@ -133,7 +133,7 @@ class EtcdMember:
             )
 
     def end(self, number: int) -> None:
-        """Send a signal and wait for the end."""
+        """Send a signal and wait until the process exits."""
         if self.process is not None:
             self.process.send_signal(number)
             self.process.send_signal(signal.SIGCONT)
@@ -157,14 +157,14 @@ class EtcdMember:
 
 
 class EtcdCluster:
-    """A cluster of etcd members on free ports of loopback.
+    """A cluster of etcd members on free loopback ports.
 
     Args:
-        directory: where logs go.
-        size: how many members.
-        certificates: speak TLS with them.
-        client_certificates: refuse clients without a certificate.
-        flags: more flags for every member.
+        directory: The log directory.
+        size: The number of members.
+        certificates: Certificates for TLS; without them, TLS is not used.
+        client_certificates: Whether clients without a certificate are refused.
+        flags: Additional flags for every member.
     """
 
     def __init__(
@@ -219,23 +219,23 @@ class EtcdCluster:
 
     @property
     def endpoint(self) -> str:
-        """What --rdzv-endpoint says."""
+        """The value for --rdzv-endpoint."""
         return ",".join(f"{HOST}:{port}" for port in self.ports)
 
     def start(self, index: int) -> None:
-        """Start a member that was stopped or killed; it has its old data."""
+        """Start a member that was stopped or killed; it keeps its data."""
         self.members[index].start()
 
     def stop(self, index: int) -> None:
-        """Stop a member as an operator does."""
+        """Stop a member as an operator would."""
         self.members[index].end(signal.SIGTERM)
 
     def kill(self, index: int) -> None:
-        """Lose a member: kill -9."""
+        """Lose a member, with kill -9."""
         self.members[index].end(signal.SIGKILL)
 
     def pause(self, index: int) -> None:
-        """Freeze a member: its connections stay open and nothing answers."""
+        """Freeze a member: its connections stay open, but it does not respond."""
         process = self.members[index].process
         assert process is not None
         process.send_signal(signal.SIGSTOP)
@@ -251,13 +251,13 @@ class EtcdCluster:
         return [i for i, member in enumerate(self.members) if member.process is not None]
 
     def wait_healthy(self) -> None:
-        """Wait until every member that runs serves clients."""
+        """Wait until every running member serves clients."""
         for index in self.running():
             member = self.members[index]
             wait_for(member.is_healthy, f"the health of {member.name}")
 
     def leader(self) -> int:
-        """The index of the member that the others follow, once there is one."""
+        """The index of the member that the others follow; wait until there is one."""
 
         def found() -> list[int]:
             return [i for i in self.running() if self._is_leader(i)]
@@ -315,13 +315,13 @@ class EtcdCluster:
 
 
 class EtcdServer(EtcdCluster):
-    """One etcd. Its arguments are those of `EtcdCluster` without the size."""
+    """A single etcd. Takes the same arguments as `EtcdCluster`, except the size."""
 
     def __init__(self, directory: Path, **options: Any) -> None:
         super().__init__(directory, 1, **options)
 
     def require_users(self) -> None:
-        """Have users root:rootpw, and user:userpw with all rights below /jobs/."""
+        """Require the users root:rootpw, and user:userpw with full access to /jobs/."""
         self.ctl("user", "add", "root:rootpw")
         self.ctl("role", "add", "root")
         self.ctl("user", "grant-role", "root", "root")

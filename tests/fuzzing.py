@@ -1,10 +1,10 @@
-"""Values of a type, and near misses, made from the annotations of the types. The types are
-those that the code reads with `base/fields`, found in its text: a new one is fuzzed without being
-remembered.
+"""Values of a type, and near misses, generated from type annotations. The types are those that the
+code reads with `base/fields`. They are found in its source, so a new one is fuzzed without being
+listed here.
 
-All chance comes from one seed, which hypothesis chooses: to build each value with its strategies
-would take a hundred times as long. `FUZZ_EXAMPLES=60000 pytest …` tries more than the few that the
-suite has time for.
+All randomness comes from one seed chosen by hypothesis: building each value with its strategies
+would take a hundred times as long. `FUZZ_EXAMPLES=60000 pytest …` tries more examples than the few
+that the test suite has time for.
 """
 
 import ast
@@ -36,13 +36,13 @@ _NO_NUMBERS = [-2, (1 << 62) + 1, -(1 << 62), 10**400, 1e300, float("inf"), floa
 
 
 def kinds_of(union: Any) -> tuple[Any, ...]:
-    """The types of a union, or the one."""
+    """Return the types in a union, or the type itself."""
     return union.__args__ if isinstance(union, UnionType) else (union,)
 
 
 @cache
 def entering() -> tuple[Any, ...]:
-    """All types that the code reads with `fields.record` and `fields.message`."""
+    """Return all types that the code reads with `fields.record` and `fields.message`."""
     root = Path(relight.__file__).parent
     found: dict[Any, None] = {}
     for path in sorted(root.rglob("*.py")):
@@ -53,7 +53,7 @@ def entering() -> tuple[Any, ...]:
 
 
 def read_in(text: str, name: str) -> list[str]:
-    """Return the types that a module reads, named literally in its text."""
+    """Return the types that a module reads and names literally in its source."""
     found = list[str]()
     if not re.search(r"\bfields(?:\.record|\.message| import)\b", text):
         return found  # parsing takes much longer
@@ -80,7 +80,7 @@ class Chance(random.Random):
     """Random values."""
 
     def valid(self, annotation: Any, field: str = "") -> Any:
-        """Return a value that a field, and so a record or a message, can hold."""
+        """Return a value that a field can hold, and therefore also a record or a message."""
         if isinstance(annotation, UnionType):
             return self.valid(self.choice(annotation.__args__), field)
         if annotation is NoneType:
@@ -95,7 +95,7 @@ class Chance(random.Random):
                 return annotation(max(least, min(most, self.choice(_EDGES))))
             return (self.randint if annotation is int else self.uniform)(least, most)
         if annotation is str and field in fields._EXACT:
-            some = self.randbytes(self.randrange(12))  # as the system has it: not always UTF-8
+            some = self.randbytes(self.randrange(12))  # as the system returns it, not always UTF-8
             return self.choice(ODD) if self.random() < 0.3 else os.fsdecode(some)
         if annotation is str:
             known = _NAMES if field in fields._NAMES else _TEXTS
@@ -112,12 +112,12 @@ class Chance(random.Random):
         return {self.valid(key, field): self.valid(value, field) for _ in range(count)}
 
     def letters(self, fit: Any = lambda letter: True) -> str:
-        """Return any text."""
+        """Return random text."""
         letters = (chr(int(self.random() ** 3 * 0x11000)) for _ in range(self.randrange(12)))
         return "".join(filter(fit, letters))
 
     def junk(self, depth: int = 3) -> Any:
-        """Return anything that JSON can say, and a bit more."""
+        """Return any JSON value, and some values beyond JSON."""
         match self.randrange(8 if depth else 6):
             case 0:
                 return self.choice([None, True, False])
@@ -137,7 +137,7 @@ class Chance(random.Random):
                 return {self.letters(): self.junk(depth - 1) for _ in range(self.randrange(4))}
 
     def near(self, value: Any) -> Any:
-        """Return an object of JSON in which up to three places are something else."""
+        """Return a JSON object in which up to three places were replaced or removed."""
         for _ in range(self.randrange(4)):
             inside: Any = None
             here = value
@@ -156,11 +156,11 @@ class Chance(random.Random):
         return value
 
     def written(self, value: Any) -> bytes:
-        """Return JSON as somebody may write it who wants infinity in spite of the parser."""
+        """Return JSON in which infinity is written so that the parser accepts it."""
         return json.dumps(value).replace("Infinity", "1e999").encode()
 
 
 def fuzzed(test: Any, *, most: int = EXAMPLES) -> Any:
-    """Run a test many times, each with its own `chance`."""
+    """Run a test many times, with a new `chance` each time."""
     many = settings(max_examples=most, phases=(Phase.explicit, Phase.generate))
     return many(given(chance=st.integers(0, 1 << 64).map(Chance))(test))

@@ -1,7 +1,7 @@
-"""Writes requirements.lock: the newest versions that fit together, of all that make installs.
+"""Write requirements.lock: the newest compatible versions of everything that make installs.
 
-They are constraints (`pip install -c`), not a list of what to install: a Python or a machine that
-needs other packages still gets them.
+They are constraints (`pip install -c`) and not a list of what to install, so a Python version or a
+machine that needs other packages still gets them.
 """
 
 import json
@@ -16,7 +16,7 @@ HEAD = "# Written by `make lock`, for Python {}.{}; see [dependency-groups] in p
 
 
 def resolve() -> dict[str, str]:
-    """Return the version of each package."""
+    """Return each package's version."""
     groups = [word for group in GROUPS for word in ("--group", group)]
     pip = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--quiet"]
     done = subprocess.run(

@@ -1,7 +1,7 @@
-"""Needs of tests that not every machine meets: markers such as `needs_etcd` and `needs_torch`.
+"""Requirements that not every machine meets, as markers such as `needs_etcd` and `needs_torch`.
 
-The markers are `needs_` and the keys of `NEEDS`, whose values return why the thing is missing, or
-an empty string. A test whose need is not met is skipped with that reason.
+Each marker is `needs_` plus a key of `NEEDS`. The values return why something is missing, or an
+empty string. A test whose requirement is not met is skipped with that reason.
 """
 
 import functools

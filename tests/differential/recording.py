@@ -163,7 +163,7 @@ class _Fill:
 
 
 def _write_inputs(work: Path) -> set[str]:
-    """Make the directory with the probe in all forms; return the names of its entries."""
+    """Create the directory with every form of the probe; return the names of its entries."""
     for folder in ("tmp", "records", "app", "folder"):
         (work / folder).mkdir(parents=True)
     shutil.copy(HERE / "probe.py", work / "probe.py")
@@ -198,7 +198,7 @@ def _write_inputs(work: Path) -> set[str]:
 
 
 class _Console:
-    """The kinds of a launcher's three standard descriptors."""
+    """What a launcher's three standard descriptors are connected to."""
 
     def __init__(self, kind: str, folder: Path) -> None:
         self._kind = kind
@@ -221,7 +221,7 @@ class _Console:
         launcher: str,
         records: list[Path],
     ) -> tuple[dict[str, list[int]], tuple[int, bytes, bytes]]:
-        """Return the identities of the three descriptors, and exit code, stdout and stderr."""
+        """Return the identities of the three descriptors, the exit code, stdout, and stderr."""
         read_in, write_in = os.pipe()
         os.write(write_in, case.stdin)
         os.close(write_in)
@@ -274,8 +274,8 @@ class _Console:
                 reader.start()
             exit_code = _end(process, case, records)
             for reader in readers:
-                reader.join(LIMIT_S)  # a worker that was left behind may hold it open
-        if len(outputs) == 1:  # the launcher's own lines go with the workers' stderr
+                reader.join(LIMIT_S)  # a leftover worker may hold it open
+        if len(outputs) == 1:  # the launcher's own lines are mixed with the workers' stderr
             lines = outputs[0].replace(b"\r\n", b"\n").splitlines(keepends=True)
             outputs = [
                 b"".join(line for line in lines if b"probe out" in line),
@@ -290,7 +290,7 @@ def _drain(fd: int) -> bytes:
         while chunk := os.read(fd, 65536):
             data += chunk
     except OSError:
-        pass  # how a terminal says that nobody has it open any more
+        pass  # how a terminal reports that no process has it open any longer
     finally:
         os.close(fd)
     return bytes(data)
@@ -307,7 +307,7 @@ def _end(process: Started, case: Case, records: list[Path]) -> int:
             process.send_signal(getattr(signal, case.signal))
         return process.wait(max(0.1, deadline - time.monotonic()))
     except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGTERM)  # so that it takes its workers with it
+        process.send_signal(signal.SIGTERM)  # so that it ends its workers as well
         try:
             process.wait(LIMIT_S)
         except subprocess.TimeoutExpired:
@@ -326,7 +326,7 @@ _RANDOM = (
 
 
 class _Normal:
-    """Replaces values that vary."""
+    """Replaces values that vary between runs."""
 
     def __init__(self, work: Path, port: str, given: dict[str, list[int]]) -> None:
         self._work = str(work)
@@ -366,7 +366,7 @@ class _Normal:
         return result
 
     def tree(self, folder: Path, known: set[str]) -> dict[str, Any]:
-        """Return mode, and for files the content, of everything below a directory."""
+        """Return the mode of everything below a directory, and the content of files."""
         result: dict[str, Any] = {}
         for path in sorted(folder.rglob("*")):
             name = str(path.relative_to(folder))
@@ -412,9 +412,7 @@ class _Normal:
 
 
 def error_file(text: str) -> Any:
-    """Return the content of an error file without times, and without the lines of the stack that
-    belong to torch.
-    """
+    """Return the content of an error file without times, and without stack lines from torch."""
     record = json.loads(text)
     extra = record["message"]["extraInfo"]
     assert abs(int(extra["timestamp"]) - time.time()) < 600, extra

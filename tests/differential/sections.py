@@ -1,10 +1,10 @@
-"""Reads a document with one section for each difference."""
+"""Parse a document that has one section for each difference."""
 
 import re
 
 
 def sections(text: str) -> dict[str, dict[str, str]]:
-    """Return the items of each section that a name in backticks heads, by their labels.
+    """Return the labelled items in each section whose heading is a name in backticks.
 
     A section is a heading and a list: ``- why: it is simpler.``
     """

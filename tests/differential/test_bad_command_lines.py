@@ -1,4 +1,4 @@
-"""Command lines that can't work are refused before anything starts: exit 2, one line, a hint."""
+"""Invalid command lines are refused before anything starts: exit code 2, one line, a hint."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -79,7 +79,7 @@ FLAGS: tuple[tuple[str, ...], ...] = (
 
 
 def refused(case: Case, tmp_path: Path) -> str:
-    """Return the lines with which relight refuses a case; nothing else may have happened."""
+    """Return the lines with which relight refuses a case; check that nothing else happened."""
     found = record(case, RELIGHT, tmp_path / "work")
     assert found.exit_code == 2, found
     assert found.workers == {}

@@ -1,4 +1,4 @@
-"""Each command line does the same as with torchrun, except for documented differences."""
+"""Each command line has the same effect as with torchrun, except for documented differences."""
 
 import re
 from collections.abc import Callable
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.needs_torch]
 def test_command_line_has_same_effect_as_under_torchrun(
     case: Case, reference: Callable[[Case], Recording], tmp_path: Path
 ) -> None:
-    """Workers, files, consoles and exit codes agree."""
+    """Workers, files, consoles, and exit codes agree."""
     ours = record(case, RELIGHT, tmp_path / "relight")
     theirs = reference(case)
     found, differs = mismatches(theirs, ours), set(case.differs)

@@ -1,4 +1,4 @@
-"""The comparison itself: differences that it must and must not report."""
+"""The comparison itself: which differences it must report, and which it must not."""
 
 import copy
 from pathlib import Path
@@ -28,7 +28,7 @@ def recordings(tmp_path_factory: pytest.TempPathFactory) -> tuple[Recording, Rec
 def test_run_to_run_variation_is_no_mismatch(
     recordings: tuple[Recording, Recording],
 ) -> None:
-    """Ports, pids, directories and random names vary."""
+    """Ports, pids, directories, and random names vary."""
     assert mismatches(*recordings) == []
     assert len(flat(recordings[0])) > 300
 
@@ -44,7 +44,7 @@ def test_any_changed_value_is_a_mismatch_with_its_name(
 
 
 def replace(recording: Recording, path: list[str], value: object) -> Recording:
-    """Return a copy with another value at a path of `flat`, whose keys may contain spaces."""
+    """Return a copy with a different value at a path of `flat`, whose keys may contain spaces."""
     copied: Any = copy.deepcopy(recording._asdict())
     inner = copied
     rest = " ".join(path)
@@ -63,7 +63,7 @@ def test_missing_worker_is_one_mismatch(recordings: tuple[Recording, Recording])
 
 
 def test_documented_difference_passes_where_case_names_it() -> None:
-    """The values must be exactly the documented ones."""
+    """The values must be exactly those that are documented."""
     name, field = "run-id", "workers 0.0 environment TORCHELASTIC_RUN_ID"
     known = Mismatch(field, "{uuid}", "job7")
     assert sort_out([known], [name]) == ([], {name})
@@ -73,7 +73,7 @@ def test_documented_difference_passes_where_case_names_it() -> None:
 
 
 def test_hung_launcher_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It fails with its command line, and leaves nothing running."""
+    """The case fails with its command line, and no processes are left running."""
     monkeypatch.setattr("differential.recording.LIMIT_S", 1)
     with pytest.raises(Exception, match=r"probe\.py.*timed out"):
         record(Case("", variables={"PROBE_END": "0.0=wait"}), RELIGHT, tmp_path / "work")

@@ -1,4 +1,4 @@
-"""docs/differences.md is complete and true; and what no comparison of two recordings can show."""
+"""docs/differences.md is complete and true; also tests differences that recordings can't show."""
 
 import contextlib
 import json
@@ -39,7 +39,7 @@ Begin = Callable[[str, Case], tuple[Started, int]]
 
 @pytest.fixture
 def begin(tmp_path: Path) -> Iterator[Begin]:
-    """Start a case with one worker; return its launcher and the worker's pid once it runs."""
+    """Start a one-worker case; return its launcher, and the worker's pid once it is running."""
     launchers: list[Started] = []
     pids: list[int] = []
 
@@ -86,9 +86,7 @@ def wait_until(condition: Callable[[], bool], otherwise: str) -> None:
 
 
 def is_alive(pid: int) -> bool:
-    """Return whether the probe runs as this process; a zombie does not, nor does another program
-    that was given its number.
-    """
+    """Return whether this pid is a running probe, not a zombie or an unrelated program."""
     try:
         return b"probe.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
@@ -96,7 +94,7 @@ def is_alive(pid: int) -> bool:
 
 
 def documented(nodes: str = "one") -> dict[str, dict[str, str]]:
-    """The items of the document's sections, by their labels, for jobs of one or several nodes."""
+    """Return the document's items by label, for single-node or multi-node jobs."""
     one, several = DOCUMENT.read_text().split("## Jobs of several nodes")
     return sections(one if nodes == "one" else several)
 
@@ -106,7 +104,7 @@ def named(name: str) -> Case:
 
 
 def test_every_difference_is_documented() -> None:
-    """With both sides and the reason, and nothing else is allowed."""
+    """Each has both sides and a reason, and no other differences are allowed."""
     found = documented()
     assert found.keys() == DIFFERENCES.keys() | SHOWN
     assert all(list(items) == ["torchrun", "relight", "why"] for items in found.values())
@@ -137,7 +135,7 @@ def test_every_allowed_difference_is_used() -> None:
 def test_flag_without_effect_is_noted(
     case: Case, reference: Callable[[Case], Recording], tmp_path: Path
 ) -> None:
-    """Unlike under torchrun, which ignores it silently."""
+    """Torchrun ignores such flags silently."""
     flag = "--duplicate-stdout-filters"
     assert not any(flag in line for line in reference(case).says)
     notes = [line for line in record(case, RELIGHT, tmp_path / "ours").says if flag in line]
@@ -152,7 +150,7 @@ def test_flag_without_effect_is_noted(
 def test_events_go_to_stderr_as_json_lines(
     case: Case, reference: Callable[[Case], Recording], tmp_path: Path
 ) -> None:
-    """Both launchers do that; relight has its own events."""
+    """Both launchers do this, but relight has its own events."""
     theirs = [line for line in reference(case).says if "torchelastic.worker.status" in line]
     ours = [json.loads(line) for line in record(case, RELIGHT, tmp_path / "ours").says]
     assert theirs
@@ -192,7 +190,7 @@ def test_unserved_endpoint_times_out(tmp_path: Path) -> None:
 
 @shows("script-in-a-pipe")
 def test_script_in_a_pipe_is_for_one_worker() -> None:
-    """The others would run an empty program."""
+    """The other workers would run an empty program."""
     spec = to_spec(parse(["-"], Environment({})))
     assert entrypoint.check_streams(spec, 1) == []
     with pytest.raises(UsageError, match="would run an empty program"):
@@ -201,14 +199,14 @@ def test_script_in_a_pipe_is_for_one_worker() -> None:
 
 @shows("static-port")
 def test_static_endpoint_has_default_port() -> None:
-    """Workers meet at the endpoint's host, on torchrun's usual port."""
+    """The workers meet at the endpoint's host, on torchrun's default port."""
     spec = to_spec(parse(["--rdzv-endpoint=node1", "train.py"], Environment({})))
     assert spec.store_address() == Endpoint("node1", 29500)
 
 
 @shows("log-level")
 def test_log_level_only_reaches_worker(tmp_path: Path) -> None:
-    """This includes a level with which torchrun would not start."""
+    """This includes a level that would prevent torchrun from starting."""
     found = record(Case("", variables={"LOGLEVEL": "chatty"}), RELIGHT, tmp_path / "ours")
     assert (found.exit_code, found.says) == (0, [])
     assert found.workers["0.0"]["environment"]["LOGLEVEL"] == "chatty"
@@ -226,7 +224,7 @@ def test_cluster_environment_sets_nnodes_unless_flag_does(flags: list[str], node
 
 @shows("file-store")
 def test_c10d_file_store_is_a_directory(tmp_path: Path) -> None:
-    """Nodes meet at the path where torchrun would create a file."""
+    """The nodes meet at the path where torchrun would create a file."""
     flags = ("--nnodes=1:2", "--rdzv-backend=c10d", "--rdzv-endpoint={work}/tmp/store",
              "--rdzv-conf=store_type=file,last_call_timeout=0.1")  # fmt: skip
     found = record(Case("", flags), RELIGHT, tmp_path / "ours")
@@ -240,7 +238,7 @@ def test_c10d_file_store_is_a_directory(tmp_path: Path) -> None:
     [("--rdzv-backend=theirs", "relight.rendezvous"), ("--logs-specs=theirs", "--redirects")],
 )
 def test_torch_plugin_is_rejected_with_remedy(flag: str, remedy: str, tmp_path: Path) -> None:
-    """It is recognized by its name in torch's entry point groups."""
+    """The plug-in is recognized by its name in torch's entry point groups."""
     found = record(Case("", (flag,), variables={"PYTHONPATH": PLUG_INS}), RELIGHT, tmp_path / "o")
     assert (found.exit_code, found.workers) == (2, {})
     line, hint = found.says
@@ -269,7 +267,7 @@ assert child.wait(180) == -9, child.returncode
 @shows("late-child")
 @shows("foreign-timer")
 def test_expired_timer_of_child_kills_only_child(tmp_path: Path) -> None:
-    """It kills neither the worker nor a process outside the job."""
+    """The timer kills neither the worker nor a process outside the job."""
     with subprocess.Popen(["sleep", "60"]) as stranger:
         case = Case("", script=("-",), args=(str(stranger.pid),), stdin=TIMERS.encode(),
                     variables={"TORCHELASTIC_ENABLE_FILE_TIMER": "1"})  # fmt: skip
@@ -293,7 +291,7 @@ time.sleep(600)
 
 @shows("stuck-worker")
 def test_worker_in_uninterruptible_call_fails_job(tmp_path: Path) -> None:
-    """TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT ends it without a restart, with the reason."""
+    """TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT ends the job with a reason and no restart."""
     (script := tmp_path / "stuck.py").write_text(STUCK)
     case = two("", "--max-restarts=2", script=(str(script),), variables={
         "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT": "0.3", "PYTHONPATH": "{work}"})  # fmt: skip
@@ -307,7 +305,7 @@ def test_worker_in_uninterruptible_call_fails_job(tmp_path: Path) -> None:
 
 @shows("grace-time")
 def test_shutdown_timeout_applies_after_failure(tmp_path: Path) -> None:
-    """It bounds how long peers of a failed worker may take, not only the end of the job."""
+    """It limits how long peers of a failed worker may take, and not only the end of the job."""
     ends = {"PROBE_END": "0.0=stay,0.1=7", "PROBE_STAY": "25"}  # torchrun kills after 30 s
     found = record(two("", "--shutdown-timeout=0.2", variables=ends), RELIGHT, tmp_path / "ours")
     assert found.exit_code == 7
@@ -333,7 +331,7 @@ def is_pending(pid: int, number: int) -> bool:
 @shows("orphans")
 @pytest.mark.needs_torch
 def test_no_worker_outlives_killed_launcher(begin: Begin) -> None:
-    """Workers of torchrun run on."""
+    """Torchrun's workers keep running."""
     torchrun, left_behind = begin(TORCHRUN, Case("", variables=WAITING))
     relight, ours = begin(RELIGHT, Case("", variables=WAITING))
     for launcher in (torchrun, relight):
@@ -346,7 +344,7 @@ def test_no_worker_outlives_killed_launcher(begin: Begin) -> None:
 @shows("sigusr1")
 @pytest.mark.needs_torch
 def test_sigusr1_ends_neither_launcher_nor_workers(begin: Begin) -> None:
-    """It kills torchrun, whose workers run on; relight forwards it and continues."""
+    """The signal kills torchrun, whose workers keep running; relight forwards it and continues."""
     torchrun, left_behind = begin(TORCHRUN, Case("", variables=WAITING))
     torchrun.send_signal(signal.SIGUSR1)
     assert torchrun.wait(LIMIT_S) == -signal.SIGUSR1
@@ -360,7 +358,7 @@ def test_sigusr1_ends_neither_launcher_nor_workers(begin: Begin) -> None:
 @shows("closed-console")
 @pytest.mark.parametrize("closed", [[1], [2], [0, 1, 2]], ids=str)
 def test_closed_console_does_not_stop_job(closed: list[int], tmp_path: Path) -> None:
-    """Without stdout or stderr, workers can still write."""
+    """Workers can write even if the launcher has no stdout or stderr."""
     found = record(Case("", under={"close": closed}), RELIGHT, tmp_path / "ours")
     assert found.exit_code == 0
     assert list(found.workers) == ["0.0"]
@@ -376,13 +374,13 @@ while sum(each.startswith(here) for each in os.listdir()) < 3:
     time.sleep(0.01)
 raise ValueError('bad')
 """
-"""No rank is stopped before it has failed, whichever is the first."""
+"""Every rank fails before it is stopped, no matter which one fails first."""
 
 
 @shows("last-traceback")
 @pytest.mark.needs_torch
 def test_identical_tracebacks_appear_once_on_terminal(start: Start, tmp_path: Path) -> None:
-    """Under torchrun each worker prints its own, and the failure box lacks them."""
+    """Under torchrun, each worker prints its own, and they are missing from the failure box."""
     (tmp_path / "train.py").write_text(ALL_FAIL)
     shown = {}
     for command in (THEIRS, OURS):
@@ -400,7 +398,7 @@ def test_identical_tracebacks_appear_once_on_terminal(start: Start, tmp_path: Pa
 @shows("repeated-lines")
 @pytest.mark.needs_torch
 def test_same_line_of_several_ranks_is_on_a_terminal_once(start: Start, tmp_path: Path) -> None:
-    """Workers of torchrun mix their lines there, so they are counted wherever they begin."""
+    """Torchrun's workers mix their lines there, so the lines are counted wherever they start."""
     (tmp_path / "train.py").write_text(TICKS)
     shown = {}
     for command in (THEIRS, OURS):

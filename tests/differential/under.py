@@ -1,4 +1,4 @@
-"""Starts a program in a process that was set up as told: `under.py JSON PROGRAM ARGUMENTS…`."""
+"""Start a program in a process that is set up as requested: `under.py JSON PROGRAM ARGUMENTS…`."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def set_up(told: Mapping[str, Any]) -> None:
-    """Set up this process as told by a case."""
+    """Set up this process as a case requests."""
     for name in told.get("ignore", ()):
         signal.signal(getattr(signal, name), signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, {getattr(signal, n) for n in told.get("block", ())})

@@ -1,4 +1,4 @@
-"""Event handlers of another package: two that work, and some that do not."""
+"""Event handlers from another package: two that work, and several that don't."""
 
 import logging
 import os
@@ -10,31 +10,31 @@ PATH = os.environ.get("EVENTS_FILE", os.devnull)
 
 
 def write(event: dict[str, Any]) -> None:
-    """Write the name of each event."""
+    """Append the name of each event to a file."""
     with open(PATH, "a") as file:
         file.write(event["event"] + "\n")
 
 
 class FileHandler(logging.FileHandler):
-    """Writes each line."""
+    """Writes each line to a file."""
 
     def __init__(self) -> None:
         super().__init__(PATH)
 
 
 def fail(event: dict[str, Any]) -> None:
-    """Fail for each event."""
+    """Fail on each event."""
     raise ValueError(f"no {event['event']} here")
 
 
 def fail_in_colour(event: dict[str, Any]) -> None:
-    """Fail with a message that would clear the screen and set the title of a terminal."""
+    """Fail with a message that would clear the screen and set a terminal's title."""
     del event
     raise ValueError("\x1b[2Jno \x1b]0;title\x07 here")
 
 
 def block(event: dict[str, Any]) -> None:
-    """Take too long for an event."""
+    """Block for too long on each event."""
     del event
     time.sleep(600)
 
@@ -46,6 +46,6 @@ def leave(event: dict[str, Any]) -> None:
 
 
 def start(event: dict[str, Any]) -> None:
-    """Start a program, and wait until it ends."""
+    """Start a program, and wait until it exits."""
     del event
     subprocess.run([os.environ["HANDLER_PROGRAM"]], check=False)

@@ -1,4 +1,4 @@
-"""Hosts and a network for tests, on one machine, from `relight sandbox`."""
+"""Simulated hosts and a network for tests, on one machine, based on `relight sandbox`."""
 
 from collections.abc import Iterable, Mapping
 from itertools import permutations, product
@@ -11,7 +11,7 @@ __all__ = ["Host", "Lab", "LabError", "lab_unavailable"]
 
 
 class Lab(lab.Lab):
-    """Hosts whose network has firewalls and limits as well."""
+    """Hosts on a network that also has firewalls and packet size limits."""
 
     program = Path(__file__).with_name("switch.py")
 
@@ -21,14 +21,14 @@ class Lab(lab.Lab):
         self.walls: dict[str, list[int]] = {}
 
     def partition(self, *groups: Iterable[str]) -> None:
-        """Hosts of different groups cannot reach each other; heal() undoes it."""
+        """Separate groups of hosts from each other, until heal() is called."""
         with self.lock:
             for one, other in permutations(map(list, groups), 2):
                 self.blocks.update(product(one, other))
             self.apply()
 
     def limit(self, host: str, size: int | None) -> None:
-        """Lose packets of more bytes that a host sends without a word; None undoes it."""
+        """Silently drop packets over `size` bytes that a host sends; None undoes it."""
         with self.lock:
             self.limits.pop(self.hosts[host].name, None)
             if size is not None:
@@ -36,8 +36,9 @@ class Lab(lab.Lab):
             self.ask({"limits": self.limits})
 
     def wall(self, host: str, ports: Iterable[int] | None) -> None:
-        """Put up a firewall: a host takes connections and datagrams only at these ports, and
-        answers to its own; the rest is lost without a word. None undoes it.
+        """Put a firewall in front of a host, or remove it if `ports` is None. The host accepts
+        connections and datagrams only at these ports, as well as responses to its own; everything
+        else is dropped silently.
         """
         with self.lock:
             self.walls.pop(self.hosts[host].name, None)

@@ -1,4 +1,4 @@
-"""The switch of tests: also loses large packets, and has firewalls. Run as that of the sandbox."""
+"""The tests' switch, which also drops large packets and has firewalls. Run like the sandbox's."""
 
 import sys
 from pathlib import Path
@@ -13,7 +13,7 @@ TCP, UDP, SYN, ACK = 6, 17, 0x02, 0x10
 
 
 class Wall:
-    """A firewall of one host: new connections and datagrams only to some ports, and answers.
+    """A host's firewall, which allows responses, and new connections and datagrams to some ports.
 
     Other packets are dropped silently. ICMP passes.
     """
@@ -23,7 +23,7 @@ class Wall:
         self.asked: set[tuple[bytes, bytes]] = set()
 
     def leaves(self, packet: bytes) -> None:
-        """Remember the destinations of the host's datagrams, because they may answer."""
+        """Remember the destinations of the host's datagrams, because they may respond."""
         protocol, ends, _ = dissect(packet)
         if protocol == UDP:
             self.asked.add(ends)
@@ -39,7 +39,7 @@ class Wall:
 
 
 def dissect(packet: bytes) -> tuple[int, tuple[bytes, bytes], int]:
-    """Return the protocol, address and port of the sender and of the target, and TCP's flags."""
+    """Return the protocol, the sender's and the target's address and port, and the TCP flags."""
     if packet[0] >> 4 == 4:
         protocol, start, first, size = packet[9], (packet[0] & 15) * 4, 12, 4
     else:
@@ -51,7 +51,7 @@ def dissect(packet: bytes) -> tuple[int, tuple[bytes, bytes], int]:
 
 
 class Switch(switch.Switch):
-    """Packets from each port to the others."""
+    """Forwards packets from each port to the others."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)

@@ -1,4 +1,4 @@
-"""The hosts and the network of other tests work as documented."""
+"""The hosts and the network that other tests use work as documented."""
 
 import json
 import os
@@ -57,7 +57,7 @@ for _ in range(20):
 print(json.dumps(times))
 """
 
-# Sends the messages of its input, `TEXT TO`, and prints those it sent and received.
+# Sends the messages from its input, `TEXT TO`, and prints those that it sent and received.
 PEER = """
 import socket, sys, threading
 peer = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
@@ -73,7 +73,7 @@ for line in sys.stdin:
     print("sent " + text + "\\n", end="", flush=True)
 """
 
-# Counts datagrams up to one that says `end`; its buffer holds them all.
+# Counts datagrams until one contains `end`; its buffer can hold them all.
 COUNT = """
 import json, socket
 inbox = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
@@ -109,7 +109,7 @@ def lab() -> Iterator[Lab]:
 
 
 def begin(host: Host, program: str, *arguments: str) -> "subprocess.Popen[str]":
-    """Start a program that talks over its standard streams."""
+    """Start a program that communicates through its standard streams."""
     return host.start(
         [sys.executable, "-I", "-c", program, *arguments],
         stdin=subprocess.PIPE,
@@ -154,7 +154,7 @@ class Peers:
                 self.heard[name].append(said.removeprefix("heard "))
 
     def send(self, word: str) -> None:
-        """Every host sends a word to every other one."""
+        """Send a word from every host to every other host."""
         for source, process in self.processes.items():
             for target in self.processes:
                 if source != target:
@@ -164,9 +164,10 @@ class Peers:
                     self.wait(source, f"sent {word}:{source}>{target}")
 
     def reached(self, word: str, last: str) -> set[str]:
-        """Which pairs a word got through; the last word, sent later, must reach all.
+        """Return the pairs that received a word. The last word, sent later, must reach all pairs.
 
-        Packets of a pair keep their order, so whatever comes at all has come before the last one.
+        Packets between a pair stay in order, so a word that arrives at all does so before the last
+        one.
         """
         for target in self.processes:
             for source in self.processes:
@@ -199,7 +200,7 @@ print(connection.recv(100).decode(), connection.getpeername()[0], connection.get
 
 
 def test_program_sees_only_its_own_host(tmp_path: Path) -> None:
-    """Its own hostname, pid and session, in the requested directory."""
+    """It has its own hostname, pid, and session, and runs in the requested directory."""
     who = "import os, socket; print(socket.gethostname(), os.getpid(), os.getsid(0), os.getcwd())"
     before = socket.gethostname()
     with Lab(hosts=["node1", "node2"], hostnames={"node2": "twin"}) as lab:
@@ -212,7 +213,7 @@ def test_program_sees_only_its_own_host(tmp_path: Path) -> None:
 
 
 def test_cut_host_neither_sends_nor_receives(lab: Lab) -> None:
-    """The other hosts still reach each other."""
+    """The other hosts can still reach each other."""
     peers = Peers(lab)
     lab.cut("node3")
     peers.send("cut")
@@ -231,7 +232,7 @@ def test_block_is_one_way(lab: Lab) -> None:
 
 
 def test_partition_separates_groups(lab: Lab) -> None:
-    """Until it is healed."""
+    """The partition lasts until it is healed."""
     peers = Peers(lab)
     lab.partition(["node1"], ["node2", "node3"])
     peers.send("apart")
@@ -250,7 +251,7 @@ def test_host_outside_all_groups_reaches_both(lab: Lab) -> None:
 
 
 def test_packets_in_flight_are_cut(lab: Lab) -> None:
-    """A delayed packet sent before the cut doesn't arrive after it."""
+    """A delayed packet that was sent before the cut doesn't arrive after it."""
     peers = Peers(lab)
     lab.set(delay_ms=300)
     peers.send("early")
@@ -262,7 +263,7 @@ def test_packets_in_flight_are_cut(lab: Lab) -> None:
 
 @pytest.mark.slow
 def test_crashed_host_goes_silent(lab: Lab) -> None:
-    """A connected client hears nothing, and a new one times out."""
+    """A connected client receives nothing, and a new connection times out."""
     server = serve(lab["node1"], SERVER)
     listen = """
 import socket, sys
@@ -290,7 +291,7 @@ except OSError as error:
 
 @pytest.mark.parametrize(("loss", "low", "high"), [(0.0, 0, 0), (0.05, 51, 149)])
 def test_packet_loss_rate_is_as_configured(lab: Lab, loss: float, low: int, high: int) -> None:
-    """Of 2,000 datagrams 5 %, within five standard deviations; none without loss."""
+    """5 % of 2,000 datagrams are lost, within five standard deviations, or none without loss."""
     count = serve(lab["node1"], COUNT)
     lab.set(loss=loss, host="node2")
     assert run(lab["node2"], SEND, "2000") == ""
@@ -302,7 +303,7 @@ def test_packet_loss_rate_is_as_configured(lab: Lab, loss: float, low: int, high
 
 
 def test_jitter_preserves_order(lab: Lab) -> None:
-    """Between any two hosts, however much delays differ."""
+    """Packets between two hosts stay in order, however much the delays differ."""
     count = serve(lab["node1"], COUNT)
     lab.set(jitter_ms=100)
     assert run(lab["node2"], SEND, "300") == ""
@@ -313,7 +314,7 @@ def test_jitter_preserves_order(lab: Lab) -> None:
 
 
 def test_delay_and_jitter_are_added(lab: Lab) -> None:
-    """A round trip takes at least the delays of both directions, and varies by the jitter."""
+    """A round trip takes at least the delay in both directions, and varies by the jitter."""
     serve(lab["node1"], ECHO)
     plain = json.loads(run(lab["node2"], ROUND_TRIPS, "node1"))
     lab.set(delay_ms=30)
@@ -327,7 +328,7 @@ def test_delay_and_jitter_are_added(lab: Lab) -> None:
 
 
 def test_two_labs_are_isolated(lab: Lab) -> None:
-    """They have the same names, addresses and ports."""
+    """They have the same names, addresses, and ports."""
     with Lab(hosts=["node1", "node2"]) as other:
         one, two = Peers(lab), Peers(other)
         lab.cut("node1")
@@ -342,7 +343,7 @@ def test_two_labs_are_isolated(lab: Lab) -> None:
 
 
 def state(pid: int) -> str:
-    """Return R, S, Z …, or an empty string if the process has gone."""
+    """Return the state (R, S, Z …), or an empty string if the process no longer exists."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -350,7 +351,7 @@ def state(pid: int) -> str:
 
 
 def users_of(namespace: str) -> list[str]:
-    """Processes in a namespace, descriptors and mounts that keep it."""
+    """Return the processes in a namespace, and the descriptors and mounts that keep it alive."""
     found = [
         line for line in Path("/proc/self/mountinfo").read_text().splitlines() if namespace in line
     ]
@@ -366,7 +367,7 @@ def users_of(namespace: str) -> list[str]:
 
 
 def test_killed_owner_leaves_nothing(tmp_path: Path) -> None:
-    """Its processes, hosts and switch are gone."""
+    """Its processes, hosts, and switch are gone."""
     owner = f"""
 import json, os, subprocess, sys
 sys.path.insert(0, {str(TESTS)!r})
@@ -396,7 +397,7 @@ with Lab(hosts=["node1", "node2"]) as lab:
 
 
 def test_closing_a_lab_ends_its_processes() -> None:
-    """This includes those left behind in another session."""
+    """This includes processes left behind in another session."""
     with Lab(hosts=["node1"]) as lab:
         program = "setsid sleep 1000 & echo $!"
         process = lab["node1"].start(["sh", "-c", program], stdout=subprocess.PIPE, text=True)
@@ -407,7 +408,7 @@ def test_closing_a_lab_ends_its_processes() -> None:
 
 
 def test_dead_switch_is_reported(lab: Lab) -> None:
-    """A Lab must not pretend that a rule is applied."""
+    """A Lab must not claim that a rule is in effect when it isn't."""
     lab.switch.kill()
     lab.switch.wait(LIMIT_S)
     with pytest.raises(LabError, match="switch"):
@@ -448,7 +449,7 @@ def test_lab_unavailable_names_what_is_missing(prefix: list[str], reason: str) -
 @pytest.mark.slow
 @pytest.mark.needs_torch
 def test_torchrun_trains_across_hosts(lab: Lab, tmp_path: Path) -> None:
-    """A gloo all_reduce over two hosts, with the endpoint given by name."""
+    """It runs a gloo all_reduce across two hosts, with the endpoint given by name."""
     script = tmp_path / "train.py"
     script.write_text(
         "import socket, torch, torch.distributed as dist\n"

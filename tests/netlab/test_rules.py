@@ -1,4 +1,4 @@
-"""Firewalls and networks that lose large packets work as documented."""
+"""Firewalls, and networks that drop large packets, work as documented."""
 
 import socket
 from collections.abc import Iterator
@@ -67,7 +67,7 @@ def call(host: Host, kind: int, address: str, port: int, size: int, wait_s: floa
 
 @pytest.mark.parametrize("address", ["10.77.0.1", "fd77::1"])
 def test_firewall_answers_only_on_listed_ports(lab: Lab, address: str) -> None:
-    """Other ports are silent; the host itself reaches everything."""
+    """Other ports don't respond; the host itself can reach everything."""
     serve(lab["node1"], SERVE)
     serve(lab["node2"], SERVE)
     lab.wall("node1", [7000])
@@ -85,7 +85,7 @@ def test_firewall_answers_only_on_listed_ports(lab: Lab, address: str) -> None:
 
 
 def test_packets_above_sender_limit_are_lost(lab: Lab) -> None:
-    """Smaller ones arrive, and other hosts may send larger ones."""
+    """Smaller packets arrive, and other hosts may send larger ones."""
     serve(lab["node1"], SERVE)
     serve(lab["node2"], SERVE)
     lab.limit("node2", 1400)

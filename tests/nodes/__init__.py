@@ -1,1 +1,1 @@
-"""Jobs of several nodes on hosts of their own, with a network that can be cut."""
+"""Multi-node jobs on separate hosts, with a network that can be cut."""

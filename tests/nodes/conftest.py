@@ -1,4 +1,4 @@
-"""Hosts for the tests of several nodes."""
+"""Hosts for the multi-node tests."""
 
 from collections.abc import Iterator
 
@@ -10,6 +10,6 @@ HOSTS = ["node1", "node2", "node3", "node4"]
 
 @pytest.fixture
 def lab() -> Iterator[Lab]:
-    """Four hosts that see each other."""
+    """Four hosts that can reach each other."""
     with Lab(hosts=HOSTS) as lab:
         yield lab

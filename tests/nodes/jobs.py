@@ -1,7 +1,7 @@
-"""A job on several hosts of a Lab: start agents, wait for their output, end it.
+"""A job on several Lab hosts: start agents, wait for their output, end it.
 
-The workers need no torch: each makes a file of its own, writes a line, then counts in that file, so
-that a test sees whether it runs, until there is a file named `stop`.
+The workers need no torch. Each creates its own file, prints a line, and then counts in that file,
+so that a test can see whether it is running. Workers exit once a file named `stop` exists.
 """
 
 import os
@@ -40,7 +40,7 @@ while time.monotonic() < end and not os.path.exists("stop"):
 
 
 class Started:
-    """The environment of a worker at its start."""
+    """A worker's environment when it started."""
 
     def __init__(self, line: str) -> None:
         pairs = dict(re.findall(r"(\w+)=(\S+)", line))
@@ -52,7 +52,7 @@ class Started:
 
 
 def of_text(text: str) -> list[Started]:
-    """The workers that have begun, by the whole lines in a text."""
+    """Return the workers that have started, according to the complete lines in some text."""
     return [Started(line) for line in text.split("\n")[:-1] if line.startswith("worker ")]
 
 
@@ -75,7 +75,7 @@ class AgentOn:
 
 
 class OneMachine:
-    """A Lab whose hosts are all this machine, for tests without a network of their own."""
+    """A Lab whose hosts are all this machine, for tests that need no separate network."""
 
     def __init__(self) -> None:
         self.processes: list[subprocess.Popen[bytes]] = []
@@ -105,7 +105,7 @@ class OneMachine:
 
 
 class Job:
-    """One job in a directory that all hosts see."""
+    """One job, in a directory that all hosts can access."""
 
     def __init__(self, lab: Lab | OneMachine, directory: Path, *flags: str) -> None:
         self.lab, self.directory, self.flags = lab, directory, flags
@@ -120,7 +120,7 @@ class Job:
         under: tuple[str, ...] = (),
         **variables: str,
     ) -> AgentOn:
-        """Start an agent, as the child of the command `under` or of this process."""
+        """Start an agent as a child of the command `under`, or of this process."""
         path = self.directory / f"agent{len(self.agents)}.{host}.txt"
         with path.open("wb") as file:
             process = self.lab[host].start(
@@ -136,7 +136,7 @@ class Job:
         return self.agents[-1]
 
     def until(self, condition: Callable[[], object], what: str = "") -> float:
-        """Wait for a condition; return how long it took."""
+        """Wait for a condition; return how long that took."""
         begin = time.monotonic()
         while not condition():
             if time.monotonic() - begin > LIMIT_S:
@@ -150,7 +150,7 @@ class Job:
         )
 
     def until_runs(self, agents: list[AgentOn], nodes: int, generation: int = 0) -> float:
-        """Wait until all workers of these agents are in a generation of so many nodes."""
+        """Wait until all workers of these agents run in a generation with this many nodes."""
         begin = re.compile(rf"generation {generation}: \d+ workers? on {nodes} nodes?")
 
         def run(agent: AgentOn) -> bool:
@@ -165,7 +165,7 @@ class Job:
         )
 
     def counts(self) -> dict[str, int]:
-        """How far each worker has counted, by its file."""
+        """Return how far each worker has counted, by its file."""
         result = {}
         for path in self.directory.glob("count.*"):
             text = path.read_text()
@@ -174,7 +174,7 @@ class Job:
         return result
 
     def running(self, host: str) -> bool:
-        """Whether a worker on a host counts on; on a busy machine it may take a second to."""
+        """Return whether a worker on a host keeps counting, perhaps slowly on a busy machine."""
         before = {k: v for k, v in self.counts().items() if f".{host}." in k}
         end = time.monotonic() + RUNNING_S
         while time.monotonic() < end:
@@ -185,14 +185,14 @@ class Job:
         return False
 
     def until_counts(self, host: str) -> None:
-        """Wait until a worker on a host continues to count. A busy machine may delay that."""
+        """Wait until a worker on a host continues to count, which a busy machine may delay."""
         self.until(lambda: self.running(host), f"a worker that runs on {host}")
 
     def tell(self, name: str) -> None:
         (self.directory / name).touch()
 
     def stop(self) -> list[int]:
-        """Let the workers end; return the exit codes of the agents."""
+        """Let the workers end; return the agents' exit codes."""
         self.tell("stop")
         return [agent.wait() for agent in self.agents]
 

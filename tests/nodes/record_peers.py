@@ -1,8 +1,8 @@
-"""Records the messages between an agent and its coordinator, for test_versions.py.
+"""Record the messages between an agent and its coordinator, for test_versions.py.
 
     PYTHONPATH=src:tests python -m nodes.record_peers > tests/nodes/recorded/VERSION.json
 
-To be run from the commit of a release, so that the next version is tested with this one.
+Run this from a release's commit, so that the next version is tested against it.
 """
 
 import json
@@ -31,7 +31,7 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
 
 
 def words(endpoint: str, is_host: int) -> list[str]:
-    """The command line of an agent that meets another one. Its rank 1 fails once."""
+    """Return the command line of an agent that meets another agent. Its rank 1 fails once."""
     return [
         *(sys.executable, "-m", "relight", "run", "--nnodes=2", "--rdzv-id=recorded"),
         "--max-restarts=1",
@@ -41,7 +41,7 @@ def words(endpoint: str, is_host: int) -> list[str]:
 
 
 def main() -> None:
-    """Run two agents whose connection passes here, and print their messages."""
+    """Run two agents whose connection passes through here, and print their messages."""
     folder = Path(tempfile.mkdtemp())
     (folder / "train.py").write_text(SCRIPT)
     port = free_ports(1)[0]
@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def pass_on(ends: dict[str, socket.socket]) -> list[list[object]]:
-    """Pass on the messages of both ends until one closes; return them, without echoes."""
+    """Relay messages in both directions until one side closes; return them, without echoes."""
     said: list[list[object]] = []
     buffers = dict.fromkeys(ends, b"")
     greeted = set[str]()

@@ -1,4 +1,4 @@
-"""A node whose console takes nothing more: the others don't wait for it."""
+"""Other nodes don't wait for a node whose console accepts no more output."""
 
 import fcntl
 import re
@@ -32,7 +32,7 @@ sys.exit(3)
 
 
 def is_full(stuck: "subprocess.Popen[bytes]", path: Path) -> bool:
-    """Whether the output pipe of an agent is full, and no worker writes more."""
+    """Return whether an agent's output pipe is full and no worker can write any more."""
     assert stuck.stdout is not None
     size = fcntl.fcntl(stuck.stdout, fcntl.F_GETPIPE_SZ)
     (held,) = struct.unpack("i", fcntl.ioctl(stuck.stdout, termios.FIONREAD, bytes(4)))
@@ -52,7 +52,7 @@ def start_stuck(here: OneMachine, job: Job, stderr: BinaryIO) -> "subprocess.Pop
 
 
 def test_node_with_blocked_console_restarts_and_stops(tmp_path: Path) -> None:
-    """The job restarts when a worker of another node fails, and one signal ends the stuck node."""
+    """The job restarts after a worker on another node fails, and one signal ends the stuck node."""
     meet = ("--rdzv-backend=file", f"--rdzv-endpoint={tmp_path / 'meet'}", "--rdzv-id=j")
     (tmp_path / "loud.py").write_text(LOUD)
     with OneMachine() as here, (tmp_path / "stderr").open("wb") as stderr:
@@ -77,8 +77,8 @@ def test_node_with_blocked_console_restarts_and_stops(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("coordinates", ["stuck", "other"])
 def test_node_waiting_for_its_console_joins_no_other_run(tmp_path: Path, coordinates: str) -> None:
-    """The job has failed. The other agent exits immediately, and a new agent with the same id does
-    not get the stuck node into its group: no workers would ever start there.
+    """After the job has failed, the other agent exits immediately. A new agent with the same id
+    does not get the stuck node into its group, in which no workers would ever start.
     """
     register = tmp_path / "meet"
     meet = ("--rdzv-backend=file", f"--rdzv-endpoint={register}", "--rdzv-id=j")
@@ -95,7 +95,7 @@ def test_node_waiting_for_its_console_joins_no_other_run(tmp_path: Path, coordin
             agent = job.start("node1", script=("loud.py",))
         job.until(lambda: is_full(stuck, tmp_path / "written"), "a full pipe")
         job.tell("fail")
-        assert agent.process.wait(LIMIT_S) == 3  # as its worker; it does not wait for the console
+        assert agent.process.wait(LIMIT_S) == 3  # like its worker, without waiting for the console
         assert "relight doctor" not in agent.text
         job.until(lambda: not (register / "j").exists(), "no coordinator")
         late = job.start("node2", script=("loud.py",))

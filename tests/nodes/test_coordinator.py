@@ -1,4 +1,4 @@
-"""`relight coordinator`: a head node that coordinates and does not train."""
+"""`relight coordinator`: a head node that coordinates but does not train."""
 
 import contextlib
 import json
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 
 def coordinate(lab: Lab, path: Path, *flags: str) -> "subprocess.Popen[bytes]":
-    """Start it on node4; return when it listens."""
+    """Start it on node4, and return once it is listening."""
     with path.open("wb") as file:
         process = lab["node4"].start(
             [*RELIGHT, "coordinator", "--bind=node4", "-v", *flags],
@@ -37,14 +37,14 @@ def coordinate(lab: Lab, path: Path, *flags: str) -> "subprocess.Popen[bytes]":
 
 @pytest.mark.needs_hosts
 def test_workers_survive_restart_of_killed_head(lab: Lab, tmp_path: Path) -> None:
-    """Kill -9 of the head's process: workers run on, without a pause, into its next life."""
+    """Workers keep running without a pause while the head's process is killed and started again."""
     first = coordinate(lab, tmp_path / "first.txt")
     job = Job(lab, tmp_path, *c10d("node4", "3"))
     agents = [job.start(f"node{number}") for number in (1, 2, 3)]
     job.until_runs(agents, 3)
     first.kill()
     first.wait()
-    end = time.monotonic() + 1.5  # more than a lease
+    end = time.monotonic() + 1.5  # longer than a lease
     while time.monotonic() < end:
         assert all(job.running(agent.host) for agent in agents), job.report()
     second = coordinate(lab, tmp_path / "second.txt")
@@ -56,7 +56,7 @@ def test_workers_survive_restart_of_killed_head(lab: Lab, tmp_path: Path) -> Non
         assert all(job.running(agent.host) for agent in agents), job.report()
     assert not any("workers are frozen" in agent.text for agent in agents), job.report()
     assert all(len(agent.workers) == 1 for agent in agents)
-    job.tell("fail.1")  # and it does coordinate
+    job.tell("fail.1")  # to check that it really coordinates
     assert [agent.wait() for agent in agents] == [1, 1, 1]
     second.send_signal(signal.SIGTERM)
     assert second.wait(LIMIT_S) == 0
@@ -64,8 +64,8 @@ def test_workers_survive_restart_of_killed_head(lab: Lab, tmp_path: Path) -> Non
 
 @pytest.mark.needs_hosts
 def test_node_missed_by_two_coordinators_is_not_a_member(lab: Lab, tmp_path: Path) -> None:
-    """Its generation has the number, the size and a free place of the running one. They are not
-    confused: its worker does not run beside those of a group that it was never in.
+    """Its generation has the same number and size as the running one, and also a free place. The
+    two are not confused: its worker does not run alongside those of a group that it was never in.
     """
     first = coordinate(lab, tmp_path / "first.txt")
     job = Job(lab, tmp_path, *c10d("node4", "2"))
@@ -92,7 +92,7 @@ def test_node_missed_by_two_coordinators_is_not_a_member(lab: Lab, tmp_path: Pat
 @pytest.mark.needs_hosts
 def test_absent_node_does_not_run_beside_its_successor(lab: Lab, tmp_path: Path) -> None:
     """Its group was complete with one node, and it is the first to reach the next coordinator. The
-    other one keeps running, as the port was refused.
+    other node keeps running, because its connections were refused.
     """
     head = tmp_path / "first.txt"
     first = coordinate(lab, head)
@@ -120,7 +120,7 @@ def test_absent_node_does_not_run_beside_its_successor(lab: Lab, tmp_path: Path)
 
 @pytest.mark.needs_hosts
 def test_one_coordinator_serves_many_jobs(lab: Lab, tmp_path: Path) -> None:
-    """Two jobs with ids of their own at one head, beside each other and one after the other."""
+    """Two jobs with different ids run at one head, at the same time and one after the other."""
     path = tmp_path / "head.txt"
     head = coordinate(lab, path)
     for _ in range(2):
@@ -144,7 +144,7 @@ def test_one_coordinator_serves_many_jobs(lab: Lab, tmp_path: Path) -> None:
 
 @pytest.mark.needs_hosts
 def test_head_with_token_rejects_agents_without_it(lab: Lab, tmp_path: Path) -> None:
-    """A head with a token turns away agents without it, and says so."""
+    """A head that has a token turns away agents without it, and reports that."""
     token = tmp_path / "token"
     token.write_text("secret\n")
     path = tmp_path / "head.txt"
@@ -158,7 +158,7 @@ def test_head_with_token_rejects_agents_without_it(lab: Lab, tmp_path: Path) -> 
 def test_bad_coordinator_flags_are_refused_before_binding(
     launch: Launch,
 ) -> None:
-    """Refused before anything is bound, with what to write instead."""
+    """They are refused before anything is bound, and the message suggests what to write instead."""
     for flags, message in (
         (["x"], "takes flags only"),
         (["--bind=192.0.2.250:1"], "can't listen at 192.0.2.250:1"),
@@ -185,7 +185,7 @@ def test_bad_coordinator_flags_are_refused_before_binding(
 
 @pytest.mark.needs_hosts
 def test_blocked_console_stops_no_worker(lab: Lab, tmp_path: Path) -> None:
-    """Its stderr is a full pipe, and a stranger comes: the workers of its job run on."""
+    """Workers keep running although the head's stderr is a full pipe and a stranger connects."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     with contextlib.suppress(BlockingIOError):
@@ -221,8 +221,9 @@ def test_blocked_console_stops_no_worker(lab: Lab, tmp_path: Path) -> None:
 
 @pytest.mark.needs_hosts
 def test_rare_heartbeats_of_one_job_do_not_delay_another(lab: Lab, tmp_path: Path) -> None:
-    """A job that came first looks for lost nodes less often than this test would wait; of the
-    other, with the defaults, a stopped node is lost. The end of a connection is noticed in both.
+    """The first job checks for lost nodes so rarely that this test would not last long enough. In
+    the other job, which has the defaults, a stopped node is lost nevertheless. Closed connections
+    are noticed in both jobs.
     """
     head = coordinate(lab, tmp_path / "head.txt")
     jobs = {}
@@ -249,9 +250,7 @@ def test_rare_heartbeats_of_one_job_do_not_delay_another(lab: Lab, tmp_path: Pat
 
 @pytest.mark.needs_hosts
 def test_job_with_rare_heartbeats_runs_undisturbed(lab: Lab, tmp_path: Path) -> None:
-    """The coordinator counts a node as lost after the patience that the node's job was started
-    with.
-    """
+    """A node is lost after the timeout with which its own job was started."""
     head = coordinate(lab, tmp_path / "head.txt")
     job = Job(lab, tmp_path, *c10d("node4", "2"), "--rdzv-conf=keep_alive_interval=2")
     agents = [job.start("node1"), job.start("node2")]

@@ -1,4 +1,4 @@
-"""Nodes that end well, far apart. The end of one does not harm the others."""
+"""Nodes that finish successfully at different times don't disturb the others."""
 
 import signal
 import subprocess
@@ -17,7 +17,7 @@ CONF = "--rdzv-conf=exit_barrier_timeout=0.5,join_timeout=8,last_call_timeout=1"
 
 
 def end_one_by_one(job: Job, agents: list[AgentOn]) -> None:
-    """Let ranks end, the last one first, with a pause that is longer than any lease."""
+    """Let ranks end, the last one first, with pauses that are longer than any lease."""
     for rank in reversed(range(len(agents))):
         job.tell(f"finish.{rank}")
         end = time.monotonic() + (3.5 if rank else 0)
@@ -40,7 +40,7 @@ def test_done_nodes_are_not_taken_for_lost(tmp_path: Path) -> None:
 
 @pytest.mark.needs_hosts
 def test_done_endpoint_host_keeps_voting(lab: Lab, tmp_path: Path) -> None:
-    """A host of the endpoint whose workers are done keeps voting for the others' coordinator."""
+    """An endpoint host whose workers are done keeps voting for the others' coordinator."""
     job = Job(lab, tmp_path, *c10d("node1,node2,node3", "3", CONF))
     agents = [job.start(f"node{number}") for number in (1, 2, 3)]
     job.until_runs(agents, 3)
@@ -49,7 +49,7 @@ def test_done_endpoint_host_keeps_voting(lab: Lab, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_coordinator_lost_after_success_is_not_missed(tmp_path: Path, number: int) -> None:
-    """The next coordinator learns from the running nodes which ones have succeeded."""
+    """The next coordinator learns from the running nodes which nodes have succeeded."""
     with OneMachine() as here:
         meet = ("--rdzv-backend=file", f"--rdzv-endpoint={tmp_path / 'meet'}", "--rdzv-id=j")
         job = Job(here, tmp_path, *meet, "--nnodes=3", "--rdzv-conf=join_timeout=8")
@@ -59,7 +59,7 @@ def test_coordinator_lost_after_success_is_not_missed(tmp_path: Path, number: in
         job.until_runs(job.agents, 3)
         job.tell(f"finish.{coordinator.workers[0].rank}")
         job.until_says(coordinator, "local rank 0 exited with code 0")
-        time.sleep(0.5)  # nothing says when the others have heard of it
+        time.sleep(0.5)  # nothing shows when the others have learned of it
         job.kill(coordinator, number)
         job.until(lambda: any("coordinates the group now" in agent.text for agent in others))
         assert job.stop()[1:] == [0, 0], job.report()
@@ -70,7 +70,7 @@ def test_coordinator_lost_after_success_is_not_missed(tmp_path: Path, number: in
 def test_late_coordinator_does_not_miss_departed_done_node(
     tmp_path: Path,
 ) -> None:
-    """The same, for `relight coordinator`, which keeps nothing on disk."""
+    """The same holds for `relight coordinator`, which keeps nothing on disk."""
 
     def coordinate() -> "subprocess.Popen[bytes]":
         return here.start([*RELIGHT, "coordinator", f"--bind=127.0.0.1:{port}"],
@@ -88,7 +88,7 @@ def test_late_coordinator_does_not_miss_departed_done_node(
         first.kill()
         coordinate()
         job.until_says(agents[1], "lost the coordinator")
-        time.sleep(2)  # longer than a lease, and than a new coordinator waits for missing nodes
+        time.sleep(2)  # longer than a lease, and than a new coordinator's wait for missing nodes
         assert job.stop() == [0, 0, 0], job.report()
         for agent in agents:
             assert "generation 1" not in agent.text
@@ -110,7 +110,7 @@ os.write(1, b"has saved\\n")
 
 @pytest.mark.needs_hosts
 def test_preempted_coordinator_stays_while_others_checkpoint(lab: Lab, tmp_path: Path) -> None:
-    """Without it the workers of the other node would be frozen, and could not save."""
+    """Without it, the workers on the other node would be frozen and could not save."""
     job = Job(lab, tmp_path, *c10d("node1", "2"))
     (tmp_path / "saves.py").write_text(SAVES_OR_FAILS)
     agents = [

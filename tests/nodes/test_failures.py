@@ -1,4 +1,4 @@
-"""Failures on one node and how the others react."""
+"""How the other nodes react to failures on one node."""
 
 import os
 import re
@@ -26,7 +26,7 @@ def begin(
 
 
 def test_worker_failure_restarts_all_nodes_together(lab: Lab, tmp_path: Path) -> None:
-    """All nodes restart together, with the same count, and say why; ranks stay."""
+    """All nodes restart with the same restart count and report why; ranks stay the same."""
     job, agents = begin(lab, tmp_path, "3", 3, "--max-restarts=1", "--nproc-per-node=2")
     job.tell("fail.3")
     job.until_runs(agents, 3, generation=1)
@@ -44,8 +44,8 @@ def test_worker_failure_restarts_all_nodes_together(lab: Lab, tmp_path: Path) ->
 
 
 def test_restart_below_maximum_waits_for_nobody(lab: Lab, tmp_path: Path) -> None:
-    """2 of at most 3 nodes: a restart does not wait for the last call, set to longer than the
-    test (torchrun: 30 s).
+    """2 of at most 3 nodes are present. A restart does not wait for the last call, which takes
+    longer than the test (torchrun: 30 s).
     """
     flags = f"--rdzv-conf=last_call_timeout={2 * LIMIT_S}", "--max-restarts=1"
     job = Job(lab, tmp_path, *c10d("node1", "2:3", *flags))
@@ -61,7 +61,7 @@ def test_restart_below_maximum_waits_for_nobody(lab: Lab, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("how", ["kill", "cut", "freeze"])
 def test_survivors_continue_after_node_loss(lab: Lab, tmp_path: Path, how: str) -> None:
-    """The survivors continue without a charge to the budget, and keep their order."""
+    """The survivors continue without using the restart budget, and keep their order."""
     job, agents = begin(lab, tmp_path, "2:4", 4)
     lost, others = agents[2], [agents[0], agents[1], agents[3]]
     if how == "kill":
@@ -79,7 +79,7 @@ def test_survivors_continue_after_node_loss(lab: Lab, tmp_path: Path, how: str) 
         lab.mend("node3")
     elif how == "freeze":
         job.kill(lost, signal.SIGCONT)
-    if how != "kill":  # it finds out that it is out, and rejoins
+    if how != "kill":  # it discovers that it is out of the group, and rejoins
         job.until_runs([lost, *others], 4, generation=2)
         assert lost.workers[-1].rank == 3
         assert job.stop() == [0, 0, 0, 0]
@@ -88,7 +88,7 @@ def test_survivors_continue_after_node_loss(lab: Lab, tmp_path: Path, how: str) 
 
 
 def test_deaf_node_stops_its_workers_and_is_left_out(lab: Lab, tmp_path: Path) -> None:
-    """A node that can speak but not hear stops its workers, and the others continue without it."""
+    """If a node can send but not receive, it stops its workers and the others continue."""
     job, agents = begin(lab, tmp_path, "2:3", 3)
     lab.block("node1", "node3")
     job.until_runs(agents[:2], 2, generation=1)
@@ -99,7 +99,7 @@ def test_deaf_node_stops_its_workers_and_is_left_out(lab: Lab, tmp_path: Path) -
 
 
 def test_survivors_below_minimum_wait_for_replacement(lab: Lab, tmp_path: Path) -> None:
-    """They say that they wait for a node; the replacement takes the place of the lost node."""
+    """They report that they are waiting for a node; a replacement takes the lost node's place."""
     job, agents = begin(lab, tmp_path, "3", 3)
     job.kill(agents[1])
     text = r"node2 was lost: .*; 2 of 3 nodes left: node1, node3; waiting for 1 more"
@@ -114,7 +114,7 @@ def test_survivors_below_minimum_wait_for_replacement(lab: Lab, tmp_path: Path) 
 
 
 def test_too_few_nodes_end_job_after_join_timeout(lab: Lab, tmp_path: Path) -> None:
-    """It ends with exit code 3 on all nodes."""
+    """The job ends with exit code 3 on all nodes."""
     job = Job(lab, tmp_path, *c10d("node1", "2", "--rdzv-conf=join_timeout=3"))
     agents = [job.start("node1"), job.start("node2")]
     job.until_runs(agents, 2)
@@ -125,8 +125,8 @@ def test_too_few_nodes_end_job_after_join_timeout(lab: Lab, tmp_path: Path) -> N
 
 
 def test_terminated_node_leaves_and_others_continue(lab: Lab, tmp_path: Path) -> None:
-    """SIGTERM to one agent: exit code 143; the others continue immediately, the budget is
-    untouched.
+    """An agent that receives SIGTERM exits with code 143. The others continue immediately, without
+    using the restart budget.
     """
     job, agents = begin(lab, tmp_path, "2:3", 3)
     job.kill(agents[1], signal.SIGTERM)
@@ -139,12 +139,12 @@ def test_terminated_node_leaves_and_others_continue(lab: Lab, tmp_path: Path) ->
 
 
 def test_remote_workers_outlive_the_coordinator(lab: Lab, tmp_path: Path) -> None:
-    """Workers of other nodes run on; the new agent at the endpoint takes its group rank."""
+    """Workers on other nodes keep running; a new agent at the endpoint takes its group rank."""
     job, agents = begin(lab, tmp_path, "3", 3)
     job.kill(agents[0])
     job.until_says(agents[1], "lost the coordinator")
     time.sleep(2)
-    job.until_counts("node2")  # its host lives: a refused connection is not silence
+    job.until_counts("node2")  # its host is alive, and a refused connection is not silence
     back = job.start("node1")
     together = [back, agents[1], agents[2]]
     job.until_runs(together, 3, generation=1)
@@ -154,7 +154,7 @@ def test_remote_workers_outlive_the_coordinator(lab: Lab, tmp_path: Path) -> Non
 
 
 def test_workers_freeze_while_coordinator_host_is_cut_off(lab: Lab, tmp_path: Path) -> None:
-    """Workers that hear nothing freeze, and continue where they were when the cable is back."""
+    """Workers on nodes without heartbeats freeze, and continue once the network is restored."""
     job, agents = begin(lab, tmp_path, "3", 3)
     lab.cut("node1")
     job.until_says(agents[1], "workers are frozen")
@@ -165,8 +165,8 @@ def test_workers_freeze_while_coordinator_host_is_cut_off(lab: Lab, tmp_path: Pa
 
 
 def test_workers_freeze_although_spawner_was_stopped(lab: Lab, tmp_path: Path) -> None:
-    """The spawner freezes the workers. From the end of their lease on, the agent continues it until
-    it has done so.
+    """The spawner freezes the workers, so once their lease has expired, the agent keeps resuming
+    the spawner until it has done so.
     """
     job, agents = begin(lab, tmp_path, "2:3", 3)
     _, spawner, *_ = linux.tree(agents[1].process.pid)  # after the guard
@@ -183,7 +183,7 @@ def test_workers_freeze_although_spawner_was_stopped(lab: Lab, tmp_path: Path) -
 
 
 def test_only_one_side_of_a_partition_runs(lab: Lab, tmp_path: Path) -> None:
-    """The side of the coordinator continues; the workers of the other, as large, are frozen."""
+    """The coordinator's side continues; the other side, just as large, freezes its workers."""
     job, agents = begin(lab, tmp_path, "1:4", 4)
     lab.partition(["node1", "node2"], ["node3", "node4"])
     job.until_runs(agents[:2], 2, generation=1)
@@ -196,8 +196,8 @@ def test_only_one_side_of_a_partition_runs(lab: Lab, tmp_path: Path) -> None:
 
 
 def test_done_node_leaves_when_another_fails_for_good(lab: Lab, tmp_path: Path) -> None:
-    """The one that is done leaves with the exit code of the failure. It does not wait for the exit
-    barrier, set to longer than the test (torchrun: 300 s).
+    """The node that is done exits with the failure's exit code. It does not wait for the exit
+    barrier, whose timeout is longer than the test (torchrun: 300 s).
     """
     job, agents = begin(lab, tmp_path, "2", 2, f"--rdzv-conf=exit_barrier_timeout={2 * LIMIT_S}")
     job.tell("finish.0")
@@ -208,7 +208,7 @@ def test_done_node_leaves_when_another_fails_for_good(lab: Lab, tmp_path: Path) 
 
 
 def test_node_without_the_script_fails_alone(lab: Lab, tmp_path: Path) -> None:
-    """That node fails alone, before it joins; the others wait for a right one."""
+    """That node fails before it joins; the others wait for a proper one."""
     job = Job(lab, tmp_path, *c10d("node1", "2"))
     first = job.start("node1")
     wrong = job.start("node2", script=("trian.py",))
@@ -221,7 +221,7 @@ def test_node_without_the_script_fails_alone(lab: Lab, tmp_path: Path) -> None:
 
 
 def test_node_with_other_nnodes_is_refused(lab: Lab, tmp_path: Path) -> None:
-    """A node that was started for another size is refused, with both sizes."""
+    """A node that was started with a different size is refused, and both sizes are reported."""
     job = Job(lab, tmp_path, *c10d("node1", "2"))
     first = job.start("node1")
     job.until_says(first, "waiting for 1 more")
@@ -248,7 +248,7 @@ while time.monotonic() < end and not os.path.exists("stop"):
 
 
 def test_newcomers_wait_for_a_checkpoint(lab: Lab, tmp_path: Path) -> None:
-    """With --membership-change=at-checkpoint workers save and leave before the group grows."""
+    """With --membership-change=at-checkpoint, workers save and exit before the group grows."""
     (tmp_path / "saving.py").write_text(CHECKPOINTING)
     flags = ("--rdzv-conf=last_call_timeout=1", "--membership-change=at-checkpoint")
     job = Job(lab, tmp_path, *c10d("node1", "1:2", *flags))
@@ -262,7 +262,7 @@ def test_newcomers_wait_for_a_checkpoint(lab: Lab, tmp_path: Path) -> None:
 
 
 def test_worker_that_never_checkpoints_is_stopped_after_timeout(lab: Lab, tmp_path: Path) -> None:
-    """A script that does not ask is stopped after checkpoint_timeout."""
+    """A script that never checks for the request is stopped after checkpoint_timeout."""
     flags = ("--rdzv-conf=last_call_timeout=1,checkpoint_timeout=1",
              "--membership-change=at-checkpoint")  # fmt: skip
     job = Job(lab, tmp_path, *c10d("node1", "1:2", *flags))
@@ -274,8 +274,8 @@ def test_worker_that_never_checkpoints_is_stopped_after_timeout(lab: Lab, tmp_pa
 
 
 def test_loss_of_only_endpoint_host_ends_job_after_join_timeout(lab: Lab, tmp_path: Path) -> None:
-    """With one endpoint whose host is gone, the others wait for the join timeout, then end with
-    exit code 3 and leave no worker behind.
+    """If a single endpoint host is gone, the others wait for the join timeout, then exit with code
+    3 and leave no workers behind.
     """
     job, agents = begin(lab, tmp_path, "3", 3, "--rdzv-conf=last_call_timeout=2,join_timeout=3")
     lab.cut("node1")
@@ -303,7 +303,7 @@ while True:
 
 
 def test_grace_period_is_the_same_on_all_nodes(lab: Lab, tmp_path: Path) -> None:
-    """When a rank fails, all ranks of all nodes are asked to stop, and are killed, together."""
+    """When a rank fails, all ranks on all nodes are asked to stop and killed at the same time."""
     job = Job(lab, tmp_path, *c10d("node1", "3", "--nproc-per-node=2", "--shutdown-timeout=3"))
     (tmp_path / "saves.py").write_text(SAVES)
     agents = [job.start(f"node{number}", script=("saves.py",)) for number in (1, 2, 3)]
@@ -314,7 +314,7 @@ def test_grace_period_is_the_same_on_all_nodes(lab: Lab, tmp_path: Path) -> None
     asked = [float((tmp_path / f"asked.{rank}").read_text()) for rank in others]
     killed = [float((tmp_path / f"alive.{rank}").read_text()) for rank in others]
     assert max(asked) < min(killed)
-    # Neither immediately nor after the default, with room for a busy machine.
+    # Neither immediately nor after the default, with some tolerance for a busy machine.
     assert all(1 < k - a < 20 for a, k in zip(asked, killed, strict=True)), (asked, killed)
 
 
@@ -322,7 +322,7 @@ def test_grace_period_is_the_same_on_all_nodes(lab: Lab, tmp_path: Path) -> None
 def test_spawner_holds_the_heartbeat_socket_and_workers_do_not(
     lab: Lab, tmp_path: Path, kind: str
 ) -> None:
-    """So the machine says that nobody has its port when the spawner has ended, and not before."""
+    """So the machine rejects datagrams to this port once the spawner has exited, and not before."""
     flags = ("--preload=json",) if kind == "warm" else ()
     job, agents = begin(lab, tmp_path, "1:2", 2, "--max-restarts=1", *flags)
     generation = 0
@@ -346,20 +346,20 @@ def test_spawner_holds_the_heartbeat_socket_and_workers_do_not(
 
 
 def pids_by_name(name: str) -> list[int]:
-    """The processes with this name."""
+    """Return the processes with this name."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             words = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
         except OSError:
-            continue  # it has ended
+            continue  # it has exited
         if re.search(rf"^{name}\b", words):
             found.append(int(path.parent.name))
     return found
 
 
 def heartbeat_sockets(pid: int) -> set[str]:
-    """The inodes of the UDP sockets that a process has."""
+    """Return the inodes of a process's UDP sockets."""
     mine = {os.readlink(each) for each in Path(f"/proc/{pid}/fd").iterdir()}
     lines = [Path(f"/proc/{pid}/net/{name}").read_text() for name in ("udp", "udp6")]
     inodes = {line.split()[9] for text in lines for line in text.splitlines()[1:]}

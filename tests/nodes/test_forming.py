@@ -1,4 +1,4 @@
-"""Nodes find each other and get their ranks, whatever the endpoint is called."""
+"""Nodes find each other and get their ranks, however the endpoint is named."""
 
 import re
 import signal
@@ -53,7 +53,7 @@ while True:
     ["10.77.0.1:29400", "node1", "node1:1234", "[fd77::1]:29400"],
 )
 def test_nodes_meet_at_endpoint_by_any_name(lab: Lab, tmp_path: Path, endpoint: str) -> None:
-    """An address, a name that only /etc/hosts knows, IPv6: the nodes meet, and end together."""
+    """The nodes meet and finish together at an address, a name from /etc/hosts, or IPv6."""
     job = Job(lab, tmp_path, *c10d(endpoint, "3", "--nproc-per-node=2"))
     agents = [job.start(host) for host in ("node3", "node1", "node2")]
     job.until_runs(agents, 3)
@@ -66,7 +66,7 @@ def test_nodes_meet_at_endpoint_by_any_name(lab: Lab, tmp_path: Path, endpoint: 
 
 
 def test_rank_0_is_at_the_endpoint_on_request(lab: Lab, tmp_path: Path) -> None:
-    """Otherwise it is on the host whose name is first."""
+    """Otherwise it runs on the host whose name sorts first."""
     flags = c10d("node2", "3", "--rdzv-conf=rank0=endpoint")
     job = Job(lab, tmp_path, *flags)
     agents = [job.start(host) for host in ("node1", "node2", "node3")]
@@ -76,7 +76,7 @@ def test_rank_0_is_at_the_endpoint_on_request(lab: Lab, tmp_path: Path) -> None:
 
 
 def test_uneven_nodes_and_roles_get_the_right_ranks(lab: Lab, tmp_path: Path) -> None:
-    """Ranks, role ranks and local sizes are right where nodes differ."""
+    """Ranks, role ranks, and local sizes are correct if nodes differ."""
     job = Job(lab, tmp_path, *c10d("node1", "3"))
     agents = [
         job.start("node1", "--nproc-per-node=1", "--role=reader"),
@@ -99,7 +99,7 @@ def test_uneven_nodes_and_roles_get_the_right_ranks(lab: Lab, tmp_path: Path) ->
 
 
 def test_node_rank_decides_the_order_of_nodes(lab: Lab, tmp_path: Path) -> None:
-    """Workers meet at the port that was given."""
+    """The workers rendezvous at the given port."""
     flags = ("--nnodes=3", "--master-addr=10.77.0.2", "--master-port=29501")
     job = Job(lab, tmp_path, *flags)
     agents = [
@@ -127,7 +127,7 @@ def test_node_rank_decides_the_order_of_nodes(lab: Lab, tmp_path: Path) -> None:
 def test_loopback_endpoint_accepts_nodes_of_other_machines(
     lab: Lab, tmp_path: Path, here: str, elsewhere: str, more: tuple[str, ...]
 ) -> None:
-    """The node that hosts the endpoint may call it by a name that is good on its machine only."""
+    """The node that hosts the endpoint may use a name for it that is only valid on its machine."""
     job = Job(lab, tmp_path, "--rdzv-backend=c10d", "--nnodes=2")
     agents = [
         job.start("node1", f"--rdzv-endpoint={here}:29400", *more),
@@ -140,7 +140,7 @@ def test_loopback_endpoint_accepts_nodes_of_other_machines(
 
 
 def test_hosts_mapping_their_name_to_loopback_elect_a_coordinator(lab: Lab, tmp_path: Path) -> None:
-    """Debian's /etc/hosts has 127.0.1.1 for the name of the machine itself."""
+    """Debian's /etc/hosts maps the machine's own name to 127.0.1.1."""
     job = Job(lab, tmp_path, *c10d("node1,node2,node3", "3"))
     for number in (1, 2, 3):
         own = f"s/^10.77.0.{number}/127.0.1.1/; /^fd77/d"
@@ -153,8 +153,8 @@ def test_hosts_mapping_their_name_to_loopback_elect_a_coordinator(lab: Lab, tmp_
 
 
 def test_workers_meet_at_address_and_port_given_to_their_node(lab: Lab, tmp_path: Path) -> None:
-    """As under torchrun, the nodes of a static rendezvous may know node 0 by different addresses
-    and ports: node3 maps a port of its own to node1, which node2 reaches by its name.
+    """As with torchrun, the nodes in a static rendezvous may use different addresses and ports for
+    node 0. Here node3 forwards one of its own ports to node1, and node2 uses node1's name.
     """
     job = Job(lab, tmp_path, "--nnodes=2")
     (tmp_path / "train.py").write_text(MEET_IN_STORE + WORKER)
@@ -175,7 +175,7 @@ def test_workers_meet_at_address_and_port_given_to_their_node(lab: Lab, tmp_path
 
 
 def test_second_node_with_same_rank_is_refused(lab: Lab, tmp_path: Path) -> None:
-    """The second node with a rank is refused by name; the job continues with the right one."""
+    """The second node with the same rank is refused by name; the job continues with the first."""
     job = Job(lab, tmp_path, "--nnodes=2", "--master-addr=10.77.0.1")
     first = job.start("node1", "--node-rank=0")
     job.until_says(first, r"waiting for 1 more")
@@ -188,7 +188,7 @@ def test_second_node_with_same_rank_is_refused(lab: Lab, tmp_path: Path) -> None
 
 
 def test_waiting_for_nodes_is_explained(lab: Lab, tmp_path: Path) -> None:
-    """A line names the nodes that are here and how long the group still waits; then exit code 3."""
+    """A line names the nodes present and how long the group will wait; then exit code 3."""
     flags = c10d("node1", "3", "--rdzv-conf=join_timeout=3")
     job = Job(lab, tmp_path, *flags)
     agents = [job.start("node1"), job.start("node2")]
@@ -201,7 +201,7 @@ def test_waiting_for_nodes_is_explained(lab: Lab, tmp_path: Path) -> None:
 
 
 def test_node_gives_up_if_nobody_hosts_the_endpoint(lab: Lab, tmp_path: Path) -> None:
-    """Where nobody hosts the endpoint, a node says so, and gives up with exit code 3."""
+    """If nobody hosts the endpoint, a node reports that and gives up with exit code 3."""
     job = Job(lab, tmp_path, *c10d("node4", "2", "--rdzv-conf=join_timeout=2"))
     agent = job.start("node1")
     assert agent.wait() == 3
@@ -209,7 +209,7 @@ def test_node_gives_up_if_nobody_hosts_the_endpoint(lab: Lab, tmp_path: Path) ->
 
 
 def test_foreign_program_on_endpoint_port_is_named(lab: Lab, tmp_path: Path) -> None:
-    """A program that accepts and says nothing is named as such; nobody hangs."""
+    """A program that accepts the connection but sends nothing is reported, and nothing hangs."""
     script = "import socket, time; s = socket.create_server(('10.77.0.1', 29400)); time.sleep(100)"
     lab["node1"].start([sys.executable, "-c", script])
     job = Job(lab, tmp_path, *c10d("10.77.0.1", "2", "--rdzv-conf=join_timeout=7"))
@@ -220,7 +220,7 @@ def test_foreign_program_on_endpoint_port_is_named(lab: Lab, tmp_path: Path) -> 
 
 
 def test_elastic_job_starts_after_last_call(lab: Lab, tmp_path: Path) -> None:
-    """With 2:4 and two nodes, the group forms once nobody else has come for last_call_timeout."""
+    """With 2:4 and two nodes, the group forms if no other node arrives within last_call_timeout."""
     flags = c10d("node1", "2:4", "--rdzv-conf=last_call_timeout=1")
     job = Job(lab, tmp_path, *flags)
     agents = [job.start("node1"), job.start("node2")]
@@ -229,7 +229,7 @@ def test_elastic_job_starts_after_last_call(lab: Lab, tmp_path: Path) -> None:
 
 
 def test_newcomers_are_admitted_together_and_spares_wait(lab: Lab, tmp_path: Path) -> None:
-    """Two that come together cost one new generation; one above the maximum becomes a spare."""
+    """Two that arrive together cause one new generation; one above the maximum becomes a spare."""
     flags = c10d("node1", "1:3", "--rdzv-conf=last_call_timeout=4")
     job = Job(lab, tmp_path, *flags)
     first = job.start("node1")
@@ -266,7 +266,7 @@ def test_two_jobs_at_one_endpoint_are_isolated(lab: Lab, tmp_path: Path) -> None
 
 
 def test_jobs_waiting_at_one_endpoint_hear_of_each_other(lab: Lab, tmp_path: Path) -> None:
-    """Two nodes with different ids wait for ever, if they were to be one job."""
+    """Two nodes that were meant to form one job would wait forever if their ids differ."""
     flags = ("--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=node1")
     job = Job(lab, tmp_path, *flags)
     agents = [job.start("node1", "--rdzv-id=train-7"), job.start("node2", "--rdzv-id=train-8")]
@@ -279,7 +279,7 @@ def test_jobs_waiting_at_one_endpoint_hear_of_each_other(lab: Lab, tmp_path: Pat
         )
     late = [job.start("node3", "--rdzv-id=train-7"), job.start("node4", "--rdzv-id=train-8")]
     job.until_runs([*agents, *late], 2)
-    for agent in (agents[1], late[1]):  # first, as their coordinator leaves with its own job
+    for agent in (agents[1], late[1]):  # first, since their coordinator leaves with its job
         job.kill(agent, signal.SIGTERM)
         agent.wait()
     assert job.stop() == [0, 143, 0, 143]
@@ -290,7 +290,7 @@ def test_jobs_waiting_at_one_endpoint_hear_of_each_other(lab: Lab, tmp_path: Pat
 def test_nodes_waiting_at_their_own_loopback_are_warned(
     lab: Lab, tmp_path: Path, endpoint: str
 ) -> None:
-    """Each node hosts an endpoint that is its own machine, and would wait without a word."""
+    """Each node hosts an endpoint on its own machine, and would otherwise wait silently."""
     job = Job(lab, tmp_path, *c10d(endpoint, "2"))
     for agent in [job.start("node1"), job.start("node2")]:
         job.until_says(

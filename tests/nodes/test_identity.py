@@ -1,4 +1,4 @@
-"""Nodes may share names, pids, clocks and addresses and are still distinct."""
+"""Nodes may share names, pids, clocks, and addresses, and are still distinct."""
 
 import re
 import subprocess
@@ -27,7 +27,7 @@ with open("/etc/hosts", "r+") as file:  # the host's own: a mount of its namespa
     file.truncate()
     file.write(re.sub(rf"(?m)^\S+ {name}$", "", text) + f"127.0.1.1 {name}\n")
 """
-"""Gives a host's own name the address that Debian's installer gives it."""
+"""Maps a host's own name to the address that Debian's installer gives it."""
 OTHER_CLOCK = """
 import datetime, os, time
 shift, real = float(os.environ["SHIFT"]), time.time
@@ -46,7 +46,7 @@ datetime.datetime = Shifted
 
 
 def lab_with_hostnames(hostnames: Mapping[str, str]) -> Lab:
-    """Hosts of which some have a name that no other host would guess."""
+    """Return hosts, some of which have a name that other hosts can't guess."""
     return Lab(HOSTS, hostnames=hostnames)
 
 
@@ -62,7 +62,7 @@ def group_ranks(agents: list[AgentOn]) -> list[int]:
 
 
 def test_two_hosts_with_one_name_are_two_nodes(tmp_path: Path) -> None:
-    """Two hosts of one name are two nodes; the loss of one is not that of the other."""
+    """Losing one of the hosts does not affect the other."""
     with lab_with_hostnames({"node1": "trainer", "node2": "trainer"}) as lab:
         job = Job(lab, tmp_path, *c10d("10.77.0.1", "2:3", "--rdzv-conf=last_call_timeout=9"))
         agents = [job.start(host) for host in HOSTS]
@@ -75,8 +75,8 @@ def test_two_hosts_with_one_name_are_two_nodes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("first", ["node1", "node2"])
 def test_endpoint_address_decides_between_hosts_of_one_name(tmp_path: Path, first: str) -> None:
-    """Where a second host bears the endpoint's name, the one with its address coordinates, also if
-    the other is there before it.
+    """If a second host has the endpoint's name, the host with the endpoint's address coordinates,
+    even if the other one starts first.
     """
     with lab_with_hostnames({"node2": "node1"}) as lab:
         job = Job(lab, tmp_path, *c10d("node1", "2"))
@@ -88,7 +88,7 @@ def test_endpoint_address_decides_between_hosts_of_one_name(tmp_path: Path, firs
 
 
 def test_agents_with_equal_pids_are_different_nodes(lab: Lab, tmp_path: Path) -> None:
-    """They run in containers of one host or of several."""
+    """They may run in containers on one host or on several."""
     job = Job(lab, tmp_path, *c10d("node1", "3", "--max-restarts=1"))
     agents = [job.start(host, under=OWN_PIDS) for host in ("node1", "node1", "node2")]
     job.until_runs(agents, 3)
@@ -100,7 +100,7 @@ def test_agents_with_equal_pids_are_different_nodes(lab: Lab, tmp_path: Path) ->
 
 @pytest.mark.parametrize("host", ["node1", "node2"])
 def test_unresolvable_hostname_is_harmless(tmp_path: Path, host: str) -> None:
-    """On the endpoint's host or on another. Nobody looks it up."""
+    """It may be the endpoint's host or another one; nobody looks up the name."""
     with lab_with_hostnames({host: "no-such-name"}) as lab:
         job = Job(lab, tmp_path, *c10d("10.77.0.1", "2"))
         agents = [job.start("node2"), job.start("node1")]
@@ -116,8 +116,8 @@ def test_unresolvable_hostname_is_harmless(tmp_path: Path, host: str) -> None:
 def test_endpoint_may_resolve_to_loopback_on_its_host(
     lab: Lab, tmp_path: Path, order: tuple[str, ...]
 ) -> None:
-    """Debian gives a host's own name 127.0.1.1: others come in all the same, and the workers get
-    an address that leads there from everywhere, also if an agent of that host came first.
+    """Debian maps a host's own name to 127.0.1.1. Other hosts can connect anyway, and the workers
+    get an address that is reachable from everywhere, even if an agent on that host started first.
     """
     check(lab, "node1", PYTHON, "-c", DEBIAN, "node1")
     job = Job(lab, tmp_path, *c10d("node1", "3"))
@@ -155,8 +155,8 @@ def test_local_addr_of_first_node_reaches_the_others(lab: Lab, tmp_path: Path) -
 
 @pytest.mark.parametrize("shift", ["20", "-600", "600"])
 def test_clock_skew_is_harmless(lab: Lab, tmp_path: Path, shift: str) -> None:
-    """With a clock that is seconds or minutes off, a group forms, a lost node is noticed, and the
-    failure that came first is called first.
+    """If a clock is off by seconds or minutes, a group still forms, a lost node is still noticed,
+    and the earliest failure is still reported first.
     """
     (tmp_path / "sitecustomize.py").write_text(OTHER_CLOCK)
     other = {"PYTHONPATH": str(tmp_path), "SHIFT": shift}
@@ -168,7 +168,7 @@ def test_clock_skew_is_harmless(lab: Lab, tmp_path: Path, shift: str) -> None:
     job.until_runs(agents, 2, generation=1)
     job.tell("fail.1")
     job.until_runs(agents, 2, generation=2)
-    # Rank 0 fails a moment after rank 1, before its agent can hear of that.
+    # Rank 0 fails shortly after rank 1, before its agent can learn about that.
     lab.set(delay_ms=100)
     pid = max(int(name.split(".")[2]) for name in job.counts() if ".node2." in name)
     job.tell("fail.1")
@@ -182,7 +182,7 @@ def test_clock_skew_is_harmless(lab: Lab, tmp_path: Path, shift: str) -> None:
         at = re.search(rf"\n  (?:first rank 1 )?on node2: .*?{moment}", report)
         assert at, report
         told = datetime.strptime(at[1], "%Y-%m-%d %H:%M:%S%z").timestamp() - time.time()
-        assert abs(told - float(shift)) < LIMIT_S, report  # as it was there
+        assert abs(told - float(shift)) < LIMIT_S, report  # according to that host's clock
 
 
 def test_three_agents_on_one_host_meet_at_localhost(lab: Lab, tmp_path: Path) -> None:
@@ -195,8 +195,8 @@ def test_three_agents_on_one_host_meet_at_localhost(lab: Lab, tmp_path: Path) ->
 
 
 def test_script_and_argument_mismatches_are_reported(lab: Lab, tmp_path: Path) -> None:
-    """A node with another script, or other arguments, is reported where it joins and where the
-    first node is, with the names of both.
+    """A node with a different script or different arguments is reported both on that node and on
+    the first one, and the message names both nodes.
     """
     job = Job(lab, tmp_path, *c10d("node1", "3"))
     (tmp_path / "old").mkdir()
@@ -227,7 +227,7 @@ def test_equal_nodes_report_no_mismatch(lab: Lab, tmp_path: Path) -> None:
 
 
 def test_mismatched_restart_budget_reports_the_one_in_force(lab: Lab, tmp_path: Path) -> None:
-    """The job has one budget: a node that asks for another one reports which one counts."""
+    """The job has one budget; a node that asks for a different one reports which one applies."""
     job = Job(lab, tmp_path, *c10d("node1", "2"))
     first = job.start("node1", "--max-restarts=1")
     job.until_says(first, "waiting for 1 more")

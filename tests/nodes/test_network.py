@@ -1,4 +1,4 @@
-"""A bad network may cost time, but never a node without need, and never makes two groups."""
+"""A bad network may cost time, but never loses a healthy node, and never causes two groups."""
 
 import re
 import subprocess
@@ -33,12 +33,12 @@ def begin(
 
 
 def generations(agent: AgentOn) -> int:
-    """How many there were."""
+    """Return how many generations there were."""
     return len(re.findall(r"generation \d+: \d+ worker", agent.text))
 
 
 def endure_bad_network(lab: Lab, tmp_path: Path, seconds: float) -> None:
-    """Loss, jitter and busy cores for a while."""
+    """Run a job for a while with packet loss, jitter, and busy cores."""
     job, agents = begin(lab, tmp_path, "3:4", 4, WORKER_S=str(seconds + LIMIT_S))
     lab.set(jitter_ms=200, loss=0.05)
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
@@ -64,9 +64,7 @@ def endure_bad_network(lab: Lab, tmp_path: Path, seconds: float) -> None:
 
 
 def test_loss_and_jitter_lose_no_node(lab: Lab, tmp_path: Path) -> None:
-    """5 % of the packets lost, 200 ms of jitter, all cores busy: no node is lost, no worker stands
-    still.
-    """
+    """No node is lost and no worker stalls with 5 % loss, 200 ms of jitter, and all cores busy."""
     endure_bad_network(lab, tmp_path, 10)
 
 
@@ -77,7 +75,7 @@ def test_hour_of_loss_and_jitter_loses_no_node(lab: Lab, tmp_path: Path) -> None
 
 
 def test_distant_nodes_form_restart_and_detect_a_loss(lab: Lab, tmp_path: Path) -> None:
-    """150 ms each way; the agent that is lost was killed."""
+    """Packets take 150 ms each way; the lost node is one whose agent was killed."""
     lab.set(delay_ms=150)
     job, agents = begin(lab, tmp_path, "2:3", 3)
     job.tell("fail.2")
@@ -89,8 +87,8 @@ def test_distant_nodes_form_restart_and_detect_a_loss(lab: Lab, tmp_path: Path) 
 
 
 def test_distant_lossy_hosts_keep_their_coordinator(lab: Lab, tmp_path: Path) -> None:
-    """10 % of the packets lost and 200 ms each way: three hosts of an endpoint keep their
-    coordinator, and their workers run nearly all the time.
+    """With 10 % packet loss and 200 ms each way, three endpoint hosts keep their coordinator, and
+    their workers run nearly all the time.
     """
     job = Job(lab, tmp_path, *c10d("node1,node2,node3", "3"))
     agents = [job.start(f"node{number}") for number in (1, 2, 3)]
@@ -109,9 +107,7 @@ def test_distant_lossy_hosts_keep_their_coordinator(lab: Lab, tmp_path: Path) ->
 
 
 def test_node_distant_from_all_endpoint_hosts_joins(lab: Lab, tmp_path: Path) -> None:
-    """Its packets take 600 ms: no connection opens within the second that is given to each host
-    first.
-    """
+    """Its packets take 600 ms, so no connection opens within the first timeout of a second."""
     job = Job(lab, tmp_path, *c10d("node1,node2,node3", "4"))
     lab.set(delay_ms=600, host="node4")
     agents = [job.start(f"node{number}") for number in (1, 2, 3, 4)]
@@ -120,7 +116,7 @@ def test_node_distant_from_all_endpoint_hosts_joins(lab: Lab, tmp_path: Path) ->
 
 
 QUICK = "keep_alive_interval=1,keep_alive_max_attempt=3"
-"""A silent node is waited for 3 s, and its workers run for 2 s."""
+"""A silent node is lost after 3 s, and its workers run for 2 s."""
 
 
 @pytest.mark.parametrize("seconds", [0.5, 3.0, pytest.param(8.0, marks=pytest.mark.long)])
@@ -128,8 +124,8 @@ QUICK = "keep_alive_interval=1,keep_alive_max_attempt=3"
 def test_cut_that_heals_costs_nothing(
     lab: Lab, tmp_path: Path, endpoint: str, seconds: float
 ) -> None:
-    """Of a node, then of the coordinator: no restart, and no worker is frozen. TCP alone would be
-    silent for up to 12.6 s after a cut of 8 s.
+    """First a node is cut off, then the coordinator: there is no restart, and no worker is frozen.
+    TCP alone would stay silent for up to 12.6 s after an 8 s cut.
     """
     job, agents = begin(lab, tmp_path, "2:3", 3, endpoint=endpoint)
     for host in ("node3", "node1"):
@@ -178,7 +174,7 @@ def test_cut_at_the_end_of_a_job_leaves_exit_codes_0(lab: Lab, tmp_path: Path) -
 
 
 def in_one_group(job: Job, agents: list[AgentOn]) -> bool:
-    """Whether the workers of all agents run, in the same generation of them all."""
+    """Return whether all agents' workers are running in one generation that includes them all."""
     latest = {re.findall(r"generation (\d+): \d+ workers? on (\d+)", a.text)[-1] for a in agents}
     sizes = {size for _, size in latest}
     return (
@@ -189,7 +185,7 @@ def in_one_group(job: Job, agents: list[AgentOn]) -> bool:
 
 
 def live_groups(job: Job, agents: list[AgentOn], pause: float) -> set[str]:
-    """The generations whose workers count during a pause, by what each agent has said."""
+    """Return the generations whose workers count during a pause, as reported by each agent."""
     told = {a.host: re.findall(r"generation (\d+): \d+ workers", a.text)[-1:] for a in agents}
     before = job.counts()
     time.sleep(pause)
@@ -209,7 +205,7 @@ def live_groups(job: Job, agents: list[AgentOn], pause: float) -> set[str]:
 def test_flapping_link_never_causes_split_brain(
     lab: Lab, tmp_path: Path, hosts: tuple[str, ...]
 ) -> None:
-    """A flapping cable for 16 s, with ever longer cuts: the group is full afterwards."""
+    """A link flaps for 16 s, with increasingly long cuts; all nodes are in one group afterwards."""
     job, agents = begin(lab, tmp_path, "2:4", 4, conf=QUICK)
     begun = time.monotonic()
     while (elapsed := time.monotonic() - begun) < 16:
@@ -224,8 +220,8 @@ def test_flapping_link_never_causes_split_brain(
 
 
 def test_without_udp_nodes_stay_and_a_lost_one_is_detected(lab: Lab, tmp_path: Path) -> None:
-    """Where only TCP passes, a network keeps all nodes, even with half a second to and fro, and a
-    lost one is noticed.
+    """If only TCP gets through, all nodes stay connected even at a half-second round trip, and a
+    lost node is still noticed.
     """
     for name in ("node1", "node2", "node3", "node4"):
         command = ["ip", "rule", "add", "ipproto", "udp", "prohibit"]
@@ -251,7 +247,7 @@ def test_without_udp_nodes_stay_and_a_lost_one_is_detected(lab: Lab, tmp_path: P
 
 @pytest.mark.needs_iptables
 def test_node_refused_by_firewall_freezes_its_workers(lab: Lab, tmp_path: Path) -> None:
-    """They are frozen 5 s after the first refusal, before the others continue without it."""
+    """They freeze 5 s after the first refusal, before the others continue without that node."""
     job, agents = begin(lab, tmp_path, "1:3", 3)
     for table, address in (("iptables", "address"), ("ip6tables", "address6")):
         for protocol, how in (("tcp", ["REJECT", "--reject-with", "tcp-reset"]), ("udp", ["DROP"])):

@@ -1,4 +1,4 @@
-"""--health-check=network: a host that others can't reach is left out before workers start."""
+"""--health-check=network: a host that others can't reach is excluded before workers start."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ CHECK = ("--health-check=network", "--rdzv-conf=last_call_timeout=0.5")
 
 
 def test_firewalled_host_is_excluded_and_named(lab: Lab, tmp_path: Path) -> None:
-    """Three of four nodes run, as if it had never come; all learn which one is shut off."""
+    """Three of four nodes run as if it had never joined; all report which one is excluded."""
     lab.wall("node3", [PORT])
     job = Job(lab, tmp_path, *c10d(f"node1:{PORT}", "3:4", *CHECK))
     agents = [job.start(f"node{number}") for number in (1, 2, 3, 4)]

@@ -1,4 +1,4 @@
-"""Jobs whose coordinator is written down in a register: real etcd, and a directory."""
+"""Jobs whose coordinator is recorded in a registry: real etcd, or a directory."""
 
 import errno
 import fcntl
@@ -38,7 +38,7 @@ ETCD = pytest.param("etcd", marks=pytest.mark.needs_etcd)
 
 @pytest.fixture(params=[ETCD, "file"])  # rendezvous/test_contract.py has all
 def flags(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, ...]:
-    """What makes the nodes of a job meet; another job for each test."""
+    """The flags that make a job's nodes meet, with a new job id for each test."""
     where = str(tmp_path / "meet")
     if request.param != "file":
         where = request.getfixturevalue("etcd").endpoint
@@ -51,7 +51,7 @@ def register_flags(backend: str, where: str, job: str) -> tuple[str, ...]:
 
 @pytest.mark.parametrize("flags", [ETCD, "file"], indirect=True)
 def test_nodes_meet_by_a_register(flags: tuple[str, ...], here: OneMachine, tmp_path: Path) -> None:
-    """Three nodes find each other, train and end; the same id can be used again immediately."""
+    """Three nodes find each other, train, and finish; the same id can be reused immediately."""
     job = Job(here, tmp_path, *flags, "--nnodes=3", "--nproc-per-node=2")
     for _ in range(2):
         agents = [job.start(f"agent{number}") for number in range(3)]
@@ -64,7 +64,7 @@ def test_nodes_meet_by_a_register(flags: tuple[str, ...], here: OneMachine, tmp_
 def test_others_continue_without_killed_coordinator(
     flags: tuple[str, ...], here: OneMachine, tmp_path: Path
 ) -> None:
-    """Kill -9 of the coordinating node: the others continue without it and without a restart."""
+    """If the coordinating node is killed, the others continue without it and without a restart."""
     job = Job(here, tmp_path, *flags, "--nnodes=2:3", "--rdzv-conf=last_call_timeout=9")
     agents = [job.start("agent0")]
     job.until_says(agents[0], "waiting|has joined|have joined")
@@ -81,7 +81,7 @@ def test_others_continue_without_killed_coordinator(
 def test_workers_do_not_notice_coordinator_failover(
     flags: tuple[str, ...], here: OneMachine, tmp_path: Path
 ) -> None:
-    """The other `relight coordinator` takes over."""
+    """A second `relight coordinator` takes over."""
     job = Job(here, tmp_path, *flags, "--nnodes=2", "--rdzv-conf=is_host=0")
     first = coordinator(here, tmp_path, "first", *flags)
     until(lambda: "coordinating job" in first[1].read_text())
@@ -97,7 +97,7 @@ def test_workers_do_not_notice_coordinator_failover(
     until(lambda: all(job.counts()[name] > before[name] + 20 for name in before))
     assert sorted(job.counts()) == pids
     assert job.stop() == [0, 0]
-    assert "refused a connection" not in first[1].read_text()  # the second looks whether it listens
+    assert "refused a connection" not in first[1].read_text()  # the second probes it
     second[0].send_signal(signal.SIGTERM)
     assert second[0].wait(LIMIT_S) == 0
 
@@ -105,7 +105,7 @@ def test_workers_do_not_notice_coordinator_failover(
 def test_coordinator_paused_past_its_lease_cannot_act(
     flags: tuple[str, ...], here: OneMachine, tmp_path: Path
 ) -> None:
-    """It was replaced and then continued: its group has ended."""
+    """It is replaced while stopped; once it continues, its group has ended."""
     conf = "--rdzv-conf=last_call_timeout=9,lease_ttl=4"
     job = Job(here, tmp_path, *flags, "--nnodes=2:3", conf)
     agents = [job.start("agent0")]
@@ -116,7 +116,7 @@ def test_coordinator_paused_past_its_lease_cannot_act(
     pause_outside_of_lock(job, frozen)
     job.until_runs(others, 2, generation=1)
     job.until(lambda: sum(keeps_counting(job, name) for name in job.counts()) == 2)
-    assert not any(keeps_counting(job, name) for name in old)  # it does not run beside the others
+    assert not any(keeps_counting(job, name) for name in old)  # it stops before the others run
     job.kill(frozen, signal.SIGCONT)
     job.until_runs(agents, 3, generation=2)
     assert job.stop() == [0, 0, 0]
@@ -124,7 +124,7 @@ def test_coordinator_paused_past_its_lease_cannot_act(
 
 
 def pause_outside_of_lock(job: Job, agent: AgentOn) -> None:
-    """Stop an agent while it holds no lock of a file register, or nobody could take its place."""
+    """Stop an agent while it holds no lock on a file registry, or nobody could take its place."""
 
     def is_paused() -> bool:
         job.kill(agent, signal.SIGSTOP)
@@ -149,7 +149,7 @@ def is_locked(path: Path) -> bool:
 
 @pytest.mark.needs_etcd
 def test_register_outage_stops_nobody(here: OneMachine, etcd: EtcdServer, tmp_path: Path) -> None:
-    """All of etcd is gone for ten seconds: workers run on, and nothing has changed afterwards."""
+    """While etcd is down for ten seconds, workers keep running; afterwards nothing has changed."""
     job = Job(here, tmp_path, *register_flags("etcd", etcd.endpoint, tmp_path.name), "--nnodes=2:3",
               "--rdzv-conf=last_call_timeout=1", "--max-restarts=1")  # fmt: skip
     agents = [job.start("agent0"), job.start("agent1")]
@@ -173,7 +173,7 @@ def test_register_outage_stops_nobody(here: OneMachine, etcd: EtcdServer, tmp_pa
 @pytest.mark.needs_etcd
 @pytest.mark.needs_root
 def test_coordinator_lost_on_full_disk_is_replaced(here: OneMachine, tmp_path: Path) -> None:
-    """The next one takes its record once, and keeps it."""
+    """The next coordinator writes its record once, and keeps it."""
     disk = tmp_path / "disk"
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", disk], check=True)
@@ -200,8 +200,8 @@ def test_coordinator_lost_on_full_disk_is_replaced(here: OneMachine, tmp_path: P
 def test_coordinator_lost_while_etcd_is_full_is_replaced_later(
     here: OneMachine, tmp_path: Path
 ) -> None:
-    """With the alarm NOSPACE etcd takes no record: the nodes say so, and wait. Nobody takes over
-    before it is disarmed.
+    """While the NOSPACE alarm is set, etcd accepts no record: the nodes report that, and wait.
+    Nobody takes over until it is disarmed.
     """
     with EtcdServer(tmp_path / "etcd", flags=["--quota-backend-bytes=1000000"]) as server:
         meet = register_flags("etcd", server.endpoint, "job")
@@ -229,13 +229,13 @@ def test_coordinator_lost_while_etcd_is_full_is_replaced_later(
         job.until_runs(others, 2, generation=1)
         job.tell("stop")
         assert [agent.wait() for agent in others] == [0, 0]
-    # Perhaps twice: a holder steps down if a renewal takes a second while a node is lost.
+    # Possibly twice: a holder steps down if a renewal takes a second while a node is lost.
     assert any("coordinates the group now" in agent.text for agent in others)
 
 
 @pytest.mark.needs_root
 def test_node_meeting_on_full_disk_reports_it_and_exits_3(here: OneMachine, tmp_path: Path) -> None:
-    """A record that can be written but not renewed makes nobody the coordinator."""
+    """A node does not become the coordinator with a record that it can write but not renew."""
     disk = tmp_path / "disk"
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", disk], check=True)
@@ -252,7 +252,7 @@ def test_node_meeting_on_full_disk_reports_it_and_exits_3(here: OneMachine, tmp_
 
 
 def test_loss_of_etcd_leader_goes_unnoticed(here: OneMachine, tmp_path: Path) -> None:
-    """Of three members of etcd the leader is killed. Workers keep running, and nodes still join."""
+    """One of three etcd members, the leader, is killed; workers continue, and nodes can join."""
     with EtcdCluster(tmp_path / "etcd") as cluster:
         flags = register_flags("etcd", cluster.endpoint, "job")
         job = Job(here, tmp_path, *flags, "--nnodes=2:3", "--rdzv-conf=last_call_timeout=1")
@@ -272,8 +272,8 @@ def test_loss_of_etcd_leader_goes_unnoticed(here: OneMachine, tmp_path: Path) ->
 @pytest.mark.needs_hosts
 @pytest.mark.long
 def test_hosts_sharing_only_a_disk_meet_and_survive_a_loss(lab: Lab, tmp_path: Path) -> None:
-    """On hosts of their own, with nothing in common but a directory, nodes find each other's
-    addresses; when the coordinator's machine is cut off, the others continue after `lease_ttl`.
+    """On separate hosts that have only a directory in common, nodes find each other's addresses. If
+    the coordinator's machine is cut off, the others continue after `lease_ttl`.
     """
     flags = register_flags("file", str(tmp_path / "meet"), "job")
     conf = "--rdzv-conf=last_call_timeout=9,lease_ttl=4"
@@ -285,7 +285,7 @@ def test_hosts_sharing_only_a_disk_meet_and_survive_a_loss(lab: Lab, tmp_path: P
     lab.cut("node1")
     job.until_runs(agents[1:], 2, generation=1)
     assert {agent.workers[-1].restart for agent in agents[1:]} == {0}
-    # The machine that is cut off still sees the disk, and the present holder there.
+    # The machine that is cut off can still access the disk, and sees the new holder there.
     assert not job.running("node1")
     lab.mend("node1")
     job.until_runs(agents, 3, generation=2)
@@ -301,8 +301,8 @@ def test_hosts_sharing_only_a_disk_meet_and_survive_a_loss(lab: Lab, tmp_path: P
 def test_node_refused_by_firewall_takes_nothing_over(
     lab: Lab, flags_in_lab: tuple[str, ...], tmp_path: Path, where: str, kind: str
 ) -> None:
-    """A node takes nothing over because a firewall refuses it the coordinator's port. It says that
-    it is refused, and the others continue undisturbed.
+    """A node to which a firewall refuses the coordinator's port does not take over. It reports the
+    refusal, and the others continue undisturbed.
     """
     job = Job(lab, tmp_path, *flags_in_lab, "--nnodes=1:3",
               "--rdzv-conf=last_call_timeout=1,lease_ttl=3")  # fmt: skip
@@ -332,8 +332,8 @@ def test_node_refused_by_firewall_takes_nothing_over(
 def test_coordinator_shut_in_by_firewall_freezes(
     lab: Lab, flags_in_lab: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """A host that coordinates begins to refuse everything, and the register's answers with it: it
-    stands still before the refused nodes continue as another group.
+    """A firewall on the coordinator's host starts to refuse everything, including the registry's
+    responses. Its workers freeze before the refused nodes continue as another group.
     """
     job = Job(lab, tmp_path, *flags_in_lab, "--nnodes=1:3", "--rdzv-conf=last_call_timeout=9")
     agents = [job.start("node1")]
@@ -349,7 +349,7 @@ def test_coordinator_shut_in_by_firewall_freezes(
 
 
 def test_node_with_other_token_reports_its_rejection(here: OneMachine, tmp_path: Path) -> None:
-    """A node with another token says that it was refused, also when the others have ended."""
+    """A node with a different token reports that it was refused, even if the others have ended."""
     flags = register_flags("file", str(tmp_path / "meet"), "job")
     conf = "--rdzv-conf=last_call_timeout=1,join_timeout=6"
     job = Job(here, tmp_path, *flags, "--nnodes=1:2", conf)
@@ -363,7 +363,7 @@ def test_node_with_other_token_reports_its_rejection(here: OneMachine, tmp_path:
 
 
 def test_missing_register_ends_job_after_join_timeout(here: OneMachine, tmp_path: Path) -> None:
-    """Who waits for it, and why, is said; the exit code is 3."""
+    """The node reports what it is waiting for and why; the exit code is 3."""
     flags = register_flags("etcd", "127.0.0.1:1", "job")
     job = Job(here, tmp_path, *flags, "--nnodes=2", "--rdzv-conf=join_timeout=4")
     agent = job.start("agent0")
@@ -374,7 +374,7 @@ def test_missing_register_ends_job_after_join_timeout(here: OneMachine, tmp_path
 
 @pytest.fixture
 def flags_in_lab(lab: Lab, tmp_path: Path) -> tuple[str, ...]:
-    """An etcd on node4 that all hosts reach."""
+    """Flags for an etcd on node4 that all hosts can reach."""
     url = f"http://{lab['node4'].address}:2379"
     command = ["etcd", "--data-dir", tmp_path / "etcd", "--listen-client-urls",
                "http://0.0.0.0:2379", "--advertise-client-urls", url]  # fmt: skip

@@ -1,4 +1,4 @@
-"""--restart-policy=smart and --max-restarts=N/TIME: one budget for the workers of all hosts."""
+"""--restart-policy=smart and --max-restarts=N/TIME: one budget for the workers on all hosts."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.needs_hosts]
 
 
 def test_smart_ends_job_on_repeated_failure_of_remote_rank(lab: Lab, tmp_path: Path) -> None:
-    """Ranks keep their hosts; neither has the coordinator."""
+    """Ranks keep their hosts, and neither of these hosts is the coordinator's."""
     flags = ("--max-restarts=10", "--restart-policy=smart")
     job = Job(lab, tmp_path, *c10d("node1", "3"), *flags)
     agents = [job.start(f"node{number}") for number in (1, 2, 3)]
@@ -26,8 +26,8 @@ def test_smart_ends_job_on_repeated_failure_of_remote_rank(lab: Lab, tmp_path: P
 
 
 def test_windowed_budget_spans_hosts_and_outlives_coordinator(lab: Lab, tmp_path: Path) -> None:
-    """Two restarts an hour are used up on two hosts. The next coordinator does not know when they
-    were, and keeps one.
+    """Two restarts per hour are used up on two hosts. The next coordinator does not know when they
+    took place, and still counts them.
     """
     job = Job(lab, tmp_path, *c10d("node1,node2,node3", "2:3"), "--max-restarts=2/1h")
     agents = [job.start(f"node{number}") for number in (1, 2, 3)]

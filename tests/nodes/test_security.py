@@ -115,7 +115,7 @@ KINDS = ["random_bytes", "torch_bytes", "half_frames", "slow", "idle", "long_fra
 def begin(
     lab: Lab, tmp_path: Path, under: tuple[str, ...] = (), **variables: str
 ) -> tuple[Job, list[AgentOn]]:
-    """Start a job of two nodes that has room for a third."""
+    """Start a job with two nodes that has room for a third."""
     job = Job(lab, tmp_path, *c10d("10.77.0.1", "2:3", SOON))
     agents = [job.start(host, under=under, **variables) for host in ("node1", "node2")]
     job.until_runs(agents, 2)
@@ -133,7 +133,7 @@ def assert_undisturbed(job: Job, agents: list[AgentOn], by: str = "") -> None:
 
 @pytest.mark.parametrize("theirs", ["wrong", ""])
 def test_only_nodes_with_the_token_meet(lab: Lab, tmp_path: Path, theirs: str) -> None:
-    """One with another or none hears why it can't, and ends."""
+    """A node with a different token, or none, reports the reason and exits."""
     job, agents = begin(lab, tmp_path, RELIGHT_TOKEN="right")
     variables = {"RELIGHT_TOKEN": theirs} if theirs else {}
     stranger = job.start("node3", GIVE_UP, **variables)
@@ -150,7 +150,7 @@ def test_only_nodes_with_the_token_meet(lab: Lab, tmp_path: Path, theirs: str) -
 
 
 def test_node_with_token_does_not_join_job_without_one(lab: Lab, tmp_path: Path) -> None:
-    """A node with a token does not join a job without one, which anybody may have started."""
+    """Anybody could have started a job without a token."""
     job, agents = begin(lab, tmp_path)
     careful = job.start("node3", GIVE_UP,
                         RELIGHT_TOKEN="right")  # fmt: skip
@@ -161,7 +161,7 @@ def test_node_with_token_does_not_join_job_without_one(lab: Lab, tmp_path: Path)
 
 
 def test_token_file_works_like_the_variable(lab: Lab, tmp_path: Path) -> None:
-    """token_file is as good as RELIGHT_TOKEN, and white space around it does not count."""
+    """token_file is equivalent to RELIGHT_TOKEN; surrounding white space is ignored."""
     (tmp_path / "token").write_text("  right\n")
     job = Job(lab, tmp_path, *c10d("node1", "2"))
     agents = [
@@ -174,7 +174,7 @@ def test_token_file_works_like_the_variable(lab: Lab, tmp_path: Path) -> None:
 
 
 def test_multi_host_job_without_token_warns_once(lab: Lab, tmp_path: Path) -> None:
-    """Also where the endpoint is a loopback address: its host listens on all of its addresses."""
+    """This includes a loopback endpoint, because its host listens on all of its addresses."""
     job = Job(lab, tmp_path, *c10d("node1", "2"))
     agents = [job.start("node1"), job.start("node2")]
     job.until_runs(agents, 2)
@@ -189,7 +189,7 @@ def test_multi_host_job_without_token_warns_once(lab: Lab, tmp_path: Path) -> No
 
 
 def certificates(directory: Path, authority: str, *names: str) -> None:
-    """Make an authority and certificates that it signed."""
+    """Create a certificate authority and certificates that it signed."""
 
     def openssl(*arguments: str) -> None:
         command = ["openssl", *arguments]
@@ -208,7 +208,7 @@ def certificates(directory: Path, authority: str, *names: str) -> None:
 
 @pytest.mark.needs_openssl
 def test_only_nodes_with_certificates_of_one_authority_meet(lab: Lab, tmp_path: Path) -> None:
-    """One without TLS, or with a certificate of another authority, learns that."""
+    """A node without TLS, or with a certificate from another authority, reports that."""
     certificates(tmp_path, "ca", "node")
     certificates(tmp_path, "other-ca", "other")
     tls = "last_call_timeout=0.1,tls_ca=ca.pem,tls_cert={0}.pem,tls_key={0}.key"
@@ -230,8 +230,8 @@ def test_only_nodes_with_certificates_of_one_authority_meet(lab: Lab, tmp_path: 
 
 
 def test_strangers_do_not_disturb_a_job(lab: Lab, tmp_path: Path) -> None:
-    """Noise, silence, floods and lies from another host, together: the workers run on, no node is
-    lost, and a permitted one still joins.
+    """Another host sends noise, silence, floods, and lies at the same time. The workers keep
+    running, no node is lost, and a permitted node can still join.
     """
     job, agents = begin(lab, tmp_path, under=FEW_DESCRIPTORS, RELIGHT_TOKEN="right")
     attacks = []
@@ -251,7 +251,7 @@ def test_strangers_do_not_disturb_a_job(lab: Lab, tmp_path: Path) -> None:
     for agent in job.agents:
         assert "lost" not in agent.text, agent.text
         assert "workers are frozen" not in agent.text, agent.text
-    assert len(agents[0].text.splitlines()) < 40, agents[0].text  # it says so, but not each time
+    assert len(agents[0].text.splitlines()) < 40, agents[0].text  # reported, but not every time
     assert job.stop() == [0, 0, 0]
 
 
@@ -264,11 +264,11 @@ JOIN = to_json(
 READY = to_json(NodeReady(NO_GENERATION, 1, (), ()))
 BIG = 1 << 62
 LONG = "é" * 1_400_000
-"""It fits into a frame as UTF-8, and does not with every character escaped."""
+"""It fits into a frame as UTF-8, but not with every character escaped."""
 LONE = "\ud800"
-"""JSON can carry it, no encoding can."""
+"""JSON can represent it, but no encoding can."""
 FIRST, SECOND = ({"number": number, "origin": "ORIGIN"} for number in (0, 1))
-"""Generations of the coordinator that is there, as far as the liar has heard of one."""
+"""Generations of the current coordinator, as far as the liar knows."""
 ANNOUNCE = {"generation": {"number": BIG, "origin": "x"}, "restart": BIG, "group_rank": 0,
             "group_world_size": BIG, "done": False}  # fmt: skip
 
@@ -338,8 +338,8 @@ for group in connections:
 
 
 def send_lies(lab: Lab, tmp_path: Path, *connections: list[object]) -> None:
-    """Say something to the coordinator from another host, as a peer that it admits; a number is a
-    wait in seconds.
+    """Send messages to the coordinator from another host, as an admitted peer; a number means a
+    pause in seconds.
     """
     (tmp_path / "messages.json").write_text(
         json.dumps([plain(GroupSettings(2, 3, 0)), connections])
@@ -349,13 +349,13 @@ def send_lies(lab: Lab, tmp_path: Path, *connections: list[object]) -> None:
 
 
 def test_garbage_from_accepted_peer_does_not_disturb_the_group(lab: Lab, tmp_path: Path) -> None:
-    """A peer that is admitted and talks nonsense does not disturb the group; the next one joins."""
+    """After an admitted peer has sent nonsense, the next one can still join."""
     job, agents = begin(lab, tmp_path)
     for what, messages in LIES.items():
         each = [[message, 0.05] for message in messages[:10]]
         send_lies(lab, tmp_path, *each, [*messages, 0.1])
         assert_undisturbed(job, agents, what)
-        assert "settings with" not in agents[0].text, what  # it was admitted
+        assert "settings with" not in agents[0].text, what  # it had been admitted
     newcomer = job.start("node3")
     job.until_runs([*agents, newcomer], 3, generation=1)
     (tmp_path / "over").touch()
@@ -374,12 +374,12 @@ RECORD = {"stop_signal": [], "at": {}, "rank": 0, "exitcode": 1e400, "report": {
         [{**JOIN, "node": "y"}, {**JOIN, "node": "z"}],
         [{**JOIN, "announce": {**ANNOUNCE, "generation": SECOND}}],
     ],
-    ids=["records", "a long reason", "no text", "several in one", "another place"],
+    ids=["records", "a long reason", "invalid text", "several in one", "another place"],
 )
 def test_member_sending_garbage_is_lost(lab: Lab, tmp_path: Path, lies: list[object]) -> None:
-    """It joined properly; the others continue without it."""
+    """The node had joined properly; the others continue without it."""
     job, agents = begin(lab, tmp_path)
-    # The group with the liar is generation 1. It may be over before an agent has reported it.
+    # The group with the liar is generation 1. It may have ended before an agent has reported it.
     send_lies(lab, tmp_path, [JOIN, READY, "until formed", *lies, 0.3])
     job.until(lambda: all("generation 2: 2 workers on 2 nodes" in agent.text for agent in agents),
               "the group without the liar")  # fmt: skip
@@ -388,9 +388,7 @@ def test_member_sending_garbage_is_lost(lab: Lab, tmp_path: Path, lies: list[obj
 
 
 def test_rejected_node_founds_no_group(lab: Lab, tmp_path: Path) -> None:
-    """A node with a wrong token does not take over the endpoint when the job is done, and runs
-    nothing.
-    """
+    """A node with a wrong token starts no workers, and does not take over after the job's end."""
     job = Job(lab, tmp_path, *c10d("node1", "1:3", "--rdzv-conf=last_call_timeout=1"))
     first = job.start("node1", RELIGHT_TOKEN="right")
     job.until_runs([first], 1)
@@ -398,14 +396,14 @@ def test_rejected_node_founds_no_group(lab: Lab, tmp_path: Path) -> None:
     job.until_says(wrong, "a different token than this node")
     job.tell("stop")
     assert first.wait() == 0
-    time.sleep(2)  # ten attempts of the other to reach the endpoint, or to take it
+    time.sleep(2)  # time for ten attempts by the other node to reach the endpoint or take it over
     assert not wrong.workers
     assert wrong.process.poll() is None
     assert "generation" not in wrong.text
 
 
 def test_job_waits_while_another_token_holds_the_endpoint(lab: Lab, tmp_path: Path) -> None:
-    """Then it has it."""
+    """Afterwards it gets the endpoint."""
     first, agents = begin(lab, tmp_path, RELIGHT_TOKEN="first")
     place = tmp_path / "second"
     place.mkdir()

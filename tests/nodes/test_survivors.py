@@ -1,6 +1,6 @@
-"""Ranks keep their process on hosts of their own: a rank is killed, hangs, or its host is gone.
+"""Ranks keep their processes across hosts when a rank is killed or hangs, or its host is lost.
 
-The groups are those of gloo between the hosts, which a cut leaves without a word of the lost rank.
+The process groups use gloo between the hosts, which receives nothing from a rank that is cut off.
 """
 
 import os
@@ -62,7 +62,7 @@ weights = [each.item().hex() for each in model.weight.flatten()]
 (here / f"weights-{os.environ['RANK']}").write_text(f"{done} {weights}")
 """
 QUICK = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"
-"""A silent node is waited for 3 s, and its workers run for 2 s."""
+"""A silent node is lost after 3 s, and its workers run for 2 s."""
 
 
 class Rank(NamedTuple):
@@ -74,7 +74,7 @@ class Rank(NamedTuple):
 
 
 def ranks(job: Job, size: int, restart: int = 0) -> list[Rank]:
-    """Wait until all ranks of a generation have done a step; return them."""
+    """Wait until all ranks in a generation have done a step; return them."""
     paths = [job.directory / f"{size}-{restart}-{rank}" for rank in range(size)]
     job.until(lambda: all(path.exists() for path in paths), f"a step of {size} ranks")
     found = [path.read_text().split() for path in paths]
@@ -93,7 +93,7 @@ def begin(lab: Lab, place: Path, nodes: str, hosts: int, *flags: str) -> Job:
 
 
 def end(job: Job, codes: list[int], *gone: Rank) -> None:
-    """End a job: all its ranks have the same weights, and no process of it is left."""
+    """End a job; check that all its ranks have the same weights and no process is left."""
     job.tell("stop")
     agents = zip(job.agents, codes, strict=True)
     assert [agent.wait() for agent, code in agents if not code] == [0] * codes.count(0), (
@@ -123,12 +123,10 @@ def test_ranks_on_both_hosts_stay(lab: Lab, tmp_path: Path, number: int) -> None
 
 @pytest.mark.parametrize("how", ["crash", "kill", "cut"])
 def test_ranks_stay_when_host_is_lost(lab: Lab, tmp_path: Path, how: str) -> None:
-    """Its machine crashes, its agent is killed and its workers with it, or the network is cut for
-    good.
-    """
+    """Its machine crashes, its agent and workers are killed, or its network is cut permanently."""
     job = begin(lab, tmp_path, "2:3", 3)
     before = ranks(job, 3)
-    for path in tmp_path.glob("2-0-*"):  # of a generation before the last host came
+    for path in tmp_path.glob("2-0-*"):  # from a generation before the last host joined
         path.unlink()
     lost = next(agent for agent in job.agents if agent.host == before[2].host)
     if how == "kill":

@@ -1,4 +1,4 @@
-"""An endpoint that lists several hosts survives the loss of one."""
+"""An endpoint that lists several hosts survives the loss of one of them."""
 
 import signal
 from pathlib import Path
@@ -13,7 +13,7 @@ ENDPOINT = "node1,node2,node3"
 
 
 def begin(lab: Lab, tmp_path: Path, nodes: str, *flags: str) -> tuple[Job, list[AgentOn], AgentOn]:
-    """A job on four hosts, and the agent that coordinates it."""
+    """Start a job on four hosts; return it, its agents, and the agent that coordinates it."""
     job = Job(lab, tmp_path, *c10d(ENDPOINT, nodes, *flags))
     agents = [job.start(f"node{number}") for number in range(1, 5)]
     job.until_runs(agents, 4)
@@ -45,7 +45,7 @@ def test_another_host_takes_over_after_coordinator_loss(lab: Lab, tmp_path: Path
 
 
 def test_thawed_coordinator_steps_down(lab: Lab, tmp_path: Path) -> None:
-    """Stopped, replaced and continued, it finds out that it is out: never two live groups."""
+    """It was stopped, replaced, and resumed. There are never two live groups."""
     job, agents, coordinator = begin(lab, tmp_path, "2:4")
     others = [agent for agent in agents if agent is not coordinator]
     job.kill(coordinator, signal.SIGSTOP)
@@ -57,7 +57,7 @@ def test_thawed_coordinator_steps_down(lab: Lab, tmp_path: Path) -> None:
 
 
 def test_minority_with_former_coordinator_freezes(lab: Lab, tmp_path: Path) -> None:
-    """The part with one of three hosts does not run, though the coordinator was there."""
+    """The side with one of three hosts does not run, although the coordinator was there."""
     job, agents, coordinator = begin(lab, tmp_path, "1:4")
     lonely = [coordinator.host, "node4"]
     majority = [agent for agent in agents if agent.host not in lonely]
@@ -78,8 +78,8 @@ def test_two_of_three_hosts_suffice_to_start(lab: Lab, tmp_path: Path) -> None:
 
 
 def test_second_job_outlives_the_job_that_coordinated_it(lab: Lab, tmp_path: Path) -> None:
-    """The job whose node coordinates two jobs ends immediately; the other runs on without a
-    restart.
+    """One job's node coordinates two jobs. Its own job ends immediately, and the other one keeps
+    running without a restart.
     """
     jobs, started = [], []
     for name in ("first", "second"):

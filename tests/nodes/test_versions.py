@@ -1,7 +1,7 @@
-"""Agents of other versions: a recorded older peer, and one with another protocol.
+"""Agents with other versions: a recorded older peer, and one with a different protocol.
 
-`record_peers.py` has made the records. One that has the protocol of this version works; any other
-is refused, with both versions in one line, before workers start.
+The records come from `record_peers.py`. A peer with this version's protocol works; any other peer
+is refused before workers start, and one line names both versions.
 """
 
 import json
@@ -30,17 +30,17 @@ AWAITED = (
     "hello", "join", "nodeready", "workerfailed", "workerssucceeded", "generationformed",
     "stopworkers", "jobended",
 )  # fmt: skip
-"""Other messages come at times of their own."""
+"""Other messages arrive at varying times."""
 OURS = f"relight {re.escape(relight.__version__)} \\(protocol {wire.PROTOCOL}\\)"
 
 
 class Peer:
-    """One side of a record, which speaks with a live process over a connection.
+    """One side of a recording, which talks to a live process over a connection.
 
     Args:
-        record: the recorded messages.
+        record: The recorded messages.
         side: `agent` or `coordinator`.
-        connection: to the live process.
+        connection: The connection to the live process.
     """
 
     def __init__(self, record: dict[str, Any], side: str, connection: socket.socket) -> None:
@@ -52,7 +52,7 @@ class Peer:
         self._live = self._messages()
 
     def play(self) -> None:
-        """Send the recorded messages, each after those that came before it."""
+        """Send each recorded message after the messages that preceded it."""
         for side, message in self._said:
             if side == self._side:
                 self._send(message)
