@@ -1,6 +1,6 @@
-"""Pure tests: `make quick` runs them. They start no process, open no socket, and need no torch.
+"""Pure tests, which `make quick` runs. They start no process, open no socket, and need no torch.
 
-They are those below `PATHS`, but for the ones that have a marker or a fixture for such things.
+They are all tests below `PATHS` that have no marker or fixture for such things.
 """
 
 import sys
@@ -69,7 +69,7 @@ def is_pure(item: pytest.Item) -> bool:
 
 
 class Guard:
-    """A plugin of pytest: a test that is called pure and is not fails."""
+    """A pytest plug-in that fails tests which are marked as pure but aren't."""
 
     def __init__(self) -> None:
         self._is_pure = False
@@ -91,7 +91,7 @@ class Guard:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self) -> Iterator[None]:
-        """Watch the test, but not the ends of fixtures, as those of the session are among them."""
+        """Watch the test, but not fixture teardowns, which may be those of session fixtures."""
         try:
             return (yield)
         finally:

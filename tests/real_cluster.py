@@ -1,7 +1,7 @@
 """Check relight on a real Kubernetes cluster, and print a table: `make kubernetes KUBECONFIG=FILE`.
 
-The checks are `schedulers/test_kubernetes_cluster.py`. Those that have not begun after ten
-minutes are skipped. Exit code 1 if one failed.
+The checks are in `schedulers/test_kubernetes_cluster.py`. Those that have not started after ten
+minutes are skipped. The exit code is 1 if a check failed.
 """
 
 import os
@@ -16,7 +16,7 @@ LIMIT_S = 600.0
 
 
 class Table:
-    """A plug-in of pytest that collects a row for each check."""
+    """A pytest plug-in that collects a row for each check."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[str, str, float]] = []
@@ -24,19 +24,19 @@ class Table:
         self._about: dict[str, str] = {}
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Note what each check is about."""
+        """Record what each check is about."""
         for item in items:
             text = (getattr(item, "obj", None).__doc__ or item.name).splitlines()[0].rstrip(".")
             _, bracket, case = item.name.partition("[")
             self._about[item.nodeid] = f"{text} ({case.rstrip(']')})" if bracket else text
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        """Skip checks once time is over."""
+        """Skip checks once the time is up."""
         if time.monotonic() > self._end:
             pytest.skip(f"not begun after {LIMIT_S / 60:.0f} minutes")
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Note the result of a check."""
+        """Record a check's result."""
         if report.when == "call" or (report.when == "setup" and not report.passed):
             why = str(report.longrepr[2]) if isinstance(report.longrepr, tuple) else ""
             result = {"passed": "yes", "failed": "**no**"}.get(report.outcome, why)
@@ -44,7 +44,7 @@ class Table:
             self.rows.append((about, result.removeprefix("Skipped: "), report.duration))
 
     def text(self) -> str:
-        """Return the table in Markdown."""
+        """Return the table as Markdown."""
         lines = ["| check | works | s |", "|---|---|---|"]
         return "\n".join(lines + [f"| {a} | {b} | {s:.0f} |" for a, b, s in self.rows])
 

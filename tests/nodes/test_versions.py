@@ -97,7 +97,7 @@ class Peer:
 
 @pytest.fixture(params=RECORDS, ids=lambda path: path.stem)
 def record(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """The recording of a version with the protocol of this one."""
+    """A recording from a version that has this version's protocol."""
     found: dict[str, Any] = json.loads(request.param.read_text())
     if found["greeting"] != wire.GREETING.decode():
         pytest.skip("another protocol")
@@ -120,7 +120,7 @@ def agent(start: Start, script: Callable[[str], Path]) -> Callable[..., "subproc
 
 
 def connect(port: int) -> socket.socket:
-    """Connect to a process that may still be starting."""
+    """Connect to a process that may still be starting up."""
     end = time.monotonic() + LIMIT_S
     while True:
         try:
@@ -131,7 +131,7 @@ def connect(port: int) -> socket.socket:
 
 
 def line_of(agent: "subprocess.Popen[bytes]", pattern: str) -> str:
-    """The next line on stderr that has this."""
+    """Return the next line on stderr that matches a pattern."""
     assert agent.stderr is not None
     seen = []
     for line in agent.stderr:
@@ -142,7 +142,7 @@ def line_of(agent: "subprocess.Popen[bytes]", pattern: str) -> str:
 
 
 def test_previous_version_joins_this_coordinator(record: dict[str, Any], agent: Any) -> None:
-    """A failure of it restarts the job, and the job ends well for both."""
+    """A failure on the older node restarts the job, which ends successfully on both nodes."""
     port = free_ports(1)[0]
     here = agent(f"127.0.0.1:{port}", 1)
     with connect(port) as connection:
@@ -163,7 +163,7 @@ def test_this_version_joins_previous_coordinator(record: dict[str, Any], agent: 
 
 
 def hello(version: str | None) -> bytes:
-    """The first bytes of an agent with another protocol."""
+    """Return the first bytes sent by an agent with a different protocol."""
     named: Message = {} if version is None else {"version": version}
     return b"relight 987\n" + wire.encode({"type": "hello", "nonce": "0" * 64, **named})
 
@@ -174,7 +174,7 @@ def hello(version: str | None) -> bytes:
 def test_agent_with_other_protocol_is_refused_with_a_reason(
     version: str | None, named: str, agent: Any
 ) -> None:
-    """The coordinator says its version and the remedy; the agent learns which version it needs."""
+    """The coordinator reports its version and the remedy; the agent learns the version it needs."""
     port = free_ports(1)[0]
     here = agent(f"127.0.0.1:{port}", 1)
     with connect(port) as connection:

@@ -1,1 +1,1 @@
-"""Systems that lack functions."""
+"""Systems that lack some functions."""

@@ -1,13 +1,12 @@
-"""Takes functions from Python, and system calls from the kernel, in each Python that is started
-with this folder on PYTHONPATH.
+"""Disable Python functions and system calls in each Python that has this directory on PYTHONPATH.
 
     LACKS      names that CPython lacks, as in `os.pidfd_open signal.pidfd_send_signal`
     REFUSES    system calls and the error of each, as in `pidfd_open:ENOSYS memfd_create:EPERM`;
-               `prctl=36:EINVAL` is the call with this first argument
+               `prctl=36:EINVAL` is a call with this first argument
     HIDES      files that can't be opened, as in `/proc/*/environ`
     NO         modules that can't be imported
 
-A filter of system calls (seccomp(2)) is inherited by everything that the process starts, so the
+A system call filter (seccomp(2)) is inherited by everything that the process starts, so the
 variable is removed.
 """
 
@@ -40,14 +39,14 @@ _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 
 
 def lack(names: list[str]) -> None:
-    """Remove names of modules."""
+    """Remove names from modules."""
     for name in names:
         module, _, attribute = name.partition(".")
         delattr(importlib.import_module(module), attribute)
 
 
 def refuse(calls: list[str]) -> None:
-    """Have system calls fail."""
+    """Make system calls fail."""
     import ctypes
 
     numbers = {**_NUMBERS[os.uname().machine], **_EVERYWHERE}
@@ -73,7 +72,7 @@ def refuse(calls: list[str]) -> None:
 
 
 def hide(patterns: list[str]) -> None:
-    """Have files be missing."""
+    """Make files seem to be missing."""
 
     def audit(event: str, arguments: tuple[object, ...]) -> None:
         path = arguments[0] if event == "open" else None
@@ -84,7 +83,7 @@ def hide(patterns: list[str]) -> None:
 
 
 def become() -> None:
-    """Do what the environment says."""
+    """Apply the settings from the environment."""
     if calls := os.environ.pop("REFUSES", "").split():
         refuse(calls)
     if patterns := os.environ.get("HIDES", "").split():

@@ -1,6 +1,6 @@
-"""relight on Pythons that lack functions, and on kernels and under filters that refuse calls.
+"""relight on Pythons that lack functions, and on systems where kernels or filters refuse calls.
 
-`sitecustomize.py` beside this file takes them away, in all processes of a job.
+`sitecustomize.py` in this directory disables them in all processes of a job.
 """
 
 import os
@@ -23,13 +23,13 @@ __all__ = ["marker"]
 
 HERE = Path(__file__).parent
 OF_TWO = 12
-"""How many marked processes two workers have."""
+"""The number of marked processes that two workers have."""
 PIDFD_NAMES = "os.pidfd_open signal.pidfd_send_signal"
 PIDFD_CALLS = ("pidfd_open", "pidfd_send_signal")
 
 
 def variables(lacks: str = "", *refused: str, error: str = "ENOSYS") -> dict[str, str]:
-    """The environment of a Python that lacks names, and whose system calls are refused."""
+    """Return the variables for a Python that lacks names and whose system calls are refused."""
     refuses = " ".join(call if ":" in call else f"{call}:{error}" for call in refused)
     path = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
     return {"PYTHONPATH": path, "LACKS": lacks, "REFUSES": refuses, "OMP_NUM_THREADS": "1"}
@@ -47,7 +47,7 @@ SYSTEMS = {
 
 
 _ALWAYS = ("a Python built with old headers", "both")
-"""The others take the same ways."""
+"""The other systems take the same code paths."""
 
 
 @pytest.fixture(
@@ -56,7 +56,7 @@ _ALWAYS = ("a Python built with old headers", "both")
     ]
 )
 def system(request: pytest.FixtureRequest) -> dict[str, str]:
-    """The environment of each system."""
+    """Each system's environment variables."""
     return SYSTEMS[request.param]
 
 
@@ -69,7 +69,7 @@ sys.exit(3 if (rank, attempt) == ("1", "0") else 0)
 
 
 def test_simulated_systems_lack_what_they_claim() -> None:
-    """In children of children, both in Python and in the kernel."""
+    """This also holds for grandchildren, both in Python and in the kernel."""
     program = """if 1:
     import errno, os, signal, sys
     for call in (lambda: os.pidfd_open(1), lambda: os.memfd_create("x")):
@@ -90,7 +90,7 @@ def test_simulated_systems_lack_what_they_claim() -> None:
 
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_job_runs_and_restarts(name: str, launch: Launch, script: Callable[[str], Path]) -> None:
-    """Two workers start, one fails, and both restart."""
+    """Two workers start, one of them fails, and both restart."""
     result = launch(
         "run", "--nproc-per-node=2", "--max-restarts=1", script(FAILS_ONCE), **SYSTEMS[name]
     )
@@ -111,7 +111,7 @@ def test_nothing_outlives_agent(
     script: Callable[[str], Path],
     marker: str,
 ) -> None:
-    """Neither processes nor a directory is left, whether it is asked to end or killed."""
+    """No processes and no directory are left, whether the agent is asked to end or killed."""
     tree, scratch = tmp_path / "tree.sh", tmp_path / "tmp"
     tree.write_text(TREE.format(marker=marker, lifetime="600", code=0))
     scratch.mkdir()
@@ -135,7 +135,7 @@ def test_nothing_outlives_agent(
 def test_nothing_outlives_killed_guard_or_spawner(
     victim: str, system: dict[str, str], tmp_path: Path, start: Start, marker: str
 ) -> None:
-    """The agent notices and reports it."""
+    """The agent notices and reports the loss."""
     tree = tmp_path / "tree.sh"
     tree.write_text(TREE.format(marker=marker, lifetime="600", code=0))
     agent = start("run", "--nproc-per-node=2", "--no-python", "sh", tree, variables=system)
@@ -150,7 +150,7 @@ def test_nothing_outlives_killed_guard_or_spawner(
 
 @pytest.fixture
 def runtime(tmp_path: Path, system: dict[str, str]) -> Iterator[dict[str, str]]:
-    """The environment of a system with warm processes of its own, which end with the test."""
+    """The variables of a system that has its own warm processes, which end with the test."""
     folder = tmp_path / "runtime"
     folder.mkdir(mode=0o700)
     environment = {**system, "XDG_RUNTIME_DIR": str(folder)}
@@ -161,7 +161,7 @@ def runtime(tmp_path: Path, system: dict[str, str]) -> Iterator[dict[str, str]]:
 def test_warm_processes_serve_jobs_and_stop(
     runtime: dict[str, str], tmp_path: Path, launch: Launch, script: Callable[[str], Path]
 ) -> None:
-    """A process made ahead forks the workers of two jobs, which restart; it ends on request."""
+    """A warm process forks the workers of two jobs, which restart, and ends on request."""
     train = script("import json\n" + FAILS_ONCE)
     modules = "--preload=json,broken"
     (tmp_path / "broken.py").write_text("import os; os._exit(5)")
@@ -186,8 +186,8 @@ OPTIONAL_CALLS = (
     "sched_getaffinity", "sched_getscheduler", "sched_setscheduler", "setpriority",
     *("prctl=1", "prctl=15", "prctl=35", "prctl=36"),
 )  # fmt: skip
-"""All that docs/install.md calls optional. prctl(2): PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_MM,
-PR_SET_CHILD_SUBREAPER.
+"""Everything that docs/install.md calls optional. For the prctl(2) numbers, see PR_SET_PDEATHSIG,
+PR_SET_NAME, PR_SET_MM, and PR_SET_CHILD_SUBREAPER.
 """
 OPTIONAL_FILES = (
     "/dev/shm/*", "/proc/*/autogroup", "/proc/*/cgroup", "/proc/*/environ", "/proc/*/io",
@@ -212,7 +212,7 @@ def test_job_runs_without_optional_calls_and_files(
     launch: Launch,
     script: Callable[[str], Path],
 ) -> None:
-    """Workers fork from a warm process and restart, and the output is complete."""
+    """Workers are forked from a warm process and restart, and no output is lost."""
     own = {"HIDES": " ".join(files), "XDG_RUNTIME_DIR": str(tmp_path)}
     system = {**variables("", *calls, error="EPERM"), **own}
     tmp_path.chmod(0o700)
@@ -234,7 +234,7 @@ def test_job_runs_without_optional_calls_and_files(
 def test_python_without_required_module_is_named(
     module: str, launch: Launch, tmp_path: Path, script: Callable[[str], Path]
 ) -> None:
-    """As if built without the headers of a library."""
+    """Such a Python was built without a library's headers."""
     for name in ("cert", "key", "ca"):
         (tmp_path / name).touch()
     result = launch(
@@ -259,7 +259,7 @@ def test_python_without_required_module_is_named(
 def test_job_restarts_on_each_python(
     version: str, name: str, launch: Launch, script: Callable[[str], Path]
 ) -> None:
-    """Workers are cold or warm, and the agent runs on it too."""
+    """The agent runs on that Python as well; workers are cold or warm."""
     system = SYSTEMS.get(name, variables())
     path = os.pathsep.join((system["PYTHONPATH"], str(Path(relight.__file__).parents[1])))
     train = script(f"import sys; assert '%d.%d' % sys.version_info[:2] == {version!r}" + FAILS_ONCE)
@@ -275,7 +275,7 @@ def test_job_restarts_on_each_python(
 
 
 def test_job_gets_all_cpus_if_affinity_is_unreadable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For --nproc-per-node=auto, and for whether workers wait for preloaded modules."""
+    """This affects --nproc-per-node=auto, and whether workers wait for preloaded modules."""
 
     def refuse(_: int) -> set[int]:
         raise PermissionError

@@ -1,1 +1,1 @@
-"""The pages are true: their commands run, their links lead somewhere, figures are current."""
+"""The documentation is true: commands run, links resolve, and figures are current."""

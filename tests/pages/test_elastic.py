@@ -1,4 +1,4 @@
-"""examples/elastic.py survives what docs/elastic.md says that it survives."""
+"""examples/elastic.py survives what docs/elastic.md says it does."""
 
 import os
 import re
@@ -39,7 +39,7 @@ def wait_until(condition: Callable[[], object], process: "subprocess.Popen[bytes
 
 
 def pid_of_rank(rank: int, events: Path) -> int:
-    """The pid of a rank in the present generation."""
+    """Return the pid of a rank in the current generation."""
     text = "".join(file.read_text() for file in events.glob("*/events.jsonl"))
     found = re.findall(rf'"WorkerStarted".*"rank": {rank}, "pid": (\d+)', text)
     return int(found[-1])
@@ -49,7 +49,7 @@ def pid_of_rank(rank: int, events: Path) -> int:
 def test_kill_preemption_and_resize_lose_no_step(
     start: Start, launch: Launch, tmp_path: Path
 ) -> None:
-    """Training resumes from the last save each time, and ends with the right weights."""
+    """Training resumes from the last checkpoint each time, and ends with the right weights."""
     out, logs = tmp_path / "out", tmp_path / "logs"
     flags = (WARM, f"--keep-warm=while:{os.getpid()}", "--max-restarts=3")
     variables = {"OMP_NUM_THREADS": "1"}
@@ -73,7 +73,7 @@ def test_kill_preemption_and_resize_lose_no_step(
 
 @pytest.mark.long
 def test_lost_and_new_node_lose_no_step(start: Start, tmp_path: Path) -> None:
-    """Of two nodes, one is killed with all its processes and another joins."""
+    """One of two nodes is killed with all its processes, and another one joins."""
     out = tmp_path / "out"
     flags = ("--nnodes=1:2", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-id=elastic",
              f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-conf=last_call_timeout=2",

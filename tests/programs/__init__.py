@@ -1,1 +1,1 @@
-"""Whole programs of libraries that people train with."""
+"""Complete programs that use popular training libraries."""

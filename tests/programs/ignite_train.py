@@ -1,4 +1,4 @@
-"""A training loop of ignite on two ranks: prints the loss of each epoch."""
+"""An ignite training loop on two ranks, which prints the loss of each epoch."""
 
 import ignite.distributed as idist
 import torch

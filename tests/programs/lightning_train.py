@@ -1,4 +1,4 @@
-"""A Trainer of Lightning with DDP on two ranks: prints the loss of each step, and weights."""
+"""A Lightning Trainer with DDP on two ranks, which prints the loss of each step and the weights."""
 
 import warnings
 

@@ -18,7 +18,7 @@ def sample(digests: Digests, start_s: float = 1.0, restart_s: float | None = 1.0
 
 
 def digests(*values: str) -> Digests:
-    """Digests of attempts 0 and 1 of two ranks, after their first step."""
+    """Digests after the first step in attempts 0 and 1, for two ranks."""
     keys = [f"attempt {attempt} rank {rank} step 1" for attempt in (0, 1) for rank in (0, 1)]
     return dict(zip(keys, values, strict=True))
 
@@ -28,7 +28,7 @@ def digests(*values: str) -> Digests:
     [
         ("abab", "abab", "equal"),
         ("abcd", "abab", "differ: torch"),
-        ("abcd", "efgh", "equal"),  # a program that does not seed
+        ("abcd", "efgh", "equal"),  # a program that does not set a seed
         ("abbc", "efgh", "equal; shared: torch"),
         ("abcd", None, "differ: torch"),
     ],
@@ -61,7 +61,7 @@ def test_table_compares_medians() -> None:
 @pytest.mark.timeout(6 * LIMIT_S)
 @pytest.mark.parametrize("program", ["transformers Trainer", "DataLoader, spawned"])
 def test_program_restarts_warm_and_computes_the_same(program: str, tmp_path: Path) -> None:
-    """Programs that installed packages carry; the others have to be fetched."""
+    """These programs are part of installed packages; the others would have to be downloaded."""
     subprocess.run(
         [
             sys.executable, "-m", "benchmarks.programs", f"--folder={tmp_path}", "--wait=3",

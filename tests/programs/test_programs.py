@@ -1,4 +1,4 @@
-"""Whole programs of libraries that people train with print the same, however they are started."""
+"""Complete programs that use training libraries print the same output, however they are started."""
 
 import subprocess
 from pathlib import Path
@@ -18,7 +18,7 @@ pytestmark = [
 
 
 def printed(command: tuple[str, ...], logs: Path, *arguments: str) -> list[str]:
-    """Run a program on two ranks; return what each has written to stdout."""
+    """Run a program on two ranks; return what each rank wrote to stdout."""
     result = subprocess.run(
         [*command, "--nproc-per-node=2", f"--log-dir={logs}", "--redirects=3", *arguments],
         capture_output=True, text=True, timeout=LIMIT_S, check=False, cwd=logs.parent,
@@ -42,7 +42,7 @@ def printed(command: tuple[str, ...], logs: Path, *arguments: str) -> list[str]:
     ],
 )
 def test_losses_are_identical_cold_and_warm(program: str, preload: str, tmp_path: Path) -> None:
-    """Lightning, transformers' Trainer and ignite; one also with torchrun."""
+    """The programs use Lightning, transformers' Trainer, and ignite; one also runs on torchrun."""
     script = str(HERE / program)
     expected = printed((*RELIGHT, "run"), tmp_path / "cold", script)
     assert printed(WARM, tmp_path / "warm", f"--preload={preload}", script) == expected
@@ -51,7 +51,7 @@ def test_losses_are_identical_cold_and_warm(program: str, preload: str, tmp_path
 
 
 def test_accelerate_test_script_passes(tmp_path: Path) -> None:
-    """The package's own launcher test, cold and warm, on gloo."""
+    """The package's own launcher test passes cold and warm, with gloo."""
     module = ("-m", "accelerate.test_utils.scripts.test_script")
     cold = printed((*RELIGHT, "run"), tmp_path / "cold", *module)
     warm = printed(WARM, tmp_path / "warm", "--preload=torch,torch._dynamo,accelerate", *module)
@@ -91,8 +91,8 @@ with open(f"/proc/{os.getppid()}/cmdline") as file:
     ids=lambda command: command[0],
 )
 def test_launch_scripts_run_unchanged_below_exec(command: tuple[str, ...], tmp_path: Path) -> None:
-    """`accelerate launch`, Lightning's fabric run, and scripts of the form of LLaMA-Factory's
-    launcher and torchtitan's run_train.sh.
+    """They are `accelerate launch`, Lightning's `fabric run`, and scripts that resemble
+    LLaMA-Factory's launcher and torchtitan's run_train.sh.
     """
     for name, text in (("launch.py", LAUNCH_SCRIPT), ("run_train.sh", RUN_TRAIN),
                        ("parent.py", PARENT)):  # fmt: skip

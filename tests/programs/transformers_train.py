@@ -1,4 +1,4 @@
-"""The Trainer of transformers on two ranks, with a tiny random GPT-2: prints what it logs."""
+"""A transformers Trainer on two ranks, with a tiny random GPT-2, which prints what it logs."""
 
 import tempfile
 

@@ -1,4 +1,4 @@
-"""`@pytest.mark.distributed`: what users of pytest see of a test that runs on several ranks."""
+"""`@pytest.mark.distributed`: what pytest users see of a test that runs on several ranks."""
 
 import os
 import time
@@ -30,8 +30,8 @@ if RANK is not None:
 
 @pytest.fixture
 def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Run pytest on a file with these tests; most need no other installed plugin, and to import all
-    takes longer than the test.
+    """Run pytest on a file with these tests. By default, other installed plug-ins are disabled,
+    because importing all of them takes longer than the tests.
     """
     for name in os.environ.keys() - clean_environment().keys():
         monkeypatch.delenv(name)
@@ -52,7 +52,7 @@ def output(result: pytest.RunResult) -> str:
 
 
 def test_test_runs_on_each_rank_with_own_fixtures(run: Run, pytester: pytest.Pytester) -> None:
-    """Fixtures of all scopes, parameters and classes."""
+    """This includes fixtures of all scopes, parameters, and test classes."""
     pytester.makeconftest("""
         import os, pytest
         @pytest.fixture(scope="session")
@@ -86,7 +86,7 @@ def test_without_the_mark():
 
 
 def test_assertion_failing_on_one_rank_is_shown_in_full(run: Run) -> None:
-    """The report has pytest's details, the rank, and the output of each rank."""
+    """The report has pytest's details, the rank, and each rank's output."""
     result = run("""
 @two
 def test_it():
@@ -117,7 +117,7 @@ def test_it():
 
 
 def test_skip_and_xfail_marks_work(run: Run) -> None:
-    """Skipped tests start nothing."""
+    """Skipped tests start no processes."""
     result = run(
         """
 @two
@@ -185,7 +185,7 @@ def test_it():
 
 
 def test_rank_that_exits_fails_test(run: Run) -> None:
-    """Its last words are shown, and the summary names it."""
+    """Its last output is shown, and the summary names the rank."""
     result = run("""
 def last_words(of):
     os.write(2, f"last words of {of}".encode())
@@ -227,7 +227,7 @@ def test_0():
 
 
 def test_rank_still_starting_is_not_blamed(run: Run) -> None:
-    """The test fails in its call, not in the setup that another rank didn't reach."""
+    """The test fails in the call phase, and not in the setup that another rank didn't reach."""
     result = run("""
 if RANK == "0":
     time.sleep(1000)
@@ -249,7 +249,7 @@ def test_hangs():
 
 @pytest.mark.long
 def test_test_ending_after_its_timeout_fails(run: Run) -> None:
-    """Whether the launcher's signal ends the hanging call, or it ends a moment later."""
+    """The launcher's signal may end the hanging call, or the call may end slightly later."""
     result = run("""
 import ctypes
 libc = ctypes.CDLL(None)
@@ -268,7 +268,7 @@ def test_it(waits):
 
 
 def test_skip_on_ranks_has_reason_and_line(run: Run) -> None:
-    """A test that only some ranks skip fails, as the others can't test its promise."""
+    """If only some ranks skip a test, it fails, because the others can't check its promise."""
     result = run(
         """
 @two
@@ -341,7 +341,7 @@ def test_it():
 
 
 def test_setup_plan_needs_no_ranks(run: Run) -> None:
-    """--setup-plan and --setup-only."""
+    """This covers --setup-plan and --setup-only."""
     text = """
 @pytest.fixture
 def broken(): raise RuntimeError("broken it is")
@@ -354,14 +354,14 @@ def test_it(broken): pass
     assert "SETUP    F broken" in output(result)
     result = run(text)
     result.assert_outcomes(errors=1)
-    assert "pytest_runtest_setup" not in output(result)  # the plugin's own function
+    assert "pytest_runtest_setup" not in output(result)  # the plug-in's own function
     assert "ERROR test_x.py::test_it - RuntimeError: broken it is" in output(result)
     result = run(text.replace("broken()", "another()"))
     assert "fixture 'broken' not found" in output(result).splitlines()[-2]
 
 
 def test_rank_waiting_for_failed_one_is_stopped_immediately(run: Run) -> None:
-    """The assertion is shown, not its effect on the other rank."""
+    """The report shows the assertion, not its effect on the other rank."""
     result = run("""
 @two
 def test_it():
@@ -410,7 +410,7 @@ async def test_async(): pass
 
 
 def test_mark_is_registered_and_documented(run: Run) -> None:
-    """Even if nobody names the plugin."""
+    """This holds even if the plug-in isn't named anywhere."""
     strict = "--strict-markers", "--strict-config"
     result = run("@two\ndef test_it(): pass\n", *strict, has_all_plugins=True)
     result.assert_outcomes(passed=1)
@@ -418,7 +418,7 @@ def test_mark_is_registered_and_documented(run: Run) -> None:
 
 
 def test_xdist_runs_distributed_tests_in_parallel(run: Run) -> None:
-    """Reports are complete."""
+    """The reports are complete."""
     result = run(
         """
 @two
@@ -434,7 +434,7 @@ def test_it(n):
 
 
 def test_coverage_includes_code_run_on_ranks(run: Run, pytester: pytest.Pytester) -> None:
-    """With pytest-cov, and in the measured run itself."""
+    """This holds with pytest-cov, and in the measured run itself."""
     pytester.makepyfile(
         code="""
         def f(rank):
@@ -469,7 +469,7 @@ def test_junit_has_failure_and_duration(run: Run, pytester: pytest.Pytester) -> 
 
 
 def test_plugin_loads_nothing_without_the_mark(pytester: pytest.Pytester) -> None:
-    """The plugin is installed for all projects in the environment."""
+    """The plug-in is installed for all projects in the environment."""
     pytester.makepyfile("""
         import sys
         def test_it():
@@ -487,7 +487,7 @@ def test_second_test_is_warm_and_run_leaves_nothing(
 ) -> None:
     """The warm process ends with pytest."""
     (tmp_path / "runtime").mkdir(mode=0o700)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "runtime"))  # no other test's process
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "runtime"))  # not another test's process
     result = run(
         """
 import json, subprocess
@@ -523,7 +523,7 @@ def test_another(): assert "pytest" in sys.modules
 @pytest.mark.slow
 @pytest.mark.needs_torch
 def test_process_group_is_initialized_and_destroyed(run: Run, pytester: pytest.Pytester) -> None:
-    """With gloo on a machine without GPUs; a failed collective doesn't hide the cause."""
+    """It uses gloo on a machine without GPUs; a failed collective doesn't hide the cause."""
     result = run("""
 import torch, torch.distributed as dist
 

@@ -1,4 +1,4 @@
-"""Arguments that the fixture `relight_sandbox` refuses."""
+"""Arguments that the `relight_sandbox` fixture refuses."""
 
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,6 @@ from relight.pytest_plugin.sandbox import SandboxRunner
     ],
 )
 def test_invalid_argument_is_rejected(tmp_path: Path, arguments: dict[str, Any], said: str) -> None:
-    """By name, before any host is created."""
+    """The argument is named, and no host has been created."""
     with pytest.raises(UsageError, match=said):
         SandboxRunner(tmp_path)(**{"hosts": 1, "script": "train.py", **arguments})

@@ -1,1 +1,1 @@
-"""The wheel, the sdist and the launcher's file, as they are released."""
+"""The wheel, the sdist, and the launcher file, as they are released."""

@@ -18,7 +18,7 @@ from .distribution import (
 
 
 def main() -> int:
-    """Return 1 if a Python that is there does not run the job."""
+    """Build and check; return 1 if an available Python does not run the job."""
     dist = ROOT / "dist"
     for old in dist.glob("*"):
         old.unlink()
@@ -45,7 +45,7 @@ def main() -> int:
 
 
 def fetched(version: str, folder: Path) -> str:
-    """Return a Python that uv downloads into a folder, or an empty string if it can't."""
+    """Return a Python that uv downloads into a folder, or an empty string if that fails."""
     uv = [sys.executable, "-m", "uv", "python", "install", "--no-bin", "-q", version]
     done = subprocess.run(
         [*uv, "--install-dir", str(folder)], capture_output=True, text=True, check=False

@@ -1,4 +1,4 @@
-"""Builds the distributions, and runs a job with them in an otherwise empty environment."""
+"""Build the distributions, and run a job with them in an otherwise empty environment."""
 
 import contextlib
 import os
@@ -31,7 +31,7 @@ def build(folder: Path) -> tuple[Path, Path]:
 
 
 def write_launcher(folder: Path) -> Path:
-    """Write the launcher in one file; return its path."""
+    """Write the single-file launcher; return its path."""
     path = folder / launcher_file.NAME
     with contextlib.suppress(FileNotFoundError):
         path.unlink()
@@ -41,7 +41,7 @@ def write_launcher(folder: Path) -> Path:
 
 
 def interpreter(version: str) -> str:
-    """Return a Python of this version on PATH or from pyenv that runs, or an empty string."""
+    """Return a working Python of this version from PATH or pyenv, or an empty string."""
     named = shutil.which(f"python{version}")
     root = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
     installed = sorted(root.glob(f"versions/{version}.*/bin/python"))
@@ -57,8 +57,8 @@ def interpreter(version: str) -> str:
 
 
 def unpack(wheel: Path, folder: Path) -> Path:
-    """Put the content of the wheel into a folder, where any Python finds it, and a command
-    `relight` beside it that the `python3` of PATH runs; return the command.
+    """Unpack the wheel into a folder where any Python can find it, along with a command `relight`
+    that is run by the `python3` on PATH; return the command.
     """
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder)
@@ -70,7 +70,7 @@ def unpack(wheel: Path, folder: Path) -> Path:
 
 
 def install(wheel: Path, python: str, folder: Path) -> Path:
-    """Install the wheel, without anything else, for a Python; return the environment's `bin`."""
+    """Install only the wheel for a Python; return the environment's `bin` directory."""
     subprocess.run([python, "-m", "venv", "--without-pip", str(folder)], check=True)
     target = str(folder / "bin" / "python")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", target]
@@ -79,12 +79,12 @@ def install(wheel: Path, python: str, folder: Path) -> Path:
 
 
 def run_job(relight: Path, python: Path, folder: Path) -> list[str]:
-    """Run a small job with an installed command or the launcher's file; return its sorted output.
+    """Run a small job with an installed command or the launcher file; return its sorted output.
 
     Args:
-        relight: the command.
-        python: the directory whose `python3` runs the launcher's file.
-        folder: the working directory.
+        relight: The command.
+        python: The directory whose `python3` runs the launcher file.
+        folder: The working directory.
     """
     (folder / "train.py").write_text(SCRIPT)
     done = subprocess.run(

@@ -39,7 +39,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Built]:
 
 
 def test_version_is_defined_in_one_place(built: Built) -> None:
-    """Package, wheel, sdist and changelog take it from `relight/__init__.py`."""
+    """Package, wheel, sdist, and changelog take it from `relight/__init__.py`."""
     wheel, sdist = built
     assert wheel.name == f"relight-{relight.__version__}-py3-none-any.whl"
     assert sdist.name == f"relight-{relight.__version__}.tar.gz"
@@ -47,7 +47,7 @@ def test_version_is_defined_in_one_place(built: Built) -> None:
 
 
 def test_wheel_has_exactly_the_package_files(built: Built) -> None:
-    """Type marker and licence are included, tests and caches are not."""
+    """The type marker and the licence are included; tests and caches are not."""
     with zipfile.ZipFile(built[0]) as archive:
         names = archive.namelist()
     source = ROOT / "src"
@@ -73,7 +73,7 @@ def test_sdist_has_what_wheel_is_built_from(built: Built) -> None:
 
 
 def test_twine_accepts_wheel_and_sdist(built: Built) -> None:
-    """Metadata and description are valid."""
+    """The metadata and the description are valid."""
     checked = subprocess.run(
         [sys.executable, "-m", "twine", "check", "--strict", *map(str, built)],
         capture_output=True, text=True, check=False,
@@ -82,7 +82,7 @@ def test_twine_accepts_wheel_and_sdist(built: Built) -> None:
 
 
 def test_job_runs_from_wheel_and_from_launcher_file(built: Built, tmp_path: Path) -> None:
-    """The environment is otherwise empty. `make dist` does it with each Python."""
+    """The environment is otherwise empty. `make dist` does this with each Python."""
     programs = install(built[0], sys.executable, tmp_path / "environment")
     assert run_job(programs / "relight", programs, tmp_path) == EXPECTED
     assert run_job(write_launcher(tmp_path), programs, tmp_path) == EXPECTED
@@ -90,7 +90,7 @@ def test_job_runs_from_wheel_and_from_launcher_file(built: Built, tmp_path: Path
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a clone")
 def test_build_names_its_commit(built: Built, tmp_path: Path) -> None:
-    """`relight --version` of the wheel, which is built from the sdist."""
+    """The wheel, which is built from the sdist, reports it in `relight --version`."""
     command = ["git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD"]
     commit = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     program = install(built[0], sys.executable, tmp_path) / "relight"
@@ -100,7 +100,7 @@ def test_build_names_its_commit(built: Built, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("version", [each for each in VERSIONS if each != PRESENT])
 def test_job_runs_on_each_other_python(version: str, built: Built, tmp_path: Path) -> None:
-    """These are the ones available; `make dist` also installs the wheel for each."""
+    """Only available Pythons are used; `make dist` also installs the wheel for each of them."""
     if not (python := interpreter(version)):
         pytest.skip(f"no Python {version} here")
     (programs := tmp_path / "bin").mkdir()
@@ -111,7 +111,7 @@ def test_job_runs_on_each_other_python(version: str, built: Built, tmp_path: Pat
 
 
 def test_nothing_claims_relight_is_on_pypi() -> None:
-    """Until it is, hints and pages say what works from a clone or a wheel."""
+    """Until it is, hints and pages describe what works from a clone or a wheel."""
     said = re.compile(r"(?:pip|pipx|uv pip|uv tool) (?:install|run) ['\"]?relight\b(?!-)")
     files = [*(ROOT / "src").rglob("*.py"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md"),
              *(ROOT / "examples").iterdir()]  # fmt: skip
@@ -120,7 +120,7 @@ def test_nothing_claims_relight_is_on_pypi() -> None:
 
 
 def test_install_hints_match_extras() -> None:
-    """Versions are those of pyproject.toml, wherever relight was installed from."""
+    """The versions are those in pyproject.toml, no matter where relight was installed from."""
     extras = {
         " ".join(f"'{each}'" for each in packages)
         for packages in PROJECT["optional-dependencies"].values()

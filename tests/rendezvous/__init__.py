@@ -1,1 +1,1 @@
-"""The registers of coordinators, etcd and a file, against the real thing."""
+"""Leader locks in real etcd and in files."""

@@ -1,9 +1,10 @@
-"""Who claims to hold a register, and when: a process that holds one, and a check of many claims.
+"""Claims to hold a leader lock: a process that holds one, and a check for overlapping claims.
 
     python claims.py BACKEND ENDPOINT JOB VALUE TTL_S
 
-holds the register all the time and prints a line for each answer. A holder may act until its time
-to live has passed since before it asked. Two holders must never be allowed to act together.
+holds the lock continuously and prints a line for each response. A holder may act until its time to
+live has passed, counted from before its request. Two holders must never be allowed to act at the
+same time.
 """
 
 import sys
@@ -19,7 +20,7 @@ OPEN: dict[str, Open] = {"etcd": etcd.open, "etcd-v2": etcd.open_v2, "file": fil
 
 
 class Place(NamedTuple):
-    """Where a register is."""
+    """The location of a leader lock."""
 
     backend: str
     endpoint: str
@@ -36,7 +37,7 @@ class Claim(NamedTuple):
 
 
 def claim(register: LeaderLock, who: str, ttl_s: float) -> tuple[Record, Claim | None]:
-    """Ask once; return the answer, and the claim if it is worth anything."""
+    """Request the lock once; return the response, and the claim if it is still valid."""
     asked = time.monotonic()
     record = register.hold(who, ttl_s)
     answered = time.monotonic()
@@ -46,7 +47,7 @@ def claim(register: LeaderLock, who: str, ttl_s: float) -> tuple[Record, Claim |
 
 
 def overlaps(claims: list[Claim]) -> list[tuple[Claim, Claim]]:
-    """Return pairs of claims of two holders that overlap."""
+    """Return pairs of overlapping claims by different holders."""
     found = []
     latest: dict[str, Claim] = {}
     for each in sorted(claims):
@@ -57,7 +58,7 @@ def overlaps(claims: list[Claim]) -> list[tuple[Claim, Claim]]:
 
 
 def shorten(claims: list[Claim], who: str, end: float) -> list[Claim]:
-    """End the claims of a holder that is dead, or has given the register back."""
+    """End the claims of a holder that has died or released the lock."""
     return [c._replace(end=min(c.end, end)) if c.who == who else c for c in claims]
 
 

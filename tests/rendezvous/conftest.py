@@ -1,4 +1,4 @@
-"""An etcd for all tests of a run, and registers of a job that are closed at the end."""
+"""An etcd for all tests in a run, and leader locks that are closed at the end."""
 
 import uuid
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ from rendezvous.claims import OPEN, Place
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
-    """One etcd."""
+    """An etcd server."""
     with EtcdServer(tmp_path_factory.mktemp("etcd")) as server:
         yield server
 
@@ -26,7 +26,7 @@ BACKENDS = [
 
 @pytest.fixture(params=BACKENDS)
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    """Where the register of a job is that no other test has, for each backend."""
+    """The location of a job's leader lock that no other test uses, for each backend."""
     backend = request.param
     where = str(tmp_path / "shared") if backend == "file" else ""
     where = where or request.getfixturevalue("server").endpoint
@@ -35,7 +35,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
 
 @pytest.fixture
 def registers() -> Iterator[Callable[[Place], LeaderLock]]:
-    """Open registers that are closed at the end."""
+    """Open leader locks that are closed at the end."""
     opened: list[LeaderLock] = []
 
     def new(place: Place, **pairs: object) -> LeaderLock:
@@ -50,5 +50,5 @@ def registers() -> Iterator[Callable[[Place], LeaderLock]]:
 
 @pytest.fixture
 def new(place: Place, registers: Callable[[Place], LeaderLock]) -> Callable[[], LeaderLock]:
-    """Open one more register of the job."""
+    """Open another leader lock for the same job."""
     return lambda: registers(place)

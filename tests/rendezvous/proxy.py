@@ -1,4 +1,4 @@
-"""A network between a client and a server that a test can make bad: TCP, a request at a time."""
+"""A network between a client and a server that a test can degrade: TCP, one request at a time."""
 
 import random
 import re
@@ -12,9 +12,9 @@ from conftest import LIMIT_S
 
 
 class Fate(NamedTuple):
-    """The fate of a request and of its reply.
+    """What happens to a request and its reply.
 
-    A late request is delivered even if the client has gone by then.
+    A late request is delivered even if the client has disconnected by then.
     """
 
     late_s: float = 0.0
@@ -30,9 +30,9 @@ class Proxy:
     """Listens on `address` and forwards requests to a server.
 
     Attributes:
-        choose: returns the fate of a request, given its bytes.
-        rewrite: changes replies of the server.
-        requests: all requests so far.
+        choose: Returns the fate of a request, given its bytes.
+        rewrite: Changes the server's replies.
+        requests: All requests so far.
     """
 
     def __init__(self, target: str, address: str = "127.0.0.1") -> None:
@@ -58,7 +58,7 @@ class Proxy:
         self._listener.close()
 
     def cut(self) -> None:
-        """End all connections."""
+        """Close all connections."""
         for sock in list(self._socks):
             try:
                 sock.shutdown(socket.SHUT_RDWR)
@@ -118,7 +118,7 @@ class Proxy:
             server.sendall(data)
             data = b""
             if fate[0].lose_reply:
-                time.sleep(0.02)  # the server reads it before it sees the end
+                time.sleep(0.02)  # the server reads it before it sees the end of the stream
 
     def _pump_replies(self, server: socket.socket, client: socket.socket, fate: list[Fate]) -> None:
         try:
@@ -136,7 +136,7 @@ class Proxy:
 
 
 def _is_whole(data: bytes) -> bool:
-    """Whether this is a whole request of HTTP, or something that is not HTTP at all."""
+    """Return whether this is a complete HTTP request, or not HTTP at all."""
     head, end, body = data.partition(b"\r\n\r\n")
     if not head[:1].isalpha():
         return True
@@ -145,7 +145,7 @@ def _is_whole(data: bytes) -> bool:
 
 
 def bad_luck(seed: int, badness: float, latest_s: float) -> Choose:
-    """A network where each request is lost, late or unanswered with some probability."""
+    """Return fates with which each request may be lost, delayed, or unanswered."""
     rng = random.Random(seed)
 
     def choose(request: bytes) -> Fate:

@@ -1,4 +1,4 @@
-"""Settings as large as a number can be, and a job's messages about its meeting place."""
+"""Extremely large settings, and a job's messages about its rendezvous."""
 
 import re
 import subprocess
@@ -40,15 +40,15 @@ def run(launch: Launch, *flags: str) -> "subprocess.CompletedProcess[str]":
 
 
 def test_static_rendezvous_refuses_a_path(launch: Launch) -> None:
-    """Only some backends meet in a directory; the static one says so."""
+    """The static backend reports that it can't rendezvous in a directory."""
     result = run(launch, "--rdzv-endpoint=/tmp/x")
     assert result.returncode == 2
     assert "static rendezvous requires HOST:PORT" in result.stderr
 
 
 def test_job_without_id_gets_note_about_other_jobs(launch: Launch, tmp_path: Path) -> None:
-    """A note says that jobs without an id are the same job to the register, and what to check
-    when no node comes.
+    """The note explains that jobs without an id count as one job, and what to check if no other
+    node arrives.
     """
     flags = ("--rdzv-backend=file", f"--rdzv-endpoint={tmp_path}/meet")
     result = run(launch, *flags, "--rdzv-conf=join_timeout=1")

@@ -1,4 +1,4 @@
-"""One process's hold on a register that works only in part."""
+"""A process that holds a leader lock in a registry that only works in part."""
 
 import errno
 import os
@@ -12,7 +12,7 @@ from relight.rendezvous.leader_session import Answer, Candidate
 
 
 class FullRegister:
-    """A register that has room for a record, but not to renew it."""
+    """A registry with room for a record, but not for its renewal."""
 
     own_address = ""
 
@@ -39,7 +39,7 @@ class FullRegister:
 
 
 def test_unrenewable_register_makes_nobody_coordinator() -> None:
-    """Otherwise each process in turn would coordinate for a moment, without end."""
+    """Otherwise each process would coordinate briefly in turn, forever."""
     loop, register, candidacy = Loop(), FullRegister(), Candidacy(15.0)
     answers: list[Answer] = []
     candidate = Candidate(

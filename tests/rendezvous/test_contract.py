@@ -1,4 +1,4 @@
-"""What every register promises, whatever stands behind it (`register.Register`)."""
+"""What every leader lock guarantees, whatever its backend (`leader_lock.LeaderLock`)."""
 
 import random
 import signal
@@ -24,7 +24,7 @@ SHORT_S = 1.0
 
 
 class Holder:
-    """A process that holds the register as long as it can."""
+    """A process that holds the lock for as long as it can."""
 
     def __init__(self, place: Place, who: str, ttl_s: float, output: Path) -> None:
         self.who, self.output = who, output
@@ -53,7 +53,7 @@ class Holder:
 
 @pytest.fixture
 def hold_in_process(place: Place, tmp_path: Path) -> Iterator[Callable[..., Holder]]:
-    """Start a process that holds the register; it is killed at the end."""
+    """Start a process that holds the lock; it is killed at the end."""
     holders: list[Holder] = []
 
     def begin(who: str, ttl_s: float) -> Holder:
@@ -66,7 +66,7 @@ def hold_in_process(place: Place, tmp_path: Path) -> Iterator[Callable[..., Hold
 
 
 def hold(register: LeaderLock, value: str, ttl_s: float) -> Record:
-    """Ask, and again where it can't be asked now, as those who use it do."""
+    """Request the lock, and retry while it is unavailable, as its users do."""
 
     def ask() -> Record | None:
         try:
@@ -78,12 +78,12 @@ def hold(register: LeaderLock, value: str, ttl_s: float) -> Record:
 
 
 def take(register: LeaderLock, value: str, ttl_s: float) -> None:
-    """Ask until it is ours."""
+    """Request the lock until this process holds it."""
     wait_for(lambda: hold(register, value, ttl_s).ours, f"{value} to hold the register", LIMIT_S)
 
 
 def test_reading_empty_register_does_not_take_it(new: New) -> None:
-    """An empty value shows who holds the register, and leaves it free if no node does."""
+    """Requesting it with an empty value returns the holder, and leaves it free if there is none."""
     first, second = new(), new()
     assert first.hold("", LONG_S) == NOBODY
     taken = second.hold("b", LONG_S)
@@ -93,7 +93,7 @@ def test_reading_empty_register_does_not_take_it(new: New) -> None:
 
 
 def test_reading_a_record_does_not_renew_it(new: New) -> None:
-    """A holder that only reads its record loses it when the time to live is over."""
+    """A holder that only reads its record loses the lock after the time to live."""
     register = new()
     assert register.hold("a", SHORT_S).ours
     other = new()
@@ -106,7 +106,7 @@ def test_reading_a_record_does_not_renew_it(new: New) -> None:
 
 
 def test_second_comer_learns_of_the_holder(new: New) -> None:
-    """The register has one holder, and tells everybody else its value and revision."""
+    """The lock has one holder, and tells everybody else its value and revision."""
     first, second = new(), new()
     mine = first.hold("first", LONG_S)
     assert mine.ours
@@ -115,14 +115,14 @@ def test_second_comer_learns_of_the_holder(new: New) -> None:
 
 
 def test_exactly_one_of_many_threads_wins(new: New) -> None:
-    """Of many simultaneous requests, one gets the register, and all learn which."""
+    """Of many concurrent requests, one acquires the lock, and all of them learn which."""
     registers = [new() for _ in range(8)]
     barrier = threading.Barrier(len(registers))
 
     def ask(number: int) -> tuple[bool, str]:
         barrier.wait(LIMIT_S)
         ours, value = False, ""
-        while not value:  # a busy register may ask for another try
+        while not value:  # a busy lock may ask for a retry
             try:
                 value, _, ours = registers[number].hold(str(number), LONG_S)
             except OSError:
@@ -139,7 +139,7 @@ def test_exactly_one_of_many_threads_wins(new: New) -> None:
 
 
 def test_exactly_one_of_many_processes_wins(hold_in_process: Callable[..., Holder]) -> None:
-    """Of several processes one gets the register and keeps it."""
+    """One of several processes acquires the lock and keeps it."""
     holders = [hold_in_process(f"p{number}", LONG_S) for number in range(4)]
     for holder in holders:
         wait_for(lambda: len(holder.lines()) >= 2, f"{holder.who}'s answers")  # noqa: B023
@@ -155,7 +155,7 @@ def test_renewals_keep_register_beyond_ttl(new: New) -> None:
     ttl_s = 1.5
 
     def is_kept() -> bool:
-        """Renew for longer than the time to live; return False if the machine made that late."""
+        """Renew for longer than the time to live; return False if the machine was too slow."""
         take(holder, "a", LONG_S)
         mine = hold(holder, "a", LONG_S)
         begin = asked = time.monotonic()
@@ -175,7 +175,7 @@ def test_renewals_keep_register_beyond_ttl(new: New) -> None:
 
 @pytest.mark.parametrize("ttl_s", [0.7, 1.5])
 def test_register_is_free_after_ttl_and_not_before(new: New, ttl_s: float) -> None:
-    """A register that is not renewed goes to another, never before its time to live is over."""
+    """A lock that is not renewed can be acquired, but never before its time to live has passed."""
     first, second = new(), new()
     first.hold("first", ttl_s)
     made = wait_for(lambda: claim(first, "first", ttl_s)[1], "an answer in time")
@@ -186,7 +186,7 @@ def test_register_is_free_after_ttl_and_not_before(new: New, ttl_s: float) -> No
 
 
 def test_lapsed_record_shows_nobody(new: New) -> None:
-    """Once a record's time to live is over, every node sees a free register."""
+    """Once a record's time to live has passed, every node sees a free lock."""
     first, second = new(), new()
     first.hold("first", 2 * SHORT_S)
     assert second.hold("", SHORT_S).value == "first"
@@ -194,7 +194,7 @@ def test_lapsed_record_shows_nobody(new: New) -> None:
 
 
 def test_register_stays_held_after_close(new: New) -> None:
-    """Closing gives nothing back: a holder's workers may still run."""
+    """Closing does not release the lock, because the holder's workers may still be running."""
     first, second = new(), new()
     first.hold("first", LONG_S)
     first.close()
@@ -202,7 +202,7 @@ def test_register_stays_held_after_close(new: New) -> None:
 
 
 def test_release_frees_the_register(new: New) -> None:
-    """After a release the register is free immediately, and the next record is newer."""
+    """After a release, the lock is free immediately, and the next record is newer."""
     first, second = new(), new()
     before = first.hold("first", LONG_S)
     first.release()
@@ -222,7 +222,7 @@ def test_only_the_holder_can_release(new: New) -> None:
 
 
 def test_evicted_holder_learns_it_on_next_request(new: New) -> None:
-    """The record is gone immediately."""
+    """The record disappears immediately."""
     first, second = new(), new()
     dead = first.hold("first", LONG_S)
     second.evict(second.hold("", LONG_S))
@@ -233,7 +233,7 @@ def test_evicted_holder_learns_it_on_next_request(new: New) -> None:
 
 
 def test_evicted_holder_returns_with_another_revision(new: New) -> None:
-    """A holder that was evicted and takes the register again sees that by its revision."""
+    """The revision shows the holder that it was evicted in the meantime."""
     first, second = new(), new()
     before = first.hold("first", LONG_S)
     second.evict(before)
@@ -243,7 +243,7 @@ def test_evicted_holder_returns_with_another_revision(new: New) -> None:
 
 
 def test_eviction_never_hits_a_successor(new: New) -> None:
-    """Neither does it if that is the same holder with the same value."""
+    """This holds even if the successor is the same holder with the same value."""
     first, second = new(), new()
     second.evict(NOBODY)
     dead = first.hold("first", LONG_S)
@@ -258,7 +258,7 @@ def test_eviction_never_hits_a_successor(new: New) -> None:
 
 @pytest.mark.slow
 def test_renewing_holder_is_not_evicted(new: New) -> None:
-    """Who doubts that a holder lives removes nothing that is renewed while it looks on."""
+    """An eviction does not remove a record that is renewed while the evicting node watches it."""
     first, second = new(), new()
     mine = first.hold("first", LONG_S)
     with ThreadPoolExecutor(1) as pool:
@@ -272,7 +272,7 @@ def test_renewing_holder_is_not_evicted(new: New) -> None:
 
 
 def test_dead_holder_is_evicted(new: New) -> None:
-    """Of those who doubt a dead holder one removes its record, not before its time to answer."""
+    """Several nodes try to evict a dead holder; one succeeds, but not before the patience is over."""
     first, others = new(), [new(), new()]
     dead = first.hold("first", LONG_S)
     first.hold("first", LONG_S)
@@ -287,7 +287,7 @@ def test_dead_holder_is_evicted(new: New) -> None:
 
 
 def test_new_value_keeps_the_holder(new: New) -> None:
-    """A holder may change its record and its lease, and stays the same holder."""
+    """A holder may change its value and time to live, and remains the holder."""
     first, second = new(), new()
     mine = first.hold("one", LONG_S)
     for value, ttl_s in (("two", LONG_S), ("two", LONG_S / 2), ("three", LONG_S)):
@@ -308,7 +308,7 @@ def test_shorter_ttl_on_renewal_takes_effect(new: New) -> None:
     "value", ["10.0.0.1:29400", 'a"b\\c', "zwölf ☃ 🎈", " x ", "x" * 1000, "🎈" * 1000, "%41&=+;"]
 )
 def test_value_round_trips_to_other_nodes(new: New, value: str) -> None:
-    """A value of up to 1000 characters is shown to others as it was written."""
+    """Other nodes read a value of up to 1000 characters as it was written."""
     first, second = new(), new()
     first.hold(value, LONG_S)
     assert second.hold("", LONG_S).value == value
@@ -318,7 +318,7 @@ def test_value_round_trips_to_other_nodes(new: New, value: str) -> None:
 def test_every_id_has_its_own_register(
     place: Place, registers: Callable[[Place], LeaderLock]
 ) -> None:
-    """Every id is a register of its own, whatever is in it."""
+    """This holds for ids with any characters."""
     ids = ["a b", "a%20b", "a+b", "a_b", "..", ".", "ä", "a\udcff", "%", "a?b", "a#b", "a;b", "☃",
            "a\nb", "x" * 300, "x" * 301, "lock", "A", "a"]  # fmt: skip
     seen = {}
@@ -336,7 +336,7 @@ def test_every_id_has_its_own_register(
 def test_killed_holder_is_replaced_after_ttl(
     new: New, hold_in_process: Callable[..., Holder]
 ) -> None:
-    """A holder that is killed is replaced after its time; nothing that it left is in the way."""
+    """The killed holder leaves nothing behind that gets in the way."""
     holder = hold_in_process("dead", SHORT_S)
     wait_for(lambda: len(holder.claims()) >= 3, "some renewals")
     holder.kill()
@@ -348,7 +348,7 @@ def test_killed_holder_is_replaced_after_ttl(
 
 @pytest.mark.slow
 def test_never_two_concurrent_holders(place: Place, hold_in_process: Callable[..., Holder]) -> None:
-    """However holders are killed and replaced, two never act together, and one does soon."""
+    """However holders are killed and replaced, two never act at once, and one soon does."""
     rng = random.Random(5)
     holders = [hold_in_process(f"p{number}", SHORT_S) for number in range(3)]
     dead: dict[str, float] = {}
@@ -371,7 +371,7 @@ def test_never_two_concurrent_holders(place: Place, hold_in_process: Callable[..
 
 
 def test_overlap_check_detects_two_holders() -> None:
-    """Claims of two that overlap are found; those of one, or one after the other, are fine."""
+    """Claims by one holder, or by two holders in succession, are fine."""
     one, again = Claim(0, 2, "a", "1"), Claim(1, 3, "a", "1")
     assert overlaps([one, again, Claim(3, 4, "b", "2")]) == []
     late = Claim(2.5, 4, "b", "2")

@@ -1,7 +1,7 @@
-"""The variables of a cluster, and their effect beside flags.
+"""A cluster's variables, and how they combine with flags.
 
-The variables of Slurm and Open MPI are as real ones set them (tests/clusters runs them); those of
-Kubernetes are as the controllers render them: no API server runs here.
+The variables for Slurm and Open MPI are as set by real ones (tests/clusters runs them). Those for
+Kubernetes are as set by its controllers, because no API server runs here.
 """
 
 from collections.abc import Iterable
@@ -33,7 +33,7 @@ STEP = {
     "SLURM_LOCALID": "0",
     "SLURMD_NODENAME": "gpu09",
 }
-OMPI4 = {  # mpirun runs on a host of the job
+OMPI4 = {  # mpirun runs on one of the job's hosts
     "OMPI_COMM_WORLD_SIZE": "3",
     "OMPI_COMM_WORLD_RANK": "2",
     "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
@@ -82,7 +82,7 @@ TRAINJOB = {
 
 
 def resolve(variables: dict[str, str], *flags: str) -> tuple[LaunchSpec, list[str]]:
-    """What `relight run FLAGS train.py` is asked for in an environment, and its notes."""
+    """Return what `relight run FLAGS train.py` requests in an environment, and its notes."""
     env = Environment(variables)
     parsed = parse([*flags, "train.py"], env)
     spec, names, notes = take(to_spec(parsed), parsed.given, env)
@@ -91,7 +91,7 @@ def resolve(variables: dict[str, str], *flags: str) -> tuple[LaunchSpec, list[st
 
 @pytest.fixture(autouse=True)
 def name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This host is a pod of an Indexed Job with a headless Service."""
+    """Make this host a pod in an Indexed Job with a headless Service."""
     fqdn = "train-3.train.team.svc.cluster.local"
     monkeypatch.setattr("socket.getfqdn", lambda: fqdn)
     monkeypatch.setattr("socket.gethostname", lambda: "train-3")
@@ -130,7 +130,7 @@ def without(variables: dict[str, str], *names: str) -> dict[str, str]:
 def test_job_without_flags_uses_cluster_environment(
     variables: dict[str, str], nodes: int, rank: int, place: str, job: str
 ) -> None:
-    """Nodes, the rank of this one, where they meet and the job's id."""
+    """They determine the nodes, this node's rank, the endpoint, and the job id."""
     spec, _ = resolve(variables)
     host, _, port = place.partition(":")
     assert (spec.nnodes.min_nodes, spec.nnodes.max_nodes) == (nodes, nodes)
@@ -179,7 +179,7 @@ def test_job_without_flags_uses_cluster_environment(
 def test_flags_take_precedence_over_the_cluster(
     variables: dict[str, str], flags: str, expected: str
 ) -> None:
-    """The user's settings, even in a PET_ variable, are kept; the rest is filled in."""
+    """The user's settings, even in a PET_ variable, are kept; the rest comes from the cluster."""
     spec, _ = resolve(variables, *flags.split())
     endpoint = spec.rdzv_endpoint
     at = endpoint.host if endpoint.port is None else f"{endpoint.host}:{endpoint.port}"
@@ -227,7 +227,7 @@ def test_flags_take_precedence_over_the_cluster(
     ],
 )  # fmt: skip
 def test_cluster_of_one_node_changes_nothing(variables: dict[str, str], note: str) -> None:
-    """A job of one node, a worker's environment, or half of one changes nothing."""
+    """A single-node job, a worker's environment, and an incomplete environment have no effect."""
     plain, before = resolve({})
     spec, notes = resolve(variables)
     assert spec == plain
@@ -235,7 +235,7 @@ def test_cluster_of_one_node_changes_nothing(variables: dict[str, str], note: st
 
 
 def test_single_node_steps_with_ranks_form_one_job() -> None:
-    """`srun -N1` for each node, with RANK and WORLD_SIZE, makes one job."""
+    """`srun -N1` for each node, with RANK and WORLD_SIZE, forms one job."""
     one = {**STEP, **dict.fromkeys((*OF_ONE_NODE, "SLURM_NNODES"), "1"), "SLURM_NODEID": "0"}
     one["SLURM_STEP_NODELIST"] = "gpu09"
     assert resolve(one)[0].nnodes.max_nodes == 1
@@ -289,7 +289,7 @@ def test_single_node_steps_with_ranks_form_one_job() -> None:
 def test_contradictory_variables_are_an_error(
     variables: dict[str, str], flags: str, message: str
 ) -> None:
-    """Variables that contradict each other, or can't be, are an error that names them."""
+    """Contradictory or impossible variables are reported by name."""
     with pytest.raises(UsageError) as caught:
         resolve(variables, *flags.split())
     assert message in caught.value.message
@@ -324,14 +324,14 @@ def test_broken_environment_is_ignored_if_flags_suffice(flags: str) -> None:
 
 
 def test_localhost_master_is_reached_by_its_own_name() -> None:
-    """The others reach a master with `localhost` at its own name."""
+    """Other nodes reach a master at its own name if MASTER_ADDR is `localhost`."""
     variables = {**PYTORCHJOB, "MASTER_ADDR": "localhost", "RANK": "0"}
     assert resolve(variables)[0].master_addr == "train-3"
     assert resolve(without(variables, "KUBERNETES_SERVICE_HOST"))[0].master_addr == "localhost"
 
 
 def test_pod_without_domain_reports_missing_service(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without one, other pods can't be found."""
+    """Without the Service, other pods can't be found."""
     monkeypatch.setattr("socket.getfqdn", lambda: "train-3")
     spec, notes = resolve(INDEXED, "--nnodes=4")
     assert spec.master_addr == "train-0"
@@ -341,8 +341,8 @@ def test_pod_without_domain_reports_missing_service(monkeypatch: pytest.MonkeyPa
 def test_verbose_shows_source_of_each_value(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """-v has a line for each value, those of flags and PET_ variables too."""
-    monkeypatch.setenv("HOME", str(tmp_path))  # a token there would be one more
+    """-v prints a line for each value, including values from flags and PET_ variables."""
+    monkeypatch.setenv("HOME", str(tmp_path))  # a token there would add a line
     _, notes = resolve({**STEP, "PET_NNODES": "2:4"}, "-v", "--rdzv-id=mine")
     lines = [note for note in notes if ", from " in note]
     assert lines == [
@@ -357,7 +357,7 @@ def test_verbose_shows_source_of_each_value(
 
 
 def test_note_says_that_the_environment_decides() -> None:
-    """Without -v one line says that the job is larger than the command line says."""
+    """Even without -v, one line shows that the job is larger than the command line suggests."""
     _, notes = resolve(STEP)
     assert notes[0] == "4 nodes, as Slurm says (-v shows the variables used)"
     _, notes = resolve(STEP, "--nnodes=8")
@@ -365,7 +365,7 @@ def test_note_says_that_the_environment_decides() -> None:
 
 
 def test_workers_are_not_counted_as_nodes() -> None:
-    """Beside PET_NNODES, the WORLD_SIZE of an operator that counts workers contradicts nothing."""
+    """PET_NNODES does not conflict with the WORLD_SIZE of an operator that counts workers."""
     _, notes = resolve(PYTORCHJOB_PET)
     assert not any("overrides" in note for note in notes)
 
@@ -389,7 +389,7 @@ def test_port_depends_only_on_the_job() -> None:
     )
 )
 def test_no_environment_crashes_relight(variables: dict[str, str]) -> None:
-    """Whatever is in the variables: an answer or an error for the user."""
+    """Any variables result in a launch spec or a user error."""
     try:
         detect(variables, set(), "node1")
     except UsageError as error:
@@ -431,7 +431,7 @@ def test_expands_slurm_hostlists(text: str, hosts: list[str]) -> None:
     ],
 )
 def test_malformed_hostlist_is_refused(text: str) -> None:
-    """Anything but a list of hosts of sane length is refused immediately."""
+    """Anything but a host list of reasonable length is refused immediately."""
     with pytest.raises(ValueError):
         hostlist.expand(text)
 

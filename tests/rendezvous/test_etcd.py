@@ -1,4 +1,4 @@
-"""The registers in etcd: answers that do not arrive, members that are lost, and APIs."""
+"""Leader locks in etcd: lost responses, lost members, and API versions."""
 
 import json
 import random
@@ -39,7 +39,7 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
 
 @pytest.fixture
 def cluster(three: EtcdCluster) -> EtcdCluster:
-    """Three members that are all there, whatever the test before has done."""
+    """Three members that are all running, whatever the previous test did."""
     for index in set(range(3)) - set(three.running()):
         three.start(index)
     three.wait_healthy()
@@ -47,7 +47,7 @@ def cluster(three: EtcdCluster) -> EtcdCluster:
 
 
 def hold(register: LeaderLock, value: str, ttl_s: float = LONG_S) -> Record:
-    """Hold it, again while it is out of reach."""
+    """Request the lock, and retry while it is unreachable."""
 
     def ask() -> Record | None:
         try:
@@ -58,7 +58,7 @@ def hold(register: LeaderLock, value: str, ttl_s: float = LONG_S) -> Record:
     return wait_for(ask, "an answer", LIMIT_S)
 
 
-# Answers that do not arrive.
+# Lost responses.
 
 
 @pytest.mark.parametrize("how", [Fate(lose_reply=True), Fate(lose_request=True)])
@@ -66,13 +66,13 @@ def hold(register: LeaderLock, value: str, ttl_s: float = LONG_S) -> Record:
 def test_single_lost_reply_changes_no_holder(
     place: Place, proxy: Proxy, registers: New, number: int, how: Fate
 ) -> None:
-    """Whichever answer is lost once: the holder is known as such, and nobody else is."""
+    """Whichever response is lost, the holder keeps the lock, and nobody else acquires it."""
     first, second = registers(place._replace(endpoint=proxy.endpoint)), registers(place)
     fates = [FINE] * number + [how]
     proxy.choose = lambda request: fates.pop(0) if fates else FINE
     mine = hold(first, "first")
     assert (mine.value, mine.ours) == ("first", True)
-    for _ in range(number):  # the answer that is lost may be one of a renewal
+    for _ in range(number):  # the lost response may belong to a renewal
         assert hold(first, "first") == mine
         assert second.hold("second", LONG_S) == mine._replace(ours=False)
 
@@ -82,7 +82,7 @@ def test_single_lost_reply_changes_no_holder(
 def test_register_recognises_its_own_record_after_outage(
     place: Place, proxy: Proxy, registers: New, number: int, how: Fate
 ) -> None:
-    """An unreachable register says so; once it answers again, it knows its own record."""
+    """While unreachable, the lock raises an error; afterwards it recognizes its own record."""
     first, second = registers(place._replace(endpoint=proxy.endpoint)), registers(place)
     fates = [FINE] * number
     proxy.choose = lambda request: fates.pop(0) if fates else how
@@ -100,7 +100,7 @@ def test_register_recognises_its_own_record_after_outage(
 
 
 def test_change_with_lost_reply_is_not_lost(place: Place, proxy: Proxy, registers: New) -> None:
-    """A new value or time whose answer is lost leaves the holder the same, and is not lost."""
+    """If the response to a new value or time is lost, the change still takes effect."""
     first, second = registers(place._replace(endpoint=proxy.endpoint)), registers(place)
     mine = first.hold("one", LONG_S)
     for number, value in enumerate(("two", "three", "four", "five", "six")):
@@ -115,7 +115,7 @@ def test_change_with_lost_reply_is_not_lost(place: Place, proxy: Proxy, register
 def test_repeated_eviction_does_not_hit_the_successor(
     place: Place, proxy: Proxy, registers: New
 ) -> None:
-    """The answer to the first one was lost."""
+    """The response to the first eviction was lost."""
     first, second = registers(place), registers(place._replace(endpoint=proxy.endpoint))
     dead = first.hold("first", LONG_S)
     assert second.hold("second", LONG_S) == dead._replace(ours=False)
@@ -132,7 +132,7 @@ def test_repeated_eviction_does_not_hit_the_successor(
 def test_overtaken_eviction_does_not_hit_the_new_hold(
     place: Place, proxy: Proxy, registers: New
 ) -> None:
-    """If the holder takes the register again before an eviction arrives, it keeps it."""
+    """A holder that acquires the lock again before the eviction arrives keeps it."""
     first, second = registers(place), registers(place._replace(endpoint=proxy.endpoint))
     dead = first.hold("first", LONG_S)
     again: list[Record] = []
@@ -151,8 +151,8 @@ def test_overtaken_eviction_does_not_hit_the_new_hold(
 def test_late_request_takes_register_for_its_ttl_at_most(
     place: Place, proxy: Proxy, registers: New
 ) -> None:
-    """A request that arrives after its sender gave up and released does not take the register for
-    longer than its time.
+    """A request may arrive after its sender has given up and released the lock. It then holds the
+    lock no longer than its time to live.
     """
     late, other = registers(place._replace(endpoint=proxy.endpoint)), registers(place)
     late.hold("", LONG_S)
@@ -165,7 +165,7 @@ def test_late_request_takes_register_for_its_ttl_at_most(
     late.release()
     wait_for(lambda: other.hold("other", LONG_S).ours, "the register")
     mine = other.hold("other", LONG_S)
-    time.sleep(1.5)  # the late request has been tried by now
+    time.sleep(1.5)  # by now, the late request has been tried
     assert other.hold("other", LONG_S) == mine
     assert mine.ours
 
@@ -175,7 +175,7 @@ def test_late_request_takes_register_for_its_ttl_at_most(
 def test_never_two_holders_on_a_bad_network(
     place: Place, server: EtcdServer, registers: New, seed: int
 ) -> None:
-    """Requests get lost, late and doubled, holders stall and release; two never act together."""
+    """Requests are lost, delayed, and duplicated, and holders stall and release the lock."""
     ttl_s, end = 1.0, time.monotonic() + 8
     made: list[Claim] = []
     released: list[tuple[str, float]] = []
@@ -209,7 +209,7 @@ def test_never_two_holders_on_a_bad_network(
     claims = made
     for who, at in released:
         claims = shorten(claims, who, at)
-    for one, two in overlaps(claims):  # another name of the register is not another holder
+    for one, two in overlaps(claims):  # the same holder may use two names
         assert one.who.split(".")[0] == two.who.split(".")[0], (one, two)
 
 
@@ -218,7 +218,7 @@ def test_never_two_holders_on_a_bad_network(
 
 @pytest.mark.slow
 def test_holder_survives_loss_of_any_member(cluster: EtcdCluster, registers: New) -> None:
-    """Whichever member is lost and comes back, the holder stays the holder and can tell."""
+    """Whichever member is lost and returns, the holder keeps the lock and can verify that."""
     place = Place("etcd", cluster.endpoint, f"member {random.random()}")
     first, second = registers(place), registers(place)
     mine = first.hold("first", LONG_S)
@@ -233,7 +233,7 @@ def test_holder_survives_loss_of_any_member(cluster: EtcdCluster, registers: New
 
 @pytest.mark.slow
 def test_holder_survives_loss_of_the_leader(cluster: EtcdCluster, registers: New) -> None:
-    """The next election works."""
+    """The next election succeeds."""
     place = Place("etcd", cluster.endpoint, f"leader {random.random()}")
     first, second = registers(place), registers(place)
     mine = first.hold("first", LONG_S)
@@ -248,7 +248,7 @@ def test_holder_survives_loss_of_the_leader(cluster: EtcdCluster, registers: New
 
 @pytest.mark.slow
 def test_frozen_member_costs_one_timeout(cluster: EtcdCluster, registers: New) -> None:
-    """A member that is there and does not answer costs one time-out, then another is asked."""
+    """If a running member does not respond, another one is asked after a single timeout."""
     place = Place("etcd", cluster.endpoint, f"frozen {random.random()}")
     first = registers(place)
     mine = first.hold("first", LONG_S)
@@ -259,7 +259,7 @@ def test_frozen_member_costs_one_timeout(cluster: EtcdCluster, registers: New) -
     assert asked.hold("", LONG_S) == mine._replace(ours=False)
     cluster.pause(follower)
     try:
-        assert asked.hold("", LONG_S) == mine._replace(ours=False)  # not an error
+        assert asked.hold("", LONG_S) == mine._replace(ours=False)  # no error
         assert first.hold("first", LONG_S) == mine
     finally:
         cluster.resume(follower)
@@ -267,7 +267,7 @@ def test_frozen_member_costs_one_timeout(cluster: EtcdCluster, registers: New) -
 
 @pytest.mark.slow
 def test_holder_survives_restart_of_all_members(cluster: EtcdCluster, registers: New) -> None:
-    """While etcd is gone every call says so; back within its time the holder is the same."""
+    """While etcd is down, every call raises an error; if it returns in time, the holder remains."""
     place = Place("etcd", cluster.endpoint, f"all {random.random()}")
     first, second = registers(place), registers(place)
     mine = first.hold("first", LONG_S)
@@ -289,7 +289,7 @@ def test_holder_survives_restart_of_all_members(cluster: EtcdCluster, registers:
 
 @pytest.mark.slow
 def test_member_without_majority_decides_nothing(cluster: EtcdCluster, registers: New) -> None:
-    """A member without a majority neither gives the register away nor says who holds it."""
+    """A member without a majority neither grants the lock nor reports its holder."""
     place = Place("etcd", cluster.endpoint, f"minority {random.random()}")
     first = registers(place)
     first.hold("first", LONG_S)
@@ -302,16 +302,16 @@ def test_member_without_majority_decides_nothing(cluster: EtcdCluster, registers
 
 
 def _rotated(cluster: EtcdCluster, first: int) -> str:
-    """The endpoint with another member in front."""
+    """Return the endpoint with a different member first."""
     parts = cluster.endpoint.split(",")
     return ",".join(parts[first:] + parts[:first])
 
 
-# APIs.
+# API versions.
 
 
 def test_both_backends_meet(server: EtcdServer, registers: New) -> None:
-    """etcd-v2, as under torchrun but for the API, has the same record."""
+    """The two backends share one record, although etcd-v2 uses torchrun's v2 API."""
     mine = registers(Place("etcd", server.endpoint, "both")).hold("one", LONG_S)
     other = registers(Place("etcd-v2", server.endpoint, "both"))
     assert other.hold("other", LONG_S) == mine._replace(ours=False)
@@ -327,7 +327,7 @@ def test_own_address_towards_etcd_is_known(server: EtcdServer, registers: New) -
 def test_keys_are_below_etcd_prefix_and_vanish_with_the_record(
     server: EtcdServer, registers: New
 ) -> None:
-    """Keys stand below etcd_prefix, readable for operators, and go with the record."""
+    """Operators can read the keys, which are deleted together with the record."""
     register = registers(Place("etcd", server.endpoint, "my job"), etcd_prefix="/my/jobs/")
     register.hold("10.0.0.1:29400", LONG_S)
     key, text = server.ctl("get", "--prefix", "/my/").splitlines()
@@ -338,12 +338,12 @@ def test_keys_are_below_etcd_prefix_and_vanish_with_the_record(
 
 
 def test_unused_leases_are_revoked(server: EtcdServer, registers: New) -> None:
-    """Leases that are no longer used are given back, not left to pile up."""
+    """Leases that are no longer in use don't accumulate."""
 
     def leases() -> set[str]:
         return set(server.ctl("lease", "list").splitlines()[1:])
 
-    before = leases()  # those of other tests may end meanwhile
+    before = leases()  # those from other tests may end in the meantime
     register = registers(Place("etcd", server.endpoint, "leases"))
     for seconds in (LONG_S, LONG_S + 1, LONG_S, LONG_S):
         register.hold("a", seconds)
@@ -353,7 +353,7 @@ def test_unused_leases_are_revoked(server: EtcdServer, registers: New) -> None:
 
 
 def test_holder_with_revoked_lease_retakes_the_register(server: EtcdServer, registers: New) -> None:
-    """It does so if nobody has the register."""
+    """It does so if nobody else has acquired it."""
     place = Place("etcd", server.endpoint, "revoked")
     first, second = registers(place), registers(place)
     before = first.hold("first", LONG_S)
@@ -366,7 +366,7 @@ def test_holder_with_revoked_lease_retakes_the_register(server: EtcdServer, regi
 
 
 def test_foreign_key_is_an_error_and_stays(server: EtcdServer, registers: New) -> None:
-    """Anything but a record in the key's place is an error that names the key, and stays."""
+    """If the key holds something other than a record, an error names the key, which is kept."""
     key = "/torchelastic/p2p/foreign/coordinator"
     register = registers(Place("etcd", server.endpoint, "foreign"))
     for text in ("hello", "{}", "[1]", '{"token": 1, "value": "x"}'):

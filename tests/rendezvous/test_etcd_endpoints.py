@@ -1,4 +1,4 @@
-"""Endpoints of etcd where something else listens, or nothing, or that can't be read."""
+"""Etcd endpoints that are invalid, or where nothing or something else is listening."""
 
 import socket
 import threading
@@ -40,7 +40,7 @@ REPLIES = {
 
 @pytest.fixture
 def impostor() -> Iterator[Callable[[bytes], str]]:
-    """Something that answers every request alike."""
+    """A server that sends the same response to every request."""
     listener = socket.create_server(("127.0.0.1", 0))
     reply = [b""]
 
@@ -75,7 +75,7 @@ def impostor() -> Iterator[Callable[[bytes], str]]:
 def test_garbage_response_names_the_endpoint(
     impostor: Callable[[bytes], str], name: str, registers: New
 ) -> None:
-    """Whatever answers in etcd's place, it is an error of one line that names the endpoint."""
+    """Whatever responds instead of etcd, the result is a one-line error that names the endpoint."""
     endpoint = impostor(REPLIES[name])
     register = registers(Place("etcd", endpoint, "job"))
     for value in ("", "mine"):
@@ -86,7 +86,7 @@ def test_garbage_response_names_the_endpoint(
 
 
 def test_error_lists_every_endpoint_tried(registers: New) -> None:
-    """Each endpoint that was tried is in the error, with its reason."""
+    """The error has the reason for each endpoint that was tried."""
     with socket.create_server(("127.0.0.1", 0)) as full:
         silent = f"127.0.0.1:{full.getsockname()[1]}"
         register = registers(Place("etcd", f"{silent},127.0.0.1:1,name.invalid", "job"))
@@ -125,7 +125,7 @@ def test_member_urls_are_accepted(server: EtcdServer, registers: New) -> None:
 
 @pytest.mark.needs_etcd
 def test_endpoint_may_be_a_name_or_ipv6_address(server: EtcdServer, registers: New) -> None:
-    """An endpoint may be a name, or an address in brackets."""
+    """An IPv6 address is written in brackets."""
     port = server.ports[0]
     assert registers(Place("etcd", f"localhost:{port}", "names")).hold("", LONG_S) == NOBODY
     with pytest.raises(OSError, match=r"etcd at \[::1\]:1: "):
@@ -142,7 +142,7 @@ def test_invalid_protocol_is_refused_when_opened() -> None:
     "head", [b"HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\n", b"HTTP/1.1 200"]
 )
 def test_dripping_member_is_given_up(registers: New, head: bytes) -> None:
-    """A member that sends a byte now and then is given up as one that is silent."""
+    """A member that sends a byte now and then is given up like a silent one."""
     ended = threading.Event()
 
     def drip(listener: socket.socket) -> None:

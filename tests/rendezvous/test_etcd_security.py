@@ -1,4 +1,4 @@
-"""etcd with TLS, users and passwords; impossible settings are refused immediately and clearly."""
+"""etcd with TLS, users, and passwords; invalid settings are refused immediately and clearly."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -34,13 +34,13 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 @pytest.fixture(scope="module")
 def strangers(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    """The same of another authority."""
+    """Certificates from a different authority."""
     return make_certificates(tmp_path_factory.mktemp("strangers"))
 
 
 @pytest.fixture(scope="module")
 def tls(tmp_path_factory: pytest.TempPathFactory, files: Certificates) -> Iterator[EtcdServer]:
-    """An etcd that wants certificates of its clients."""
+    """An etcd that requires client certificates."""
     directory = tmp_path_factory.mktemp("tls")
     with EtcdServer(directory, certificates=files, client_certificates=True) as server:
         yield server
@@ -60,7 +60,7 @@ def pairs(backend: str, files: Certificates, *, client: bool = True) -> dict[str
 def test_client_certificate_holds_register_over_tls(
     tls: EtcdServer, files: Certificates, backend: str, registers: New
 ) -> None:
-    """With the authority and a certificate of its own a node holds the register over TLS."""
+    """A node with a CA file and its own certificate can hold the lock over TLS."""
     place = Place(backend, tls.endpoint, f"tls {backend}")
     first, second = (registers(place, **pairs(backend, files)) for _ in range(2))
     mine = first.hold("first", LONG_S)
@@ -100,7 +100,7 @@ def test_system_authorities_apply_without_a_ca(
 def test_certificate_for_another_host_is_refused(
     tls: EtcdServer, files: Certificates, backend: str, registers: New
 ) -> None:
-    """A certificate of the right authority for another host is refused."""
+    """This is a certificate from the right authority."""
     with Proxy(tls.endpoint, "127.0.0.2") as proxy:
         register = registers(Place(backend, proxy.endpoint, "tls"), **pairs(backend, files))
         with pytest.raises(UsageError, match=r"not trusted: .*127\.0\.0\.2"):
@@ -116,7 +116,7 @@ def test_missing_or_foreign_client_certificate_is_reported(
     registers: New,
     of_whom: str,
 ) -> None:
-    """A node without a certificate, or with one of another authority, reports that."""
+    """A node with no certificate, or one from another authority, reports that."""
     given = pairs(backend, strangers if of_whom == "strangers" else files)
     given[NAMES[backend]["ca"]] = files.ca
     if of_whom == "nobody":
@@ -128,7 +128,7 @@ def test_missing_or_foreign_client_certificate_is_reported(
 
 
 def _refusal(register: LeaderLock) -> UsageError:
-    """The error at the end; the refusal may be overtaken by the end of its connection."""
+    """Return the final error; the connection may be closed before the refusal arrives."""
     for _ in range(50):
         try:
             register.hold("a", LONG_S)
@@ -160,7 +160,7 @@ def test_plain_http_to_tls_server_names_the_setting(
 def test_one_bad_member_of_several_is_harmless(
     tls: EtcdServer, server: EtcdServer, files: Certificates, backend: str, registers: New
 ) -> None:
-    """A member that can't be talked to does no harm as long as another can."""
+    """A member that can't be used does no harm as long as another one works."""
     both = Place(backend, f"{server.endpoint},{tls.endpoint}", f"both {time.monotonic()}")
     register = registers(both, **pairs(backend, files))
     assert register.hold("a", LONG_S).ours
@@ -170,7 +170,7 @@ def test_one_bad_member_of_several_is_harmless(
 def test_invalid_certificate_files_are_refused_by_setting(
     files: Certificates, strangers: Certificates, backend: str, tmp_path: Path
 ) -> None:
-    """They are found before anything starts."""
+    """They are detected before anything starts."""
     text = tmp_path / "text"
     text.write_text("no certificate")
     names = NAMES[backend]
@@ -191,7 +191,7 @@ def test_invalid_certificate_files_are_refused_by_setting(
 
 @pytest.fixture(scope="module")
 def users(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
-    """An etcd with users; their sessions last a second."""
+    """An etcd with users whose sessions last for a second."""
     with EtcdServer(tmp_path_factory.mktemp("users"), flags=["--auth-token-ttl=1"]) as server:
         server.require_users()
         yield server
@@ -199,7 +199,7 @@ def users(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
 
 @pytest.fixture
 def user(tmp_path: Path) -> Callable[..., dict[str, str]]:
-    """Settings for a user and a password."""
+    """Return settings for a user with a password."""
 
     def settings(name: str, password: str, prefix: str = "/jobs") -> dict[str, str]:
         path = tmp_path / f"password.{name}"
@@ -226,11 +226,11 @@ def test_user_with_password_holds_evicts_and_releases(
 def test_expired_session_is_replaced_unnoticed(
     users: EtcdServer, registers: New, user: Callable[..., dict[str, str]]
 ) -> None:
-    """A session that is over, or that a restarted server has forgotten, is replaced unseen."""
+    """A session that has expired, or that a restarted server doesn't know, is replaced silently."""
     server = users
     register = registers(Place("etcd", server.endpoint, "session"), **user("user", "userpw"))
     mine = register.hold("a", LONG_S)
-    time.sleep(3)  # etcd forgets sessions some time after they are over
+    time.sleep(3)  # etcd removes sessions some time after they expire
     assert register.hold("a", LONG_S) == mine
     server.stop(0)
     with pytest.raises(OSError, match="refused"):
@@ -243,7 +243,7 @@ def test_expired_session_is_replaced_unnoticed(
 def test_wrong_password_is_not_shown_in_error(
     users: EtcdServer, registers: New, user: Callable[..., dict[str, str]]
 ) -> None:
-    """A wrong password or an unknown user is an immediate error, without the password."""
+    """A wrong password or an unknown user causes an immediate error without the password."""
     place = Place("etcd", users.endpoint, "wrong")
     for name in ("user", "nobody"):
         register = registers(place, **user(name, "guessed"))
@@ -263,7 +263,7 @@ def test_missing_user_error_names_the_settings(users: EtcdServer, registers: New
 def test_missing_permission_names_the_key(
     users: EtcdServer, registers: New, tmp_path: Path
 ) -> None:
-    """A user without permission for the keys of jobs learns which key."""
+    """A user who lacks permission for the job's keys learns which key it is."""
     path = tmp_path / "password"
     path.write_text("userpw")
     login = {"etcd_user": "user", "etcd_password_file": path}
@@ -275,13 +275,13 @@ def test_missing_permission_names_the_key(
 def test_server_without_users_accepts_everybody(
     server: EtcdServer, registers: New, user: Callable[..., dict[str, str]]
 ) -> None:
-    """A server without users takes everybody, also one with a password."""
+    """This includes nodes that send a password."""
     register = registers(Place("etcd", server.endpoint, "any"), **user("user", "userpw"))
     assert register.hold("a", LONG_S).ours
 
 
 def test_missing_or_empty_password_file_is_refused(tmp_path: Path) -> None:
-    """It is found before anything starts."""
+    """It is detected before anything starts."""
     empty = tmp_path / "empty"
     empty.write_text("\n")
     for path, says in ((empty, "the file is empty"), ("/gone", "No such file")):
@@ -290,11 +290,11 @@ def test_missing_or_empty_password_file_is_refused(tmp_path: Path) -> None:
             OPEN["etcd"]("host", "job", given)
 
 
-# APIs that are switched off.
+# Disabled APIs.
 
 
 def test_missing_gateway_error_says_how_to_start_etcd(tmp_path: Path, registers: New) -> None:
-    """Without the JSON gateway the error says to start etcd with it."""
+    """The error explains how to start etcd with the JSON gateway."""
     with EtcdServer(tmp_path / "etcd", flags=["--enable-grpc-gateway=false"]) as server:
         register = registers(Place("etcd", server.endpoint, "job"))
         with pytest.raises(UsageError, match="has no JSON gateway at /v3") as caught:

@@ -1,4 +1,4 @@
-"""The register in a directory: locks, kills at any moment, and disks that refuse."""
+"""The leader lock in a directory: file locks, kills at any time, and failing disks."""
 
 import errno
 import json
@@ -39,7 +39,7 @@ def new(shared: Path) -> Callable[[], LeaderLock]:
 
 @pytest.fixture
 def python() -> Iterator[Callable[..., "subprocess.Popen[bytes]"]]:
-    """Start a piece of Python; it is killed at the end."""
+    """Run some Python code in a process that is killed at the end."""
     processes: list[subprocess.Popen[bytes]] = []
 
     def begin(code: str, *arguments: object, command: tuple[str, ...] = (), **options: object):
@@ -63,7 +63,7 @@ def python() -> Iterator[Callable[..., "subprocess.Popen[bytes]"]]:
 def test_directory_is_private_and_keeps_only_an_empty_lock(
     shared: Path, new: Callable[[], LeaderLock]
 ) -> None:
-    """The directory is made for this user alone; after the job only an empty lock is left."""
+    """Only this user can access the directory; after the job, only an empty lock file remains."""
     register = new()
     register.hold("", LONG_S)
     assert stat.S_IMODE(shared.stat().st_mode) == 0o700
@@ -79,7 +79,7 @@ def test_directory_is_private_and_keeps_only_an_empty_lock(
 def test_existing_directory_keeps_its_permissions(
     shared: Path, new: Callable[[], LeaderLock]
 ) -> None:
-    """The permissions of a directory that the user made are the user's."""
+    """The user chose the permissions of a directory that already exists."""
     shared.mkdir(mode=0o755)
     assert new().hold("a", LONG_S).ours
     assert stat.S_IMODE(shared.stat().st_mode) == 0o755
@@ -88,7 +88,7 @@ def test_existing_directory_keeps_its_permissions(
 def test_directory_removed_during_job_fails_no_call(
     shared: Path, new: Callable[[], LeaderLock]
 ) -> None:
-    """If the directory is removed, the next node that asks takes the register; no call fails."""
+    """If the directory is removed, the next node to request the lock acquires it; no call fails."""
     first, second = new(), new()
     before = first.hold("first", LONG_S)
     shutil.rmtree(shared)
@@ -101,7 +101,7 @@ def test_directory_removed_during_job_fails_no_call(
 def test_newcomer_waits_full_ttl_of_old_record(
     new: Callable[[], LeaderLock],
 ) -> None:
-    """A node that has just come waits for the whole time to live, however old the record is."""
+    """A new node waits for the full time to live, however old the record is."""
     first, second, third = new(), new(), new()
     first.hold("first", SHORT_S)
     second.hold("", SHORT_S)
@@ -112,7 +112,7 @@ def test_newcomer_waits_full_ttl_of_old_record(
 
 
 def test_longer_of_two_ttls_counts(new: Callable[[], LeaderLock]) -> None:
-    """A node that was given a shorter time to live than the holder waits for the holder's."""
+    """A node with a shorter time to live than the holder's waits for the holder's."""
     first, second = new(), new()
     first.hold("first", LONG_S)
     second.hold("second", SHORT_S)
@@ -121,7 +121,7 @@ def test_longer_of_two_ttls_counts(new: Callable[[], LeaderLock]) -> None:
 
 
 def test_file_times_are_ignored(shared: Path, new: Callable[[], LeaderLock]) -> None:
-    """Times of files are not looked at: a record from the future or the past counts alike."""
+    """A record is treated the same whether its file time is in the future or in the past."""
     first, second = new(), new()
     for moment in (0, 2**33):
         first.hold("first", LONG_S)
@@ -144,7 +144,7 @@ def test_file_times_are_ignored(shared: Path, new: Callable[[], LeaderLock]) -> 
 def test_unreadable_record_is_taken_after_ttl(
     shared: Path, new: Callable[[], LeaderLock], text: str
 ) -> None:
-    """An unreadable record counts as held, and is taken after it was unchanged for a full lease."""
+    """An unreadable record counts as held until it was unchanged for its full time to live."""
     shared.mkdir()
     (shared / "job").write_text(text)
     first, second = new(), new()
@@ -152,7 +152,7 @@ def test_unreadable_record_is_taken_after_ttl(
     assert (seen.value, seen.ours) == ("", False)
     assert seen.revision
     time.sleep(SHORT_S)
-    (shared / "job").write_text(f"{text[:100]} ")  # it is still written
+    (shared / "job").write_text(f"{text[:100]} ")  # it is still being written
     asked = time.monotonic()
     assert not first.hold("first", SHORT_S).ours
     wait_for(lambda: first.hold("first", SHORT_S).ours, "the record")
@@ -161,7 +161,7 @@ def test_unreadable_record_is_taken_after_ttl(
 
 
 def test_unreadable_record_can_be_evicted(shared: Path, new: Callable[[], LeaderLock]) -> None:
-    """An eviction hits the record that was seen, and no later one."""
+    """An eviction removes only the record that was seen, and no later one."""
     shared.mkdir()
     (shared / "job").write_text("what")
     register = new()
@@ -185,12 +185,12 @@ time.sleep(100)
 def test_stuck_lock_error_names_its_holder(
     shared: Path, new: Callable[[], LeaderLock], python: Callable[..., "subprocess.Popen[bytes]"]
 ) -> None:
-    """A lock that is not given back is an error that names its holder; a kill gives it back."""
+    """The error names the process that keeps the file lock; killing that process frees it."""
     shared.mkdir()
     process = python(LOCK, shared / "job.lock")
     assert process.stdout.readline() == b"locked\n"
     register = new()
-    assert register.hold("", LONG_S) == NOBODY  # looking takes no lock
+    assert register.hold("", LONG_S) == NOBODY  # reading needs no file lock
     with pytest.raises(OSError, match=f"job.lock has been locked .* by process {process.pid}"):
         register.hold("a", LONG_S)
     process.kill()
@@ -201,7 +201,7 @@ def test_stuck_lock_error_names_its_holder(
 def test_lock_held_by_another_thread_is_an_error(
     shared: Path, new: Callable[[], LeaderLock], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another thread of this process that does not come back is an error, no hang."""
+    """If another thread in this process doesn't release it, an error is raised."""
     monkeypatch.setattr(file, "_LOCK_S", 0.05)
     with file._OF_THIS_PROCESS, pytest.raises(OSError, match="locked by another thread"):
         new().hold("a", LONG_S)
@@ -225,7 +225,7 @@ while True:
 def test_killed_holder_leaves_intact_record_and_free_lock(
     shared: Path, new: Callable[[], LeaderLock], python: Callable[..., "subprocess.Popen[bytes]"]
 ) -> None:
-    """A holder that is killed while it writes leaves a whole record and a free lock."""
+    """A holder killed while writing leaves a complete record and an unlocked file."""
     register = new()
     for turn in range(15):
         process = python(HOLD, shared, turn)
@@ -245,8 +245,8 @@ def test_killed_holder_leaves_intact_record_and_free_lock(
 def test_resumed_holder_notices_its_replacement(
     shared: Path, new: Callable[[], LeaderLock], python: Callable[..., "subprocess.Popen[bytes]"]
 ) -> None:
-    """A stopped holder that continues finds that it was replaced, and does not come back."""
-    # With a pause, it is mostly stopped without the lock.
+    """A stopped holder that resumes learns that it was replaced, and does not take it back."""
+    # Because of the pause, it is usually stopped without the file lock.
     process = python(HOLD + "    time.sleep(0.02)\n", shared, "stopped")
     assert process.stdout.readline()
     register = new()
@@ -255,7 +255,7 @@ def test_resumed_holder_notices_its_replacement(
         process.send_signal(signal.SIGSTOP)
         try:
             register.evict(Record("", "of nobody", False))
-        except OSError:  # stopped with the lock in its hands
+        except OSError:  # stopped while it had the file lock
             process.send_signal(signal.SIGCONT)
             return False
         return True
@@ -271,7 +271,7 @@ def test_resumed_holder_notices_its_replacement(
 def test_holder_frozen_while_writing_does_not_overwrite_successor(
     new: Callable[[], LeaderLock], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A node that was frozen while it wrote does not overwrite a newer record."""
+    """A node that was frozen while writing does not overwrite a newer record."""
     first, second = new(), new()
     before = second.hold("second", LONG_S)
     monkeypatch.setattr(file, "_FROZEN_S", -1.0)
@@ -280,18 +280,18 @@ def test_holder_frozen_while_writing_does_not_overwrite_successor(
     assert first.hold("first", LONG_S) == before._replace(ours=False)
 
 
-# Impossible settings.
+# Invalid settings.
 
 
 @pytest.mark.parametrize("endpoint", ["", "shared", "./shared", "~/shared", "host:29400", "/a\0b"])
 def test_relative_path_is_refused_up_front(endpoint: str) -> None:
-    """A path that is another one on each node is refused before anything starts."""
+    """A relative path may differ on each node, so it is refused before anything starts."""
     with pytest.raises(UsageError, match="expected the full path of a directory"):
         file.open(endpoint, "job", {})
 
 
 def test_only_last_directory_of_path_is_created(tmp_path: Path) -> None:
-    """Only the last directory of the path is made; a missing parent is a missing disk."""
+    """A missing parent directory indicates a missing disk."""
     register = file.open(str(tmp_path / "disk" / "jobs"), "job", {})
     with pytest.raises(UsageError, match=f"no such directory: {tmp_path}/disk") as caught:
         register.hold("", LONG_S)
@@ -307,7 +307,7 @@ def test_path_to_a_file_is_an_error(tmp_path: Path) -> None:
 
 
 def test_symlinks_are_not_followed(shared: Path, tmp_path: Path) -> None:
-    """Nothing is read or written through links that somebody has put there."""
+    """Nothing is read or written through links that somebody else has created."""
     shared.mkdir()
     target = tmp_path / "target"
     target.write_text("precious")
@@ -335,7 +335,7 @@ except OSError as error:
 
 @pytest.fixture
 def open_directory() -> Iterator[Path]:
-    """A directory that every user reaches, with a copy of the source."""
+    """A directory that every user can access, with a copy of the source."""
     with tempfile.TemporaryDirectory() as name:
         path = Path(name)
         path.chmod(0o755)
@@ -346,7 +346,7 @@ def open_directory() -> Iterator[Path]:
 
 
 def test_read_only_directory_can_be_read(open_directory: Path) -> None:
-    """Without the permission to write, looking works, and holding names the missing permission."""
+    """Without write permission, the lock can be read; acquiring it names the missing permission."""
     shared = open_directory / "shared"
     assert file.open(str(shared), "other", {}).hold("a", LONG_S).ours
     shared.chmod(0o555)
@@ -370,7 +370,7 @@ def test_read_only_directory_can_be_read(open_directory: Path) -> None:
 
 
 def _plain_python() -> str:
-    """An interpreter that another user may run."""
+    """Return a Python interpreter that another user may run."""
     for path in (os.path.realpath(sys.executable), "/usr/bin/python3"):
         if os.access(path, os.X_OK) and all(
             parent.stat().st_mode & stat.S_IXOTH for parent in Path(path).parents
@@ -416,8 +416,8 @@ assert not open(f"{path}/shared/job").read().endswith(" ")
 
 @pytest.mark.needs_mounts
 def test_full_disk_ends_no_hold(tmp_path: Path) -> None:
-    """On a full disk a record is renewed, and that of a lost holder taken, where it is; only a new
-    one needs room.
+    """On a full disk, a record can be renewed in place, and so can a lost holder's record be
+    replaced; only a new record needs room.
     """
     unshare = ("unshare", "--mount", "--map-root-user")
     result = subprocess.run(
@@ -440,7 +440,7 @@ def test_full_disk_ends_no_hold(tmp_path: Path) -> None:
 def test_only_transient_disk_errors_are_retried(
     new: Callable[[], LeaderLock], monkeypatch: pytest.MonkeyPatch, number: int, never: bool
 ) -> None:
-    """A disk's trouble of a moment is asked again; what no waiting will change ends the job."""
+    """Transient disk errors are retried; errors that waiting can't fix end the job."""
 
     def refuse(*_: object) -> None:
         raise OSError(number, os.strerror(number))

@@ -1,4 +1,4 @@
-"""Nonsense in the variables of a cluster is refused in words, and immediately."""
+"""Absurd values in a cluster's variables are refused immediately, with a clear message."""
 
 import pytest
 
@@ -50,7 +50,7 @@ RANKS = {"MASTER_ADDR": "h", "NNODES": "2", "NODE_RANK": "1"}
     ],
 )
 def test_absurd_values_are_refused_in_a_short_line(variables: dict[str, str]) -> None:
-    """A value that can't be is refused in a short line of ours."""
+    """An impossible value is refused by one short line from relight."""
     with pytest.raises(UsageError) as caught:
         detect(variables, set(), "host")
     assert len(caught.value.message) < 400
@@ -59,7 +59,7 @@ def test_absurd_values_are_refused_in_a_short_line(variables: dict[str, str]) ->
 
 @pytest.mark.parametrize("daemon", [f"1.{LONG};x", "1.²;x"])
 def test_absurd_daemon_number_counts_as_none(daemon: str) -> None:
-    """An impossible daemon number is ignored; the place of rank 0 is unknown."""
+    """An impossible daemon number is ignored, so rank 0's host is unknown."""
     found = detect({**MPI, "OMPI_MCA_orte_local_daemon_uri": daemon}, set(), "host")
     assert found.host is None
 
@@ -70,7 +70,7 @@ def test_absurd_step_number_is_no_srun_step(step: str) -> None:
 
 
 def test_hostlist_is_limited_to_slurm_maximum() -> None:
-    """As many hosts as Slurm can have are listed; one more is refused."""
+    """The maximum number of hosts in Slurm is accepted, and one more is refused."""
     assert len(hostlist.expand(f"n[1-{hostlist.MOST_HOSTS}]")) == hostlist.MOST_HOSTS
     with pytest.raises(ValueError, match="more than 65536 hosts"):
         hostlist.expand(f"n[0-{hostlist.MOST_HOSTS}]")

@@ -1,4 +1,4 @@
-"""From settings to the meeting of the nodes: torchrun's settings that are not in a table."""
+"""From settings to a rendezvous: torchrun's settings that no other table covers."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def arrange_job(*flags: str, **variables: str) -> tuple[Meeting, GroupSettings]:
 
 @pytest.mark.parametrize(("hosts", "count"), [("node1", 1), ("node1,node2,node3", 0)])
 def test_ineffective_takeover_alone_gives_a_note(hosts: str, count: int) -> None:
-    """Only several hosts of an endpoint elect a coordinator."""
+    """Only an endpoint with several hosts elects a coordinator."""
     flags = ["--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint={hosts}", "--rdzv-id=j"]
     flags.append("--rdzv-conf=takeover=alone")
     _, _, notes = arrange(to_spec(parse([*flags, "train.py"], Environment({}))), Environment({}))
@@ -36,12 +36,12 @@ def test_ineffective_takeover_alone_gives_a_note(hosts: str, count: int) -> None
 def test_exit_barrier_is_set_by_rdzv_conf_or_torchrun_variable(
     conf: str, variable: str, seconds: float
 ) -> None:
-    """How long a node that is done waits: by --rdzv-conf, else by torchrun's variable, also 0 s."""
+    """--rdzv-conf takes precedence over torchrun's variable; both can be 0."""
     assert arrange_job(f"--rdzv-conf={conf}", **{BARRIER: variable})[1].exit_barrier_s == seconds
 
 
 def test_job_without_id_has_no_display_name() -> None:
-    """The word for no id (none) is not shown as one."""
+    """The default id, `none`, is not shown as an id."""
     assert arrange_job()[0].who == "job j"
     assert arrange_job("--rdzv-id=none")[0].who == "the job"
 
@@ -55,7 +55,7 @@ def test_invalid_exit_barrier_is_refused() -> None:
     ("conf", "seconds"), [("", 600), ("join_timeout=9", 9), ("read_timeout=3,join_timeout=9", 6)]
 )
 def test_read_timeout_limits_search_for_endpoint(conf: str, seconds: float) -> None:
-    """read_timeout, where it is given, ends the search as in torchrun: after twice that time."""
+    """If read_timeout is set, the search ends after twice that time, as in torchrun."""
     assert arrange_job(f"--rdzv-conf={conf}")[0].seek_s == seconds
 
 
@@ -63,7 +63,7 @@ def test_read_timeout_limits_search_for_endpoint(conf: str, seconds: float) -> N
 def test_c10d_file_store_maps_to_file_backend(
     endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A c10d store in a file is the backend `file` at that path, from here if it is relative."""
+    """A c10d file store becomes the backend `file`, with a relative path made absolute."""
     monkeypatch.chdir(tmp_path)
     flags = f"--rdzv-endpoint={endpoint}", "--rdzv-conf=store_type=FILE,read_timeout=3"
     meeting, _ = arrange_job(*flags)
@@ -80,7 +80,7 @@ def test_master_addr_accepts_ipv6_with_or_without_brackets(text: str) -> None:
 
 
 def test_group_follows_the_network_on_request() -> None:
-    """With the place of this node."""
+    """The rendezvous receives this node's place in the network."""
     meeting, group = arrange_job("--rank-order=topology", "--segment=2", RELIGHT_TOPOLOGY="s1.l2")
     assert (meeting.topology, group.by_topology, group.segment) == ("s1.l2", True, 2)
     meeting, group = arrange_job(RELIGHT_TOPOLOGY="s1.l2")

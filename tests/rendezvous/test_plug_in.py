@@ -1,4 +1,4 @@
-"""A rendezvous backend is a plug-in: the example in `plugin/`, found by its entry point."""
+"""A rendezvous backend can be a plug-in: the example in `plugin/`, found by its entry point."""
 
 import signal
 import subprocess
@@ -13,14 +13,14 @@ PLUGIN = str(Path(__file__).with_name("plugin"))
 
 @pytest.mark.slow
 def test_nodes_meet_by_a_plug_in(tmp_path: Path) -> None:
-    """Two nodes find each other in an SQLite file; a coordinator that is killed is replaced."""
+    """Two nodes find each other through an SQLite file, and a killed coordinator is replaced."""
     where = f"--rdzv-endpoint={tmp_path}/meet.db"
     flags = ("--rdzv-backend=sqlite", where, "--rdzv-id=job", "--nnodes=1:3")
     with OneMachine() as here:
         job = Job(here, tmp_path, *flags, "--rdzv-conf=last_call_timeout=2,my_own_key=1")
         agents = [job.start(f"agent{number}", PYTHONPATH=PLUGIN) for number in range(3)]
         job.until_runs(agents, 3)
-        # agent0 coordinates or not; the others continue in both cases.
+        # Whether or not agent0 is the coordinator, the others continue.
         job.kill(agents[0], signal.SIGKILL)
         job.until_runs(agents[1:], 2, generation=1)
         job.tell("stop")
@@ -37,7 +37,7 @@ def refusal(launch: Launch, *flags: str) -> str:
 
 
 def test_unknown_backend_error_lists_known_names(launch: Launch) -> None:
-    """A backend that is nobody's is refused with all names, those of plug-ins included."""
+    """The error lists all known backends, including plug-ins."""
     text = refusal(launch, "--rdzv-backend=sqlit", "--rdzv-endpoint=/x.db")
     assert "static, c10d, etcd, etcd-v2, file, broken, sqlite; did you mean sqlite?" in text
     assert "relight.rendezvous" in text
@@ -54,7 +54,7 @@ def test_plug_in_can_refuse_endpoint_up_front(launch: Launch) -> None:
 
 
 def test_unknown_backend_is_refused_for_a_single_node(launch: Launch) -> None:
-    """Also where nobody is to be met."""
+    """This holds even though a single node has nobody to meet."""
     result = launch("run", "--rdzv-backend=c10", "--no-python", "true")
     assert result.returncode == 2
     assert "did you mean c10d?" in result.stderr

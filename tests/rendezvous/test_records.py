@@ -1,4 +1,4 @@
-"""The content of a register: only our records are believed, and no content harms."""
+"""The content of a registry: only valid records are accepted, and no content does harm."""
 
 import json
 import os
@@ -48,7 +48,7 @@ def test_coordinator_record_round_trips() -> None:
 
 
 def write(directory: Path, value: str, ttl_s: float = 3.0) -> Path:
-    """Write down somebody who never renews; the record lapses after `ttl_s`, or `lease_ttl`."""
+    """Write a record that nobody renews; it lapses after `ttl_s`, or `lease_ttl`."""
     directory.mkdir()
     record = directory / "job"
     record.write_text(
@@ -59,7 +59,7 @@ def write(directory: Path, value: str, ttl_s: float = 3.0) -> Path:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Path]]:
-    """Start `relight …` with the register in a directory; its output is in the file."""
+    """Start `relight …` with the registry in a directory; return the file with its output."""
     processes: list[subprocess.Popen[bytes]] = []
 
     def begin(verb: str, *flags: str) -> Path:
@@ -86,7 +86,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Path]]:
 def test_agents_continue_when_invalid_record_lapses(
     tmp_path: Path, start: Callable[..., Path]
 ) -> None:
-    """Agents and coordinators report an invalid record, and continue when it has lapsed."""
+    """Agents and coordinators report an invalid record, and continue once it has lapsed."""
     write(tmp_path / "meet", BAD["an endless port"])
     agent = start("run", "--nnodes=1:2", "--rdzv-conf=lease_ttl=3,last_call_timeout=0.2",
                   "--no-python", "true")  # fmt: skip
@@ -100,8 +100,8 @@ def test_agents_continue_when_invalid_record_lapses(
 def test_loopback_refusal_does_not_evict_another_host(
     tmp_path: Path, start: Callable[..., Path]
 ) -> None:
-    """A refusal at an address that is every machine's own says nothing of another machine: its
-    record stays until it lapses.
+    """A connection refused at a loopback address proves nothing about another machine, so that
+    machine's record stays until it lapses.
     """
     with socket.socket() as sock:
         sock.bind(("127.0.0.2", 0))
@@ -117,7 +117,7 @@ def test_loopback_refusal_does_not_evict_another_host(
 
 
 def test_fifo_in_place_of_record_is_refused_immediately(tmp_path: Path, launch: Launch) -> None:
-    """A pipe would block the process that opens it, and is refused immediately."""
+    """A FIFO would block the process that opens it."""
     (tmp_path / "meet").mkdir()
     os.mkfifo(tmp_path / "meet" / "job")
     result = launch("run", "--rdzv-backend=file", f"--rdzv-endpoint={tmp_path}/meet",
@@ -177,7 +177,7 @@ def plug_ins(tmp_path: Path) -> str:
 def test_misbehaving_plug_in_is_named(
     plug_ins: str, launch: Launch, verb: str, backend: str, says: str
 ) -> None:
-    """Nothing is started."""
+    """No workers are started."""
     flags = (f"--rdzv-backend={backend}", "--rdzv-endpoint=/x", "--rdzv-id=job")
     more = ("--nnodes=2", "--no-python", "true") if verb == "run" else ()
     result = launch(verb, *flags, *more, PYTHONPATH=plug_ins)
@@ -188,7 +188,7 @@ def test_misbehaving_plug_in_is_named(
 
 @pytest.mark.slow
 def test_blocking_register_is_named(plug_ins: str, launch: Launch) -> None:
-    """A register that does not come back is named, and the join timeout counts."""
+    """A backend call that never returns is named, and the join timeout applies."""
     flags = ("--rdzv-backend=blocks", "--rdzv-endpoint=/x", "--rdzv-id=job", "--nnodes=2")
     result = launch("run", *flags, "--rdzv-conf=join_timeout=7", "--no-python", "true",
                     PYTHONPATH=plug_ins)  # fmt: skip

@@ -1,8 +1,8 @@
-"""An example of a plug-in: a register in an SQLite database, for nodes on one machine.
+"""An example plug-in: a leader lock in an SQLite database, for nodes on one machine.
 
     relight run --rdzv-backend=sqlite --rdzv-endpoint=/path/to/meet.db …
 
-It counts the time to live by the clock of the machine, which all nodes share here.
+It measures the time to live with the machine's clock, which all nodes share here.
 """
 
 import sqlite3
@@ -15,7 +15,7 @@ from relight.rendezvous.leader_lock import NOBODY, LeaderLock, Record
 
 
 class SqliteRegister:
-    """One row a job."""
+    """A leader lock with one row per job."""
 
     def __init__(self, path: str, job: str) -> None:
         self.own_address = ""
@@ -46,7 +46,7 @@ class SqliteRegister:
         if seen is None:
             return False
         time.sleep(patience_s)
-        with self._open() as database:  # each renewal has another `until`
+        with self._open() as database:  # each renewal has a different `until`
             gone = database.execute(
                 "DELETE FROM jobs WHERE job = ? AND token = ? AND until = ?", (*key, *seen)
             )
@@ -57,7 +57,7 @@ class SqliteRegister:
         self._token = uuid.uuid4().hex
 
     def close(self) -> None:
-        """Nothing is open between two calls."""
+        """Do nothing, because no connection stays open between calls."""
 
     def _open(self) -> sqlite3.Connection:
         try:
@@ -72,7 +72,7 @@ class SqliteRegister:
 
 
 class _Closing(sqlite3.Connection):
-    """`with` commits and closes."""
+    """A connection that `with` commits and closes."""
 
     def __exit__(self, *exception: object) -> None:
         super().__exit__(*exception)  # type: ignore[arg-type]
@@ -80,7 +80,7 @@ class _Closing(sqlite3.Connection):
 
 
 def open(endpoint: str, job: str, pairs: Mapping[str, str]) -> LeaderLock:
-    """The target of the entry point; `pairs` are those of --rdzv-conf, its own ones included."""
+    """The entry point's target; `pairs` come from --rdzv-conf and include the plug-in's own."""
     unknown = [name for name in pairs if name.startswith("sqlite_")]
     if unknown or not endpoint.endswith(".db"):
         raise UsageError(
