@@ -1,9 +1,9 @@
-"""Runs the test suite: `python -m tests.run [--quick] [--retry]`.
+"""Run the test suite: `python -m tests.run [--quick] [--retry]`.
 
-Runs everything that is not marked `long`, then some process tests on a Linux that plays macOS.
-`--quick` runs only the pure tests. With `--retry`, as in CI, failed tests run again, alone and
-one at a time. A test that passes then is flaky: a bug, but not of the change at hand. More than
-`MAX_FLAKY` of them are not bad luck.
+This runs everything that is not marked `long`, then some process tests on a Linux that plays macOS.
+`--quick` runs only the pure tests. With `--retry`, as in CI, failed tests run again, alone and one
+at a time. A test that passes then is flaky, which is a bug, but not in the current change. With
+more than `MAX_FLAKY` flaky tests, the run fails.
 """
 
 import argparse
@@ -24,7 +24,7 @@ MAX_FLAKY = 3
 
 
 class Suite(NamedTuple):
-    """One invocation of pytest, with a cache of its own in which pytest records failures."""
+    """One invocation of pytest, with its own cache in which pytest records failures."""
 
     name: str
     arguments: tuple[str, ...]
@@ -32,7 +32,7 @@ class Suite(NamedTuple):
 
     @property
     def cache(self) -> Path:
-        """Where pytest keeps its cache."""
+        """The directory of pytest's cache."""
         return CACHES / f"pytest-{self.name}"
 
     def run(self, *extra: str) -> int:
@@ -47,8 +47,8 @@ class Suite(NamedTuple):
         return sorted(json.loads(path.read_text())) if path.exists() else []
 
 
-# Most tests wait most of the time. The tests of a file stay together, as they share servers; the
-# order of the files is that of tests/conftest.py.
+# Most tests spend most of their time waiting. The tests in one file stay together, because they
+# share servers; tests/conftest.py determines the order of the files.
 BY_FILE = ("--dist", "loadfile", "--no-loadscope-reorder")
 ALL = (
     Suite("all", ("-n", "6", *BY_FILE, "-m", "not long")),
@@ -68,8 +68,8 @@ QUICK = (Suite("quick", ("-n", "2", *BY_FILE, "-m", "pure", *pure.PATHS)),)
 
 
 def compile_all(paths: tuple[str, ...] = ("tests",)) -> None:
-    """Compile relight and the tests below these paths, even with PYTHONDONTWRITEBYTECODE
-    set: otherwise, each agent would compile relight, and each worker of pytest all tests.
+    """Compile relight and the tests below these paths, even if PYTHONDONTWRITEBYTECODE is set:
+    otherwise, each agent would compile relight, and each pytest worker would compile all tests.
     """
     python = (sys.executable, "-m")
     subprocess.run([*python, "compileall", "-q", "-j", "0", "src"], cwd=ROOT, check=False)
@@ -89,18 +89,18 @@ def compile_all(paths: tuple[str, ...] = ("tests",)) -> None:
         if half
     ]  # fmt: skip
     for process in halves:
-        process.wait()  # errors come again when the tests run
+        process.wait()  # errors reappear when the tests run
 
 
 def is_compiled(file: Path) -> bool:
-    """Return whether pytest has compiled a test file since it was changed."""
+    """Return whether pytest has compiled a test file since it was last changed."""
     name = importlib.util.cache_from_source(str(file)).removesuffix(".pyc")
     compiled = Path(f"{name}-pytest-{pytest.__version__}.pyc")
     return compiled.exists() and compiled.stat().st_mtime > file.stat().st_mtime
 
 
 def run(suites: tuple[Suite, ...], *, retry: bool) -> int:
-    """Run all suites, whatever fails, and return the exit code of the first that failed."""
+    """Run all suites even if some fail, and return the exit code of the first failed one."""
     code, flaky = 0, list[str]()
     for suite in suites:
         this = suite.run("--cache-clear", *suite.arguments)
@@ -119,7 +119,7 @@ def run(suites: tuple[Suite, ...], *, retry: bool) -> int:
 
 
 def main() -> int:
-    """Run the suites of the command line."""
+    """Run the suites selected on the command line."""
     summary = str(__doc__).partition("\n")[0]
     parser = argparse.ArgumentParser(prog="python -m tests.run", description=summary)
     parser.add_argument("--quick", action="store_true", help="pure tests only")

@@ -1,7 +1,7 @@
-"""How often the shards of survivors fit together: `python -m tests.shard_plays --kills 100`.
+"""How often the shards of surviving ranks fit together: `python -m tests.shard_plays --kills 100`.
 
-A job of FSDP2 on 2 x 2 ranks, one of which is killed at a random time, again and again. Its steps
-only communicate, unless `--compute` says how many seconds each waits in between.
+The job uses FSDP2 on 2 x 2 ranks, one of which is killed at a random time, repeatedly. Its steps
+only communicate, unless `--compute` sets the number of seconds that each step waits in between.
 """
 
 import argparse
@@ -62,7 +62,7 @@ dist.destroy_process_group()
 
 
 def main() -> None:
-    """Play, and print how many recoveries were possible."""
+    """Run the job, and print how many recoveries were possible."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition(":")[0])
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--compute", type=float, default=0.0, metavar="SECONDS")

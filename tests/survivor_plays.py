@@ -1,9 +1,10 @@
-"""Random failures of ranks whose peers stay: `python -m tests.survivor_plays --seeds 200`.
+"""Random failures of ranks whose peers keep running: `python -m tests.survivor_plays --seeds 200`.
 
-Each seed is a job without torch. Its steps are barriers of files; a rank fails at random places, by
-SIGKILL, an exception or an exit code, alone or with others, also before the first step of a
-recovery. The job must end with 0, each rank must have taken each step in order, the ranks of an
-attempt must agree on their store and their world, and no process may be left.
+Each seed is a job without torch. Its steps are file-based barriers. A rank fails at random points,
+with SIGKILL, an exception, or an exit code, alone or together with others, and possibly before the
+first step of a recovery. The job must end with exit code 0, each rank must have taken each step in
+order, the ranks in an attempt must agree on their store and their world, and no process may be
+left.
 """
 
 import argparse
@@ -76,7 +77,7 @@ train()
 
 
 def play(seed: int, place: Path) -> str:
-    """Run the job of a seed; return the error, or an empty string."""
+    """Run a seed's job; return the error, or an empty string."""
     draw = random.Random(seed)
     size, restarts = draw.randint(2, 5), 0
     failures: dict[str, str] = {}
@@ -117,13 +118,13 @@ def play(seed: int, place: Path) -> str:
 
 
 def recoveries(place: Path) -> int:
-    """Return how often a process ran in more than one attempt."""
+    """Return how many times a process ran in more than one attempt."""
     pids = re.findall(r"(?m)^\d+ \d+ (\d+)", (place / "log").read_text())
     return len(pids) - len({*pids})
 
 
 def main() -> int:
-    """Run the seeds of the command line."""
+    """Run the seeds given on the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.survivor_plays")
     parser.add_argument("--seeds", type=int, default=200)
     parser.add_argument("--first", type=int, default=0)

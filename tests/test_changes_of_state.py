@@ -1,4 +1,4 @@
-"""Each change of the state of a core is an event: in real jobs, and in simulated ones."""
+"""Each state change of a core is logged as an event, in real jobs and in simulated ones."""
 
 import json
 from collections import defaultdict
@@ -26,11 +26,11 @@ FIRST = {
     "agreement": "idle", "reachability": "idle", "election": "follower",
     "candidacy": "waiting", "activity": "active",
 }  # fmt: skip
-"""The state in which each core begins."""
+"""The state in which each core starts."""
 
 
 def changes(log: Path, core: str) -> list[str]:
-    """The changes of a core in an event log, each as `before -> after`."""
+    """Return a core's changes in an event log, each as `before -> after`."""
     lines = map(json.loads, log.read_text().splitlines())
     return [f"{x['before']} -> {x['after']}" for x in lines if x.get("core") == core]
 
@@ -58,7 +58,7 @@ def test_local_job_logs_worker_and_group_transitions(launch: Launch, tmp_path: P
 
 
 def test_nodes_log_link_and_lease_transitions(tmp_path: Path) -> None:
-    """One node coordinates by a file, the other connects to it; idle heartbeats log nothing."""
+    """One node coordinates through a file and the other connects to it; heartbeats log nothing."""
     flags = ("--rdzv-backend=file", f"--rdzv-endpoint={tmp_path}/meet", "--rdzv-id=changes")
     with OneMachine() as machine:
         job = Job(machine, tmp_path, *flags, "--nnodes=2")
@@ -81,14 +81,14 @@ def test_nodes_log_link_and_lease_transitions(tmp_path: Path) -> None:
 def test_simulated_transitions_are_contiguous(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Under all simulated faults, no transition is missed and none is a no-op."""
+    """Under all simulated faults, no transition is missed, and none leaves the state unchanged."""
     told: dict[tuple[int, str, str], list[StateChanged]] = defaultdict(list)
     logs: list[node.EventLog] = []
     write = node.EventLog.write
 
     def keep(log: node.EventLog, event: event_types.Event) -> event_types.LoggedEvent:
         if isinstance(event, StateChanged):
-            logs.append(log)  # so that its id is not used again
+            logs.append(log)  # so that its id is not reused
             told[id(log), event.core, event.job].append(event)
         return write(log, event)
 

@@ -1,4 +1,4 @@
-"""Jobs whose parts are killed and stopped at random; `make chaos N=1000` plays many more."""
+"""Jobs in which random processes are killed and stopped; `make chaos N=1000` plays many more."""
 
 import concurrent.futures
 
@@ -9,7 +9,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_random_kills_and_stops_leave_nothing_behind() -> None:
-    """Nothing hangs, no process or file is left, and exit codes are right."""
+    """Nothing hangs, no process or file is left behind, and exit codes are right."""
     with concurrent.futures.ThreadPoolExecutor() as pool:
         plays = list(pool.map(play, range(5)))
     assert not any(wrong for _, wrong in plays), "\n".join(wrong for _, wrong in plays)

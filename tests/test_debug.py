@@ -44,7 +44,7 @@ class Job:
         )  # fmt: skip
 
     def waits(self) -> str:
-        """Wait until a worker is at a breakpoint; return its line."""
+        """Wait until a worker reaches a breakpoint; return its line."""
         assert self.process.stderr is not None
         for line in self.process.stderr:
             if "is at a breakpoint" in line:
@@ -52,11 +52,11 @@ class Job:
         raise AssertionError(self.process.wait(LIMIT_S))
 
     def pid(self) -> int:
-        """Wait until a worker is at a breakpoint; return its pid."""
+        """Wait until a worker reaches a breakpoint; return its pid."""
         return int(self.waits().rpartition(" ")[2])
 
     def ends(self) -> tuple[int, str, str]:
-        """Return how the job ended."""
+        """Return the job's exit code and output."""
         stdout, stderr = self.process.communicate(timeout=LIMIT_S)
         return self.process.returncode, stdout, stderr
 
@@ -230,7 +230,7 @@ def test_pythonbreakpoint_is_respected(hook: str, script: str) -> None:
 
 
 def test_breakpoint_works_in_python_without_relight(tmp_path: Path, script: str) -> None:
-    """An empty virtual environment, in place of one with torch but without relight."""
+    """This is an empty virtual environment, which stands for one with torch but without relight."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "env"], check=True)
     python = tmp_path / "env" / "bin" / "python"
     assert (
@@ -268,7 +268,7 @@ def test_attach_errors_say_what_to_do() -> None:
 
 
 def at_terminal(command: list[str], answer: Callable[[str], str]) -> str:
-    """Run a command at its own terminal, answer its prompts, and return all output."""
+    """Run a command in its own terminal, answer its prompts, and return all output."""
     pid, terminal = pty.fork()
     if pid == 0:
         os.execvp(command[0], command)
@@ -280,7 +280,7 @@ def at_terminal(command: list[str], answer: Callable[[str], str]) -> str:
             try:
                 data = os.read(terminal, 4096)
             except OSError:
-                return shown  # it has ended
+                return shown  # the command has ended
             shown += data.decode()
             os.write(terminal, answer(shown).encode())
         raise AssertionError(shown)
@@ -325,7 +325,7 @@ def test_first_rank_gets_terminal_while_others_wait(
         for pid in set(re.findall(r"relight debug (\d+)", shown)) - attached:
             attached.add(pid)
             attach(pid, types="c\n")
-        if "(Pdb) " in shown and attached and not typed:  # not before the other rank waits
+        if "(Pdb) " in shown and attached and not typed:  # not before the other rank is waiting
             typed = True
             return "c\n"
         return ""

@@ -1,4 +1,4 @@
-"""`relight debug` of a process that has not called breakpoint() says what would be needed."""
+"""`relight debug` on a process that has not called breakpoint() explains what is required."""
 
 import subprocess
 import sys

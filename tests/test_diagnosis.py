@@ -1,4 +1,4 @@
-"""The faults of both corpora (tests/diagnosis) are reported rightly; `make diagnosis` counts."""
+"""The faults in both corpora (tests/diagnosis) are reported correctly; `make diagnosis` counts."""
 
 import shlex
 
@@ -11,16 +11,16 @@ NEEDS = {
     "needs_fire": "\nimport fire",
     "needs_c_compiler": "cc -",
 }
-"""The needs of a script that contains these words."""
+"""The requirements of a script that contains these words."""
 KNOWN = {
     "79_hang_busy_loop": "no report: one rank computes and the other waits, as in a long step; "
     "without regular steps before, no time limit tells an endless loop from one",
 }
-"""Faults of the second corpus whose report is not completely right, and why."""
+"""Faults in the second corpus whose reports are not completely right, with the reasons."""
 
 
 def marked() -> list[object]:
-    """Return all faults, with their needs."""
+    """Return all faults with their requirements."""
     found = []
     for fault in faults():
         text = fault.path.read_text()
@@ -32,7 +32,7 @@ def marked() -> list[object]:
 @pytest.mark.long
 @pytest.mark.parametrize("fault", marked())
 def test_fault_is_reported_rightly_everywhere(fault: Fault) -> None:
-    """On the console, in the JSON report and by `relight list`; never anything false."""
+    """The console, the JSON report, and `relight list` agree, and none of them is wrong."""
     stderr, found = run(fault, shlex.join((*RELIGHT, "run")))
     lines = report_of(stderr)
     got = score(fault, lines, found)

@@ -1,4 +1,4 @@
-"""A rank that finishes while others still run is reported before anything fails."""
+"""A rank that finishes while others are still running is reported before anything fails."""
 
 import sys
 import threading
@@ -14,7 +14,7 @@ relight.agent.worker_group._FINISHED_S = early_exits.LEAST_S = 0.5
 from relight.__main__ import entry
 entry()
 """
-"""Relight, with a shorter time."""
+"""Relight with a shorter delay."""
 WAITS = """\
 import os, sys, time
 while os.environ["RANK"] != "1" and not os.path.exists(sys.argv[1]):
@@ -38,7 +38,7 @@ def test_early_finisher_is_reported_once(
     assert line.startswith("relight: rank 1 finished ")
     assert line.endswith(" s ago with exit code 0; ranks 0, 2 are still running\n")
     while not (shown := launch("status", str(agent.pid), **runtime).stdout):
-        assert agent.poll() is None  # commands see a job after a second
+        assert agent.poll() is None  # commands can see a job after a second
     assert "; rank 1 finished " in shown
     over.touch()
     assert not [text for text in lines if b"finished" in text]

@@ -1,4 +1,4 @@
-"""`relight.run`: a job in a program that outlives it, as a child and in its own process."""
+"""`relight.run`: a job in a longer-lived program, as a child process and in-process."""
 
 import contextlib
 import io
@@ -92,7 +92,7 @@ def test_result_has_exit_codes_restarts_and_cause(caller: Caller, mode: str) -> 
 
 
 def test_failures_have_time_of_day_and_order(tmp_path: Path) -> None:
-    """`at` counts back from when the node reported, so no common clock is needed."""
+    """`at` counts back from the time of the node's report, so clocks need not agree."""
     (tmp_path / "train.py").write_text(TRAIN)
     began = time.time()
     result = relight.run(RunSpec(str(tmp_path / "train.py"), ["fail", "wait"], nproc_per_node=2))
@@ -108,8 +108,8 @@ def test_failures_have_time_of_day_and_order(tmp_path: Path) -> None:
 
 @MODES
 def test_job_leaves_nothing_behind_in_caller(caller: Caller, mode: str) -> None:
-    """No descriptor, thread, child or handler is left, and no worker runs, whether the job
-    succeeds, times out, is interrupted or on_event raises.
+    """No descriptor, thread, child, or handler is left, and no worker is running, whether the job
+    succeeds, times out, or is interrupted, or on_event raises.
     """
     result = caller(
         """
@@ -157,7 +157,7 @@ def test_job_leaves_nothing_behind_in_caller(caller: Caller, mode: str) -> None:
 
 @pytest.mark.parametrize("args", [[], ["fail"]], ids=["succeeds", "fails"])
 def test_job_ending_within_a_second_is_not_shown_later(caller: Caller, args: list[str]) -> None:
-    """Its status socket would stay open in a program that goes on."""
+    """Otherwise, its status socket would stay open in a program that continues."""
     result = caller(
         f"""
         from relight.agent.agent import Agent
@@ -180,7 +180,7 @@ def test_job_ending_within_a_second_is_not_shown_later(caller: Caller, args: lis
 
 
 def test_caller_handler_runs_after_signal_stops_job(caller: Caller) -> None:
-    """In process the agent takes the signal first, then calls the program's own handler once."""
+    """In-process, the agent handles the signal first, then calls the program's own handler once."""
     result = caller(
         """
         signal.signal(signal.SIGTERM, lambda *_: print("terminated"))
@@ -196,7 +196,7 @@ def test_caller_handler_runs_after_signal_stops_job(caller: Caller) -> None:
 
 
 def test_in_process_rejected_when_unsafe(caller: Caller) -> None:
-    """It is unsafe from another thread, next to threads or children, and with --preload."""
+    """It is unsafe from another thread, alongside threads or children, and with --preload."""
     result = caller(
         """
         import subprocess
@@ -268,7 +268,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("arguments", REFUSED)
 def test_invalid_spec_is_rejected(arguments: str) -> None:
-    """No worker starts, and the wording is that of `relight run`."""
+    """No worker starts, and the message is the same as from `relight run`."""
     with pytest.raises(UsageError) as caught:
         eval(f"run({arguments})", {"run": relight.run, "RunSpec": RunSpec})
     for part in REFUSED[arguments]:
@@ -276,7 +276,7 @@ def test_invalid_spec_is_rejected(arguments: str) -> None:
 
 
 def test_two_threads_run_two_nodes_of_one_job(tmp_path: Path) -> None:
-    """Each gets the events of its node; output goes to sys.stdout, as in a notebook."""
+    """Each gets its own node's events; output goes to sys.stdout, as in a notebook."""
     (tmp_path / "train.py").write_text(TRAIN)
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
@@ -333,7 +333,7 @@ def is_running(pid: int) -> bool:
 
 
 def test_killed_agent_yields_a_result(tmp_path: Path) -> None:
-    """No exception, and nothing waits for the agent."""
+    """No exception is raised, and nothing keeps waiting for the agent."""
     (tmp_path / "train.py").write_text(TRAIN)
 
     def kill(event: Event) -> None:
@@ -352,7 +352,7 @@ def test_killed_agent_yields_a_result(tmp_path: Path) -> None:
 
 
 def test_caller_with_closed_stdout_gets_result(tmp_path: Path) -> None:
-    """A daemon's is; worker output goes nowhere then."""
+    """A daemon's stdout is closed; worker output is then discarded."""
     (tmp_path / "train.py").write_text("print('trained')")
     program = (
         "import os, sys, relight\n"
@@ -369,7 +369,7 @@ def test_caller_with_closed_stdout_gets_result(tmp_path: Path) -> None:
 def test_failing_sys_stdout_does_not_disturb_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More output than a pipe holds is still read."""
+    """Output is still read, even if there is more than a pipe holds."""
     script = tmp_path / "train.py"
     script.write_text("import sys\nprint('x' * 1_000_000)\nsys.exit(5)")
     closed = io.StringIO()
@@ -421,7 +421,7 @@ except ValueError as error:
 
 @pytest.mark.parametrize("how", ["ignores", "reaps"])
 def test_failure_detected_despite_caller_sigchld_handling(tmp_path: Path, how: str) -> None:
-    """Otherwise `subprocess` reports exit code 0 for each child."""
+    """Otherwise, `subprocess` would report exit code 0 for each child."""
     (tmp_path / "fails.py").write_text("import sys; sys.exit(3)\n")
     (tmp_path / "ends.py").write_text("")
     (tmp_path / "program.py").write_text(REAPS)
@@ -457,7 +457,7 @@ if __name__ == "__main__":
     except KeyboardInterrupt:
         print(os.path.exists("/proc/" + open("pid").read()))
 """
-"""A machine so busy that workers run before their caller knows that it has started an agent."""
+"""Simulates a machine so busy that workers run before the caller knows the agent has started."""
 
 
 @pytest.mark.parametrize("is_function", [False, True], ids=["run", "launch"])

@@ -1,4 +1,4 @@
-"""Events are written as JSON, and say in words what happened."""
+"""Events are written as JSON, and have a readable description."""
 
 import json
 from pathlib import Path
@@ -46,7 +46,7 @@ EXAMPLES = [
 
 @pytest.mark.parametrize("event", EXAMPLES, ids=lambda e: type(e).__name__)
 def test_event_json_has_name_and_all_fields(event: event_types.Event) -> None:
-    """A line of the event log holds all of an event; and it can be said in words."""
+    """A line in the event log contains all fields of an event, which also has a description."""
     line = json.loads(event_types.line_of(event_types.LoggedEvent(7, 1.5, 2.5, event)))
     fields = json.loads(json.dumps(event._asdict()))
     assert line == {
@@ -60,7 +60,7 @@ def test_every_event_type_has_example_and_description() -> None:
 
 
 def test_events_page_is_generated_from_code() -> None:
-    """`relight events --schema > docs/events.md` makes it."""
+    """`relight events --schema > docs/events.md` generates it."""
     text = (Path(__file__).parent.parent / "docs" / "events.md").read_text()
     assert text == event_schema.page()
 

@@ -1,4 +1,4 @@
-"""The examples do what their texts promise, on real workers."""
+"""The examples do what their docstrings promise, on real workers."""
 
 import ast
 import importlib.util
@@ -22,11 +22,11 @@ EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 DIGITS, HELLO, DEMO = (EXAMPLES / f"{name}.py" for name in ("digits", "hello_ddp", "demo"))
 EPOCHS = 30
 STOP_AFTER = 5
-# torchrun's own store keeps the keys that workers set before a restart; this is how it is told
-# to leave the store to rank 0.
+# torchrun's own store keeps keys that workers set before a restart. This variable leaves the store
+# to rank 0.
 OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
-# Digits, where a rank ends in the middle of epoch STOP_AFTER + 1 of each attempt.
+# The digits example, in which a rank exits in the middle of epoch STOP_AFTER + 1 of each attempt.
 INTERRUPTED = f"""
 import os, signal, sys, time
 sys.path.insert(0, {str(EXAMPLES)!r})
@@ -59,7 +59,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.needs_torch]
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, Path]]:
-    """What `uninterrupted` has made."""
+    """The results of `uninterrupted`."""
     return {}
 
 
@@ -69,7 +69,7 @@ def uninterrupted(
     warm_torch: WarmTorch,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> tuple[str, Path]:
-    """The output and the last checkpoint of a training on 2 workers that nobody disturbed."""
+    """The output and the last checkpoint of an undisturbed training run with 2 workers."""
     if not kept:
         checkpoint = tmp_path_factory.mktemp("uninterrupted") / "digits.pt"
         arguments = (f"--checkpoint={checkpoint}",)
@@ -86,7 +86,7 @@ def load(path: Path) -> Any:
 
 
 def identical(one: Any, other: Any) -> bool:
-    """Whether two checkpoints hold the same values, bit for bit."""
+    """Return whether two checkpoints contain the same values, bit for bit."""
     import torch
 
     if isinstance(one, torch.Tensor):
@@ -99,7 +99,7 @@ def identical(one: Any, other: Any) -> bool:
 
 
 def read_until(process: "subprocess.Popen[bytes]", pattern: str, text: str = "") -> str:
-    """Return what `process` prints up to the first match of `pattern`, behind `text`."""
+    """Return what `process` prints up to the first match of `pattern`, after `text`."""
     assert process.stdout is not None
     deadline = time.monotonic() + LIMIT_S
     while not re.search(pattern, text):
@@ -112,7 +112,7 @@ def read_until(process: "subprocess.Popen[bytes]", pattern: str, text: str = "")
 
 
 def processes_with(variable: str) -> list[int]:
-    """Return the pids of the processes with this in their environment."""
+    """Return the pids of processes with this variable in their environment."""
     found = []
     for entry in Path("/proc").iterdir():
         try:
@@ -121,7 +121,7 @@ def processes_with(variable: str) -> list[int]:
             ):
                 found.append(int(entry.name))
         except OSError:
-            pass  # it is gone, or not ours
+            pass  # it has exited, or belongs to another user
     return found
 
 
@@ -159,7 +159,7 @@ def test_digits_reaches_95_percent_accuracy(uninterrupted: tuple[str, Path]) -> 
 def test_digits_result_unchanged_by_worker_kill(
     warm_torch: WarmTorch, uninterrupted: tuple[str, Path]
 ) -> None:
-    """It is the same bit for bit, whether rank 0, which saves, or another rank is killed."""
+    """It is identical bit for bit, whether rank 0, which saves, or another rank is killed."""
     done = warm_torch.run(INTERRUPTED, "--nproc-per-node=2", "--max-restarts=2")
     assert done.returncode == 0, done.stderr
     starts = re.findall(r"with gloo, (.*)", done.stdout)
@@ -205,7 +205,7 @@ def test_digits_resumes_with_different_world_size(
 def test_digits_result_matches_torchrun(
     launch: Launch, tmp_path: Path, uninterrupted: tuple[str, Path]
 ) -> None:
-    """It is the same bit for bit, and the script is unmodified."""
+    """It is identical bit for bit, and the script is unmodified."""
     done = launch("--nproc-per-node=2", DIGITS, command=TORCHRUN, **OWN_STORE)
     assert done.returncode == 0, done.stderr
     assert done.stdout == uninterrupted[0]
@@ -253,7 +253,7 @@ print(seen, *sorted(os.listdir(path.parent)))
 
 
 def test_digits_checkpoint_write_is_atomic(launch: Launch, tmp_path: Path) -> None:
-    """Killed while saving, it leaves at most one temporary file next to the checkpoint."""
+    """If killed while saving, it leaves at most one temporary file next to the checkpoint."""
     path = tmp_path / "made" / "digits.pt"
     done = launch("-c", SAVE_AND_DIE, EXAMPLES, path, command=(sys.executable,))
     assert done.returncode == 0, done.stderr
@@ -269,7 +269,7 @@ def test_hello_ddp_prints_three_lines_per_rank(warm_torch: WarmTorch) -> None:
 
 @pytest.mark.long
 def test_hello_ddp_output_matches_torchrun(launch: Launch, tmp_path: Path) -> None:
-    """It goes into files, because torchrun's workers interleave their lines on a shared stdout."""
+    """Files are compared, because torchrun's workers interleave lines on a shared stdout."""
     done = launch("--redirects=1", f"--log-dir={tmp_path}", "--nnodes=1", "--nproc-per-node=3",
                   HELLO, command=TORCHRUN, **OWN_STORE)  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -286,7 +286,7 @@ def check_hello(output: str, nproc: int) -> None:
     lines = output.splitlines()
     found = [sorted(m.groups() for x in lines if (m := re.fullmatch(f, x))) for f in forms]
     assert sorted(rank for _, rank in found[0]) == [str(rank) for rank in range(nproc)]
-    assert found[0] == found[1] == found[2]  # the same process has the same rank in all three
+    assert found[0] == found[1] == found[2]  # a process has the same rank in all three lines
     assert len(lines) == 3 * nproc
 
 
@@ -296,7 +296,7 @@ def check_hello(output: str, nproc: int) -> None:
     [
         (8, "cuda", "cuda:3"),
         (4, "xpu", "xpu:3"),
-        (1, "cuda", "cpu"),  # one GPU can't be shared by the workers of a group
+        (1, "cuda", "cpu"),  # workers in one group can't share a GPU
         (0, "cuda", "cpu"),  # a CUDA build of torch without a GPU
         (0, None, "cpu"),
     ],
@@ -317,14 +317,14 @@ def test_examples_use_accelerator_only_if_one_per_worker(
 
     monkeypatch.setattr(torch.accelerator, "current_accelerator", current_accelerator)
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: devices)
-    # The last worker of the third node of 4 workers each.
+    # The last worker on the third node, with 4 workers each.
     for name, value in {"RANK": 11, "LOCAL_RANK": 3, "LOCAL_WORLD_SIZE": 4}.items():
         monkeypatch.setenv(name, str(value))
     assert str(import_example(path).choose_device()) == expected
 
 
 def story(lines: str) -> Any:
-    """The demo's reading of a job's output, without a kill."""
+    """Return how the demo interprets a job's output, without killing a worker."""
     demo = import_example(DEMO)
     found = demo.Story(lambda: 4711)
     with pytest.MonkeyPatch.context() as patch:
@@ -357,7 +357,7 @@ RESUMED = "4 workers on cpu with gloo, resuming after epoch 12 of 30\n"
         ),
         (epochs(1, 12) + RESUMED + epochs(13, 30) + "test accuracy: 0.9500", ""),
     ],
-    ids=["no kill", "no resume", "too early", "no end", "reads badly", "all well"],
+    ids=["no kill", "no resume", "too early", "no end", "low accuracy", "all steps succeed"],
 )
 def test_demo_names_failed_step(lines: str, flaw: str) -> None:
     assert story(lines).flaw() == flaw
@@ -392,7 +392,7 @@ def test_demo_shows_kill_restart_and_warm_start(start: Start, tmp_path: Path) ->
         assert re.fullmatch(r"demo: \w.*( +\d+\.\d\d s){2}", row), output
     assert not list(tmp_path.iterdir())
     deadline = time.monotonic() + LIMIT_S
-    while left := processes_with(f"STARTED_BY={tmp_path}"):  # one that is ending still shows up
+    while left := processes_with(f"STARTED_BY={tmp_path}"):  # exiting ones still count
         assert time.monotonic() < deadline, left
         time.sleep(0.01)
 
@@ -426,13 +426,13 @@ def test_interrupted_demo_cleans_up(
     assert "Traceback" not in output
     assert not list(tmp_path.iterdir())
     deadline = time.monotonic() + LIMIT_S
-    while left := processes_with(f"STARTED_BY={tmp_path}"):  # one that is ending still shows up
+    while left := processes_with(f"STARTED_BY={tmp_path}"):  # exiting ones still count
         assert time.monotonic() < deadline, left
         time.sleep(0.01)
 
 
 def test_documented_notice_handler_saves_one_whole_step(warm_torch: WarmTorch) -> None:
-    """docs/clusters/slurm.md: all ranks leave after the same step, whichever gets the signal."""
+    """docs/clusters/slurm.md: all ranks exit after the same step, whichever receives the signal."""
     page = (EXAMPLES.parent / "docs" / "clusters" / "slurm.md").read_text()
     loop = page.partition("```python\n")[2].partition("```")[0]
     assert "signal.SIGUSR1" in loop

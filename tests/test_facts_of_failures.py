@@ -1,4 +1,4 @@
-"""Facts about a failed worker, beyond its report: `relight.RunResult.failures`."""
+"""Facts about a failed worker that are not in its report: `relight.RunResult.failures`."""
 
 import shlex
 from functools import partial
@@ -13,7 +13,7 @@ from relight.core.failure import Failure
 
 
 def failure_of(folder: Path, text: str, *flags: str, rank: int = 0, count: int = 1) -> Failure:
-    """How a worker with this script ended."""
+    """Return how a worker with this script ended."""
     script = folder / "train.py"
     script.write_text(f"import os, sys, time, traceback\n{text}")
     result = relight.run(RunSpec(str(script), nproc_per_node=count, flags=list(flags)))
@@ -74,7 +74,7 @@ def test_exceeded_cpu_limit_is_named(tmp_path: Path) -> None:
 
 
 def test_closed_reader_explains_broken_pipe(tmp_path: Path, launch: Launch) -> None:
-    """`relight run | head` is the usual case."""
+    """The usual case is `relight run | head`."""
     script = tmp_path / "train.py"
     script.write_text("while True: print('x' * 1000)\n")
     command = f"{shlex.join([*RELIGHT, 'run', str(script)])} 2>{tmp_path}/stderr | head -n1"
@@ -107,7 +107,7 @@ except OSError as error:
 
 
 def test_rank_stopped_during_cleanup_reports_its_exception(tmp_path: Path) -> None:
-    """It is stopped because another rank lost the connection to it."""
+    """It is stopped because another rank has lost its connection to it."""
     script = tmp_path / "train.py"
     script.write_text(f"import os, sys, time\n{CLEANS_UP}")
     ready = str(tmp_path / "ready")

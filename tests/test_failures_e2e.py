@@ -1,4 +1,4 @@
-"""The failure report on real processes: the first lines say why, for every kind of failure."""
+"""The failure report on real processes: its first lines give the reason for each failure."""
 
 import json
 import os
@@ -20,7 +20,7 @@ ROWS, COLUMNS = 25, 80
 
 
 def report_of(stderr: str) -> list[str]:
-    """The report: the last lines of relight, but for the goodput of a job that took a minute."""
+    """Return the report: relight's last lines, except the goodput of a job that took a minute."""
     begins = re.finditer(r"^relight: (?:probably |the |no )?ranks? ", stderr, re.MULTILINE)
     begin = max((match.start() for match in begins), default=0)
     return stderr[begin:].partition("\nrelight: goodput ")[0].strip("\n").split("\n")
@@ -32,7 +32,7 @@ def find_line(path: Path, mark: str = "# here") -> int:
 
 
 def check_form(report: list[str]) -> None:
-    """A report fits on a terminal, and does not change how the terminal behaves."""
+    """Check that a report fits on a terminal, and does not change how the terminal behaves."""
     rows = sum(max(1, -(-len(line) // COLUMNS)) for line in report)
     assert rows <= ROWS, "\n".join(report)
     for line in report:
@@ -42,15 +42,15 @@ def check_form(report: list[str]) -> None:
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """A directory whose path is as long everywhere: a report is cut to the size of a terminal."""
+    """A directory whose path length is fixed, because reports are cut to terminal size."""
     with tempfile.TemporaryDirectory(prefix="job-", dir="/tmp") as path:
         yield Path(path)
 
 
 def normalized(report: list[str], place: Path) -> str:
-    """The report with one directory, host, process and time.
+    """Return the report with a fixed directory, host, process, and time.
 
-    The marks under a source line go: each version of Python sets others.
+    The marks below a source line are removed, because they vary between Python versions.
     """
     text = "".join(f"{line}\n" for line in report if line.strip(" |^~") or not line)
     text = text.replace(str(place), "/job")
@@ -63,7 +63,7 @@ def normalized(report: list[str], place: Path) -> str:
 
 
 def matches(text: str, expected: str) -> bool:
-    """Return whether a text is as expected; `...` matches anything."""
+    """Return whether a report matches the expected one; `...` matches anything."""
     parts = (re.escape(part) for part in expected.split("..."))
     return re.fullmatch(".*?".join(parts), text, re.DOTALL) is not None
 
@@ -74,10 +74,11 @@ def matches(text: str, expected: str) -> bool:
     ids=lambda path: str(path.relative_to(FAULTS).with_suffix("")),
 )
 def test_failure_report_matches_expected_text(expected: Path, launch: Launch, place: Path) -> None:
-    """Who, what and where come first; the exit code is the culprit's; victims are not culprits.
+    """Who, what, and where come first; the exit code is the culprit's; victims are not blamed.
 
-    The text's first line is the command. It runs in a copy of the folder named like the text, or
-    next to a copy of the script that it names. REWRITE_REPORTS=1 rewrites reports that differ.
+    The expected file's first line is the command. It runs in a copy of the folder with the same
+    name, or next to a copy of the script that it names. REWRITE_REPORTS=1 rewrites reports that
+    differ.
     """
     command, _, wanted = expected.read_text().partition("\n")
     words = shlex.split(command.removeprefix("$ "))
@@ -105,7 +106,7 @@ def test_failure_report_matches_expected_text(expected: Path, launch: Launch, pl
 
 
 def test_restart_reason_is_one_line(launch: Launch, script: Script) -> None:
-    """It names the rank, the exception and the script's line."""
+    """It names the rank, the exception, and the line in the script."""
     path = script("""
 import os, sys
 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
@@ -131,7 +132,7 @@ def test_printed_traceback_alone_is_not_a_failure(launch: Launch, script: Script
 
 
 def test_report_stays_small(launch: Launch, script: Script) -> None:
-    """Long paths, long messages and a different failure on each rank still fit on a terminal."""
+    """Long paths, long messages, and a different failure on each rank still fit on a terminal."""
     folder = "a-directory-with-quite-a-long-name/" * 4
     path = script("", "x")
     deep = path.parent / folder / "train.py"
@@ -292,7 +293,7 @@ time.sleep(1000)
 def test_error_file_has_the_time_of_the_failure(
     launch: Launch, script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is not that of the end of the job, for which others have to end first."""
+    """It is not the time when the job ended, which comes after other processes have ended."""
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "error.json"
     path = script(FAILS_AND_DAWDLES)
@@ -316,7 +317,7 @@ def test_error_file_has_torch_schema(launch: Launch, script: Script, tmp_path: P
     assert message["extraInfo"]["py_callstack"].startswith("Traceback (most recent call last):\n")
     assert int(message["extraInfo"]["timestamp"]) > 1e9
     path = script("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)")
-    launch("run", path, TORCHELASTIC_ERROR_FILE=str(file))  # it is replaced
+    launch("run", path, TORCHELASTIC_ERROR_FILE=str(file))  # the file is replaced
     message = json.loads(file.read_text())["message"]
     assert message["message"].startswith("rank 0 was killed by SIGKILL")
     assert message["errorCode"] == -9
@@ -326,7 +327,7 @@ def test_error_file_has_torch_schema(launch: Launch, script: Script, tmp_path: P
 def test_unwritable_error_file_changes_nothing(
     launch: Launch, script: Script, tmp_path: Path
 ) -> None:
-    """Report and exit code stay the same, and nothing is left behind."""
+    """The report and the exit code stay the same, and nothing is left behind."""
     taken = tmp_path / "taken"
     taken.mkdir()
     result = launch("run", script(RAISES), TORCHELASTIC_ERROR_FILE=str(taken))
@@ -355,7 +356,7 @@ if os.environ["RANK"] != "1":
 @pytest.mark.parametrize(
     "text",
     [
-        # As `@record` of tests/differential/cases.py.
+        # Like `@record` in tests/differential/cases.py.
         pytest.param(WITHOUT_TORCH_ELSEWHERE + RECORDED, id="record", marks=pytest.mark.long),
         pytest.param(TEXT_RECORD, id="text"),
     ],

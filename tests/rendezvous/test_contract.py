@@ -272,7 +272,7 @@ def test_renewing_holder_is_not_evicted(new: New) -> None:
 
 
 def test_dead_holder_is_evicted(new: New) -> None:
-    """Several nodes try to evict a dead holder; one succeeds, but not before the patience is over."""
+    """Several nodes try to evict a dead holder; one succeeds, after waiting for the patience."""
     first, others = new(), [new(), new()]
     dead = first.hold("first", LONG_S)
     first.hold("first", LONG_S)

@@ -1,4 +1,4 @@
-"""The place of a node in the network, from its environment or from a site's file."""
+"""A node's place in the network, from its environment or from a site's file."""
 
 import socket
 from pathlib import Path
@@ -16,7 +16,7 @@ SLURM = {"SLURMD_NODENAME": "node7", "SLURM_TOPOLOGY_ADDR": "spine1.leaf3.node7"
     [
         ({"RELIGHT_TOPOLOGY": "rack2"}, "rack2"),
         ({**SLURM, "RELIGHT_TOPOLOGY": "rack2"}, "rack2"),
-        ({**SLURM, "RELIGHT_TOPOLOGY": "."}, "spine1.leaf3"),  # labels that a pod lacks
+        ({**SLURM, "RELIGHT_TOPOLOGY": "."}, "spine1.leaf3"),  # values of labels that a pod lacks
         (SLURM, "spine1.leaf3"),
         ({"SLURM_TOPOLOGY_ADDR": "block2.node7"}, "block2"),
         ({"SLURMD_NODENAME": "n.site", "SLURM_TOPOLOGY_ADDR": "s1.n.site"}, "s1"),
@@ -31,12 +31,12 @@ def test_place_is_the_path_of_switches(variables: dict[str, str], place: str) ->
     "variables", [{}, {"SLURMD_NODENAME": "node7", "SLURM_TOPOLOGY_ADDR": "node7"}]
 )
 def test_unknown_place_is_noted(variables: dict[str, str]) -> None:
-    """Slurm without a topology plug-in names only the node."""
+    """Without a topology plug-in, Slurm names only the node."""
     assert find(variables, "") == ("", [UNKNOWN])
 
 
 def test_file_of_site_lists_hosts(tmp_path: Path) -> None:
-    """By Slurm's name of the node, or its host name, with or without a domain."""
+    """Hosts are listed by Slurm's node name or by host name, with or without a domain."""
     file = tmp_path / "topology"
     file.write_text("# leaves\n\nnode[1-4] s1.l1\nnode[5-9],node12  s1.l2 # new\n")
     assert find(SLURM, str(file)) == ("s1.l2", [])

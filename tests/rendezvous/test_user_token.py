@@ -1,4 +1,4 @@
-"""The token that jobs of one user share on a cluster: where it is made, and which file counts."""
+"""The token shared by one user's jobs on a cluster: where it is created, and which file is used."""
 
 import os
 import stat
@@ -12,14 +12,14 @@ from relight.rendezvous import user_token
 
 
 def found(state: Path, kind: str = "nfs4") -> str:
-    """The token where the state directory is on a file system of this type."""
+    """Return the token if the state directory is on this type of file system."""
     mounts = state.parent / f"mounts.{threading.get_ident()}"
     mounts.write_text(f"a / ext4 rw 0 0\nb {state.parent} {kind} rw 0 0\nc /x nfs rw 0 0\n")
     return user_token.find(Environment({"RELIGHT_STATE_DIR": str(state)}), str(mounts))
 
 
 def test_token_is_made_once_on_a_shared_file_system(tmp_path: Path) -> None:
-    """Agents of all nodes do it at the same time."""
+    """Agents on all nodes create it at the same time."""
     paths: list[str] = []
     threads = [
         threading.Thread(target=lambda: paths.append(found(tmp_path / "state"))) for _ in range(8)
@@ -39,7 +39,7 @@ def test_token_is_made_once_on_a_shared_file_system(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["ext4", "overlay", "tmpfs"])
 def test_no_token_is_made_on_a_local_file_system(tmp_path: Path, kind: str) -> None:
-    """Other nodes would not see it."""
+    """Other nodes could not read it."""
     assert found(tmp_path / "state", kind) == ""
     assert not (tmp_path / "state").exists()
 

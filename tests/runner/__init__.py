@@ -1,1 +1,1 @@
-"""The runner: from the description of a job to the scheduler's job and its record."""
+"""The runner: from a job description to the scheduler's job and its record."""

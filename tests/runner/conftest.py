@@ -1,3 +1,3 @@
-"""A place of its own for each test, as for those of `job`."""
+"""A separate directory for each test, as for the tests in `job`."""
 
 from job.conftest import place  # noqa: F401  # a fixture

@@ -18,7 +18,7 @@ from relight.schedulers.api import (
 
 
 class Scripted:
-    """Number jobs 1, 2, …; `states` are the successive states of a job, one per query."""
+    """Numbers jobs 1, 2, …; `states` are the successive states of a job, one per query."""
 
     name = "scripted"
     options = (
@@ -91,5 +91,5 @@ ONLY = Scripted()
 
 
 def make() -> Scripted:
-    """Return the scheduler; a test replaces `ONLY`."""
+    """Return the scheduler; tests replace `ONLY`."""
     return ONLY

@@ -1,4 +1,4 @@
-"""The event handler of a site gets what users do to jobs."""
+"""A site's event handler is notified of what users do to jobs."""
 
 import getpass
 import json
@@ -27,7 +27,7 @@ def test_commands_tell_the_handler_what_they_have_done(launch: Launch, tmp_path:
     done = launch(*submit, **variables)
     assert (done.returncode, done.stderr.count("audit")) == (0, 0), done.stderr
     handle = done.stdout.strip().splitlines()[0]
-    assert launch("cancel", handle, **variables).returncode == 0  # it had ended
+    assert launch("cancel", handle, **variables).returncode == 0  # it had already ended
     assert launch("delete", handle, **variables).returncode == 0
     assert launch("delete", handle, **variables).returncode == 2
     events = told(log)

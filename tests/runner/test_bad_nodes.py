@@ -1,4 +1,4 @@
-"""Nodes whose hardware has failed are remembered, and left out of jobs (`--bad-nodes`)."""
+"""Nodes with failed hardware are remembered and excluded from jobs (`--bad-nodes`)."""
 
 import json
 import os
@@ -34,7 +34,7 @@ def remember(place: BadNodesDirectory, node: str = "gpu-17", why: str = "Xid 79"
 
 
 class Cluster:
-    """A scheduler with the option `exclude`."""
+    """A scheduler that has the option `exclude`."""
 
     name = "slurm"
 
@@ -84,7 +84,7 @@ def test_next_record_removes_expired_ones(place: BadNodesDirectory) -> None:
 
 
 def test_records_of_several_users_count_once(place: BadNodesDirectory) -> None:
-    """The one that lasts; forgetting a node removes all."""
+    """The record that lasts longest counts; forgetting a node removes all of its records."""
     remember(place)
     record = json.loads(Path(place.path, f"gpu-17.{os.getuid()}.json").read_text())
     longer = {**record, "reason": "ECC", "until": record["until"] + 60}
@@ -172,8 +172,10 @@ def test_command_lists_and_forgets(
 @pytest.mark.parametrize(
     ("check", "config", "is_remembered"),
     [
-        pytest.param("./check.sh", "", False, id="a check of the user"),
-        pytest.param("./check.sh", '[run]\nhealth-check = "./check.sh"\n', True, id="of the site"),
+        pytest.param("./check.sh", "", False, id="a user's check"),
+        pytest.param(
+            "./check.sh", '[run]\nhealth-check = "./check.sh"\n', True, id="the site's check"
+        ),
         pytest.param("disk=9T", "", False, id="a full disk"),
     ],
 )
@@ -194,7 +196,7 @@ def test_only_the_sites_own_check_is_proof(
 
 
 def test_broken_driver_and_memory_errors_are_proof(tmp_path: Path) -> None:
-    """GPUs that others use are not."""
+    """GPUs that are used by others are not."""
     env = Environment({"PATH": f"{tmp_path}:{os.environ['PATH']}"})
     for text, is_proof in (
         ("echo Unable to determine the device handle for GPU: Unknown Error; exit 15", True),

@@ -1,4 +1,4 @@
-"""What each scheduler is sent, as the documentation shows it."""
+"""The requests sent to each scheduler are those shown in the documentation."""
 
 import os
 import re
@@ -25,7 +25,7 @@ SUFFIXES = {"kubernetes": "yaml", "aws_batch": "json", "ray": "txt"}
 
 
 def requested(name: str, place: Path) -> str:
-    """What --dryrun prints for a command, without what differs between two calls or machines."""
+    """Return what --dryrun prints for a command, without what varies between runs or machines."""
     command = ["submit", "--dryrun", *COMMANDS[name].split()]
     project = place / "project"
     project.mkdir()
@@ -59,7 +59,7 @@ def requested(name: str, place: Path) -> str:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_documented_request_is_current(name: str, tmp_path: Path) -> None:
-    """REWRITE_DOCS=1 writes the documents."""
+    """REWRITE_DOCS=1 rewrites the documents."""
     path = FOLDER / f"{name}.{SUFFIXES.get(name, 'sh')}"
     text = requested(name, tmp_path)
     if "REWRITE_DOCS" in os.environ:

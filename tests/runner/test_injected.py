@@ -1,4 +1,4 @@
-"""Each job's identity in its variables, under TorchX's names and relight's."""
+"""The variables that identify each job, under TorchX's names and relight's."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ def injected(
 
 
 def test_each_role_gets_job_handle_and_session() -> None:
-    """The session has both names; a role's own variables stay."""
+    """The session has both names; a role's own variables are kept."""
     first, second = injected()
     number = first["TORCHX_INTERNAL_SESSION_ID"]
     assert first == {
@@ -48,7 +48,7 @@ def test_each_role_gets_job_handle_and_session() -> None:
 
 
 def test_jobs_of_one_process_share_a_session() -> None:
-    """Jobs that they submit inherit it."""
+    """Jobs submitted from within these jobs inherit the session."""
     assert (
         injected()[0]["RELIGHT_INTERNAL_SESSION_ID"]
         == (injected()[0]["RELIGHT_INTERNAL_SESSION_ID"])
@@ -75,7 +75,7 @@ def test_runner_session_is_in_both_handles() -> None:
 def test_parent_is_given_or_from_environment(
     said: str, env: dict[str, str], expected: str | None
 ) -> None:
-    """Without either, the variable is unset."""
+    """Otherwise, the variable is unset."""
     (found, _) = injected(parent=said, **env)
     assert found.get("TORCHX_PARENT_RUN_ID") == found.get("RELIGHT_PARENT_RUN_ID") == expected
 
@@ -91,7 +91,7 @@ def test_trackers_of_settings_reach_job() -> None:
 
 
 def test_trackers_of_environment_override_settings() -> None:
-    """Both TORCHX_TRACKERS and a tracker's own variable do."""
+    """Both TORCHX_TRACKERS and a tracker's own variable take precedence."""
     (found, _) = injected(
         {"torchx:tracker": {"mlflow": ""}, "tracker:files": {"config": "/c.txt"}},
         TORCHX_TRACKERS="files,other",
@@ -104,7 +104,7 @@ def test_trackers_of_environment_override_settings() -> None:
 
 
 def test_tracker_may_be_a_function_of_a_module() -> None:
-    """It can't be configured, as its name can't be part of a variable name."""
+    """It can't be configured, because its name can't be part of a variable name."""
     (found, _) = injected({"torchx:tracker": {"mine.trackers:make": ""}})
     assert found["TORCHX_TRACKERS"] == "mine.trackers:make"
     with pytest.raises(UsageError, match="module:function without config"):
@@ -112,6 +112,6 @@ def test_tracker_may_be_a_function_of_a_module() -> None:
 
 
 def test_tracker_name_that_is_no_word_is_rejected() -> None:
-    """Its name becomes part of a variable name."""
+    """The name becomes part of a variable name."""
     with pytest.raises(UsageError, match="a tracker named 'a-b': expected a word"):
         injected({"torchx:tracker": {"a-b": ""}})

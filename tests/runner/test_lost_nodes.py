@@ -1,4 +1,4 @@
-"""`relight status` knows a lost node from the other agents, before the scheduler does."""
+"""`relight status` learns of a lost node from the other agents, before the scheduler reports it."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ FORMED = {
 
 
 def formed(folder: Path, host: str, *, at: float, generation: int, nodes: int, **more: Any) -> None:
-    """An agent of a host has become part of a generation."""
+    """Log that an agent on a host has become part of a generation."""
     event = {**FORMED, "host": host, "time": at, "generation": generation, "nodes": nodes,
              "master_addr": "n1", **more}  # fmt: skip
     path = folder / "torchelastic" / "main" / f"{host}_{more.get('attempt', 0)}" / "events.jsonl"
@@ -27,7 +27,7 @@ def formed(folder: Path, host: str, *, at: float, generation: int, nodes: int, *
 
 
 def errors(folder: Path, *states: AppState) -> list[str]:
-    """The errors of replicas on the hosts n1, n2 and so on."""
+    """Return the errors of replicas on hosts n1, n2, and so on."""
     replicas = tuple(
         ReplicaStatus("main", k, state, f"n{k + 1}.cluster") for k, state in enumerate(states)
     )
@@ -45,7 +45,7 @@ def test_node_outside_of_the_latest_group_is_lost(tmp_path: Path) -> None:
         formed(tmp_path, host, at=1.0, generation=1, nodes=3)
     assert errors(tmp_path, RUNNING, RUNNING, RUNNING) == ["", "", ""]
     formed(tmp_path, "n1", at=11.0, generation=2, nodes=2)
-    assert errors(tmp_path, RUNNING, RUNNING, RUNNING) == ["", "", ""]  # n2 has to write it
+    assert errors(tmp_path, RUNNING, RUNNING, RUNNING) == ["", "", ""]  # n2 still has to write it
     formed(tmp_path, "n2", at=11.1, generation=2, nodes=2)
     assert errors(tmp_path, RUNNING, RUNNING, RUNNING) == ["", "", LOST]
     assert errors(tmp_path, RUNNING, RUNNING, AppState.FAILED) == ["", "", ""]
@@ -63,7 +63,7 @@ def test_spare_and_unstarted_nodes_are_not_lost(tmp_path: Path) -> None:
 
 
 def test_logs_of_an_earlier_attempt_do_not_count(tmp_path: Path) -> None:
-    """A job that was queued again counts its generations from 1."""
+    """A requeued job starts again with generation 1."""
     for host in ("n1", "n2"):
         formed(tmp_path, host, at=1.0, generation=5, nodes=2)
         formed(tmp_path, host, at=50.0, generation=1, nodes=2, attempt=1)

@@ -1,4 +1,4 @@
-"""Run options: texts of `-cfg`, values from Python and from files -> a value for each option."""
+"""Run options: turn `-cfg` text, Python values, and settings files into option values."""
 
 from typing import Any
 
@@ -62,7 +62,7 @@ def test_each_option_has_its_default() -> None:
     ],
 )
 def test_text_converts_to_option_type(text: str, name: str, value: object) -> None:
-    """Names may be written like_this, like-this or likeThis."""
+    """Names may be spelled like_this, like-this, or likeThis."""
     found = resolved(text)
     assert found[name] == value
     assert type(found[name]) is type(value)
@@ -70,7 +70,7 @@ def test_text_converts_to_option_type(text: str, name: str, value: object) -> No
 
 
 def test_pairs_are_separated_by_commas_or_semicolons() -> None:
-    """The last separator before a `=` counts."""
+    """The last separator before a `=` is used."""
     found = resolved("log_dir=/a,b,n=2;hosts=x;y,env=A:1")
     assert (found["log_dir"], found["n"]) == ("/a,b", 2)
     assert (found["hosts"], found["env"]) == (["x", "y"], {"A": "1"})
@@ -98,7 +98,7 @@ def test_pairs_are_separated_by_commas_or_semicolons() -> None:
     ],
 )
 def test_invalid_text_is_rejected_by_name(text: str, message: str, hint: str) -> None:
-    """The error names the expected type, or the nearest name."""
+    """The error names the expected type or the closest name."""
     with pytest.raises(UsageError) as caught:
         resolved(text)
     assert message in caught.value.message
@@ -106,14 +106,14 @@ def test_invalid_text_is_rejected_by_name(text: str, message: str, hint: str) ->
 
 
 def test_given_option_overrides_file() -> None:
-    """The spelling doesn't matter."""
+    """The option's spelling doesn't matter."""
     file = {"logDir": "/file", "n": "7", "quiet": "yes"}
     found = resolved("log_dir=/said", file)
     assert (found["log_dir"], found["n"], found["quiet"]) == ("/said", 7, True)
 
 
 def test_unknown_option_in_file_gives_a_note() -> None:
-    """The file may be for another version."""
+    """The file may have been written for another version."""
     values, notes = options.resolve("s", OPTIONS, {}, {"log_dri": "/a", "n": "2"})
     assert (values["n"], notes) == (2, ["in the settings: s has no option log_dri"])
     with pytest.raises(UsageError, match="n=x: expected a whole number"):
@@ -121,7 +121,7 @@ def test_unknown_option_in_file_gives_a_note() -> None:
 
 
 def test_missing_required_option_is_requested() -> None:
-    """It may come from anywhere."""
+    """It may come from any source."""
     with pytest.raises(UsageError, match="s needs the option queue: the queue's name") as caught:
         options.resolve("s", NEEDED, {})
     assert caught.value.hint == "-cfg queue=…"
@@ -172,11 +172,11 @@ def test_quoted_values_arrive_unchanged(values: dict[str, str]) -> None:
 
 
 def test_tilde_in_option_is_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No shell expands `~` within -cfg or in a settings file."""
+    """No shell expands `~` in -cfg or in a settings file."""
     monkeypatch.setenv("HOME", "/h")
     assert resolved("log_dir=~/logs")["log_dir"] == "/h/logs"
     assert resolved("", {"log_dir": "~/logs"})["log_dir"] == "/h/logs"
     assert resolved("log_dir=a~/b")["log_dir"] == "a~/b"
     remote = Option("cwd", str, None, "there", is_remote=True)
     values, _ = options.resolve("s", [remote], {"cwd": "~/a"})
-    assert values == {"cwd": "~/a"}  # on another machine
+    assert values == {"cwd": "~/a"}  # expanded on another machine

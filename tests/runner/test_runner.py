@@ -1,4 +1,4 @@
-"""relight.runner.Runner: jobs from Python, with a scheduler of somebody else's package."""
+"""relight.runner.Runner: jobs submitted from Python, with a scheduler from another package."""
 
 import json
 import os
@@ -29,7 +29,7 @@ ECHO = ("utils.echo", ["--msg", "hi"])
 
 @pytest.fixture
 def scheduler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[scripted.Scripted]:
-    """A scheduler named `scripted`, installed as a package does it."""
+    """A scheduler named `scripted`, installed as by a package."""
     folder = tmp_path / "site"
     info = folder / "theirs-1.0.dist-info"
     info.mkdir(parents=True)
@@ -57,7 +57,7 @@ def state_files(tmp_path: Path) -> list[str]:
 def test_dry_run_leaves_nothing(
     runner: Runner, scheduler: scripted.Scripted, tmp_path: Path
 ) -> None:
-    """It shows what would be sent."""
+    """The dry run shows what would be sent."""
     before = sorted(tmp_path.rglob("*"))
     job = runner.dryrun(*ECHO)
     assert (job.scheduler, job.session, job.words) == (
@@ -75,7 +75,7 @@ def test_dry_run_leaves_nothing(
 def test_submitted_job_has_scheduler_id_and_record(
     runner: Runner, scheduler: scripted.Scripted, place: Path
 ) -> None:
-    """The record holds the request."""
+    """The record contains the request."""
     handle = runner.submit(*ECHO, cfg="queue=long,secret=hunter2")
     assert handle == "scripted://relight/1"
     assert scheduler.jobs["1"].cfg == {"queue": "long", "secret": "hunter2"}
@@ -104,7 +104,7 @@ def test_prepared_job_is_sent_once_as_shown(runner: Runner, scheduler: scripted.
 
 
 def test_app_may_replace_component(runner: Runner, scheduler: scripted.Scripted) -> None:
-    """It is not changed."""
+    """The app itself is not changed."""
     app = specs.AppDef("mine", [specs.Role("r", "", entrypoint="true", args=["${app_id}"])])
     handle = runner.submit(app)
     record = runner.describe(handle)
@@ -125,7 +125,7 @@ def test_component_arguments_may_be_words_or_values(
 def test_rejected_job_leaves_no_record(
     runner: Runner, scheduler: scripted.Scripted, tmp_path: Path, error: BaseException
 ) -> None:
-    """Whatever the scheduler raises is raised."""
+    """Exceptions from the scheduler are passed on."""
     scheduler.refuses = error
     with pytest.raises(type(error)):
         runner.submit(*ECHO)
@@ -152,7 +152,7 @@ def test_rejected_job_leaves_no_record(
 def test_invalid_job_is_not_sent(
     runner: Runner, scheduler: scripted.Scripted, tmp_path: Path, call: Any, message: str
 ) -> None:
-    """Invalid input is a UsageError."""
+    """Each error is a UsageError."""
     with pytest.raises(UsageError) as caught:
         runner.submit(**call)
     assert message in caught.value.message
@@ -161,7 +161,7 @@ def test_invalid_job_is_not_sent(
 
 
 def test_status_comes_from_scheduler(runner: Runner, scheduler: scripted.Scripted) -> None:
-    """An unknown job is an error."""
+    """An unknown job raises an error."""
     handle = runner.submit(*ECHO)
     assert runner.status(handle).state is AppState.RUNNING
     assert scheduler.stop_signal == [("status", ("1",))]
@@ -187,7 +187,7 @@ def test_forgotten_job_keeps_final_state_or_is_unknown(
 
 
 def test_wait_returns_final_status(runner: Runner, scheduler: scripted.Scripted) -> None:
-    """`wait` polls until the job is over."""
+    """`wait` polls until the job has ended."""
     handle = runner.submit(*ECHO)
     scheduler.states = [AppState.PENDING, AppState.RUNNING, AppState.FAILED]
     found = runner.wait(handle)
@@ -197,7 +197,7 @@ def test_wait_returns_final_status(runner: Runner, scheduler: scripted.Scripted)
 
 
 def test_describe_has_current_state(runner: Runner, scheduler: scripted.Scripted) -> None:
-    """Like `status`, it asks the scheduler; without an answer it shows the request."""
+    """Like `status`, it queries the scheduler; without a response, it shows the request."""
     handle = runner.submit(*ECHO)
     scheduler.states = [AppState.PENDING, AppState.RUNNING]
     assert [runner.describe(handle)["state"] for _ in range(2)] == ["PENDING", "RUNNING"]
@@ -207,13 +207,13 @@ def test_describe_has_current_state(runner: Runner, scheduler: scripted.Scripted
 
 
 def test_user_name_is_known_without_variables(scheduler: scripted.Scripted, runner: Runner) -> None:
-    """Where USER is not set, as in containers, the system knows it."""
+    """If USER is not set, as in containers, the system is asked."""
     runner.env = Environment({})
     assert runner.describe(runner.submit(*ECHO))["user"] == pwd.getpwuid(os.getuid()).pw_name
 
 
 def test_wait_timeout_leaves_job_running(runner: Runner, scheduler: scripted.Scripted) -> None:
-    """The timeout is an error."""
+    """The timeout raises an error."""
     handle = runner.submit(*ECHO)
     with pytest.raises(TimeoutError, match=r"scripted://relight/1 is RUNNING after 0\.05 s"):
         runner.wait(handle, timeout=0.05)
@@ -225,7 +225,7 @@ def test_wait_timeout_leaves_job_running(runner: Runner, scheduler: scripted.Scr
 
 
 def test_cancel_stops_running_job(runner: Runner, scheduler: scripted.Scripted) -> None:
-    """An ended job stays as it is."""
+    """A job that has ended stays as it is."""
     handle = runner.submit(*ECHO)
     assert runner.cancel(handle).state is AppState.CANCELLED
     assert runner.cancel(handle).state is AppState.CANCELLED
@@ -251,8 +251,8 @@ def test_submit_cancel_and_delete_are_audited_once(
 def test_job_being_submitted_can_be_cancelled_and_deleted(
     verb: str, runner: Runner, scheduler: scripted.Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If a job has a record but its scheduler doesn't know it yet, cancel and delete wait until it
-    does, then stop it.
+    """If a job has a record but its scheduler doesn't know it yet, cancel and delete wait for the
+    scheduler and then stop the job.
     """
     begun, waiting, go = threading.Event(), threading.Event(), threading.Event()
     submit = scheduler.submit
@@ -350,14 +350,14 @@ def test_handle_may_name_roles_and_replicas(
 def test_recorded_jobs_are_listed_newest_first(
     runner: Runner, scheduler: scripted.Scripted
 ) -> None:
-    """Naming a scheduler also lists its foreign jobs."""
+    """If a scheduler is named, its foreign jobs are listed as well."""
     first, second = runner.submit(*ECHO), runner.submit(*ECHO)
     scheduler.others = [
         JobSummary("1", AppState.RUNNING, "echo"),
         JobSummary("9", AppState.PENDING, "theirs", "2020-01-01T00:00:00+00:00"),
     ]
     assert [job.handle for job in runner.list()] == [second, first]
-    assert scheduler.stop_signal == [("status", ("2", "1"))]  # one question for all
+    assert scheduler.stop_signal == [("status", ("2", "1"))]  # one query for all jobs
     found = runner.list("scripted")
     assert [(job.handle, job.state.name) for job in found] == [
         (second, "RUNNING"), (first, "RUNNING"), ("scripted://relight/9", "PENDING"),
@@ -368,7 +368,7 @@ def test_recorded_jobs_are_listed_newest_first(
 def test_jobs_of_unreachable_scheduler_are_still_listed(
     runner: Runner, scheduler: scripted.Scripted
 ) -> None:
-    """Ended ones keep their final state."""
+    """Jobs that have ended keep their final state."""
     runner.submit(*ECHO)
     over = runner.submit(*ECHO)
     scheduler.states = [AppState.SUCCEEDED]
@@ -380,7 +380,7 @@ def test_jobs_of_unreachable_scheduler_are_still_listed(
 
 
 def test_unreadable_job_hides_no_other(runner: Runner, scheduler: scripted.Scripted) -> None:
-    """Its cluster or queue may be gone."""
+    """Its cluster or queue may no longer exist."""
     lost, known = runner.submit(*ECHO), runner.submit(*ECHO)
     scheduler.refused = {"1"}
     assert {job.handle: job.state.name for job in runner.list()} == {
@@ -391,7 +391,7 @@ def test_unreadable_job_hides_no_other(runner: Runner, scheduler: scripted.Scrip
 def test_foreign_job_can_be_watched_and_described(
     runner: Runner, scheduler: scripted.Scripted
 ) -> None:
-    """The description has the known parts."""
+    """The description contains everything that is known."""
     scheduler.jobs["7"] = runner.dryrun(*ECHO).request
     handle = "scripted://other/7"
     known = {"handle": handle, "state": "RUNNING", "app": None, "message": "", "url": ""}
@@ -402,7 +402,7 @@ def test_foreign_job_can_be_watched_and_described(
 
 
 def test_each_scheduler_is_created_and_closed_once(scheduler: scripted.Scripted) -> None:
-    """This holds on an exception too."""
+    """This holds even after an exception."""
     with pytest.raises(RuntimeError), Runner() as runner:
         assert runner.scheduler("scripted") is runner.scheduler("scripted")
         raise RuntimeError
@@ -422,7 +422,7 @@ def test_runner_session_is_in_handles_and_variables(scheduler: scripted.Scripted
 def test_scheduler_is_given_or_from_settings_or_local(
     scheduler: scripted.Scripted,
 ) -> None:
-    """`auto` picks the most likely one."""
+    """`auto` picks the most likely scheduler."""
     for said, file, expected in (
         ("scripted", "local", "scripted"), ("", "scripted", "scripted"), ("", "", "local")
     ):  # fmt: skip
@@ -434,7 +434,7 @@ def test_scheduler_is_given_or_from_settings_or_local(
 
 
 def test_settings_fill_in_missing_values(scheduler: scripted.Scripted) -> None:
-    """Unknown names give a note."""
+    """Unknown names cause a note."""
     sections = {
         "scripted": {"queue": "file", "nope": "1"},
         "component:utils.echo": {"msg": "file", "num_replicas": "2"},
@@ -457,7 +457,7 @@ def test_workspace_is_noted_if_scheduler_takes_none(runner: Runner, place: Path)
 
 
 def test_runner_may_have_own_environment(scheduler: scripted.Scripted, tmp_path: Path) -> None:
-    """That has its own settings files."""
+    """That environment has its own settings files."""
     home = tmp_path / "elsewhere"
     home.mkdir()
     (home / ".relightconfig").write_text("[cli:submit]\nscheduler = scripted\n")
@@ -480,7 +480,7 @@ def test_wait_fails_if_final_state_is_forgotten(
 def test_plugin_exception_is_one_line_that_names_it(
     runner: Runner, scheduler: scripted.Scripted
 ) -> None:
-    """For schedulers of other packages."""
+    """This concerns schedulers from other packages."""
     scheduler.refuses = RuntimeError("a\nbug")
     with pytest.raises(
         MachineError, match=r"^the scheduler scripted failed in submit: RuntimeError: a bug$"
@@ -518,7 +518,7 @@ def test_plugin_exception_is_one_line_that_names_it(
 def test_malformed_plugin_attribute_is_an_error_that_names_it(
     runner: Runner, scheduler: scripted.Scripted, part: str, found: Any, expected: str
 ) -> None:
-    """It is blamed on that package, not on relight."""
+    """The message blames that package and not relight."""
     handle = runner.submit(*ECHO)
     setattr(scheduler, part, found)
     with pytest.raises(MachineError, match=f"^the scheduler scripted has .*: expected {expected}"):
@@ -539,7 +539,7 @@ def test_incomplete_plugin_rejected_before_start(
 
 
 def test_waiter_learns_that_job_was_deleted(runner: Runner, scheduler: scripted.Scripted) -> None:
-    """A job that never existed is a different error."""
+    """A job that never existed causes a different error."""
     handle = runner.submit(*ECHO)
     known = runner.status
 
@@ -607,7 +607,7 @@ def test_changes_of_app_do_not_reach_prepared_job(runner: Runner) -> None:
 
 
 def test_role_with_pre_proc_changes_request(runner: Runner) -> None:
-    """The dry run shows the changed request, and the same is sent."""
+    """The dry run shows the changed request, and that request is sent."""
 
     class Louder(specs.Role):
         def pre_proc(self, scheduler: str, dryrun_info: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Files of settings: which are read, which takes precedence, and how an invalid one is reported."""
+"""Settings files: which ones are read, which take precedence, and how errors are reported."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ OURS, THEIRS = NAMES
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """The home directory that the environment names."""
+    """The home directory given in the environment."""
     folder = tmp_path / "home"
     folder.mkdir()
     return folder
@@ -32,7 +32,7 @@ def test_sections_are_empty_without_files(home: Path) -> None:
 
 
 def test_project_settings_override_home_value_by_value(place: Path, home: Path) -> None:
-    """Of the four files, the first with a value wins; sections are merged."""
+    """Among the four files, the first one with a value wins; sections are merged."""
     files = [place / OURS, place / THEIRS, home / OURS, home / THEIRS]
     files[0].write_text("[local]\na = 0\n")
     files[1].write_text("[local]\nb = 1\na = 1\n")
@@ -52,7 +52,7 @@ def test_files_in_home_directory_are_read_once(home: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("variable", ["RELIGHTCONFIG", "TORCHXCONFIG"])
 def test_variable_names_the_only_file(place: Path, home: Path, variable: str) -> None:
-    """Empty, it disables all files."""
+    """An empty value disables all files."""
     (place / OURS).write_text("[local]\na = here\nb = here\n")
     (place / "own.ini").write_text("[local]\na = own\n")
     assert loaded(home, **{variable: "own.ini"}).section("local") == {"a": "own"}
@@ -60,7 +60,7 @@ def test_variable_names_the_only_file(place: Path, home: Path, variable: str) ->
 
 
 def test_relightconfig_overrides_torchxconfig(place: Path, home: Path) -> None:
-    """Even if it is empty."""
+    """This holds even if it is empty."""
     (place / "ours.ini").write_text("[local]\na = ours\n")
     (place / "theirs.ini").write_text("[local]\na = theirs\n")
     both = {"RELIGHTCONFIG": "ours.ini", "TORCHXCONFIG": "theirs.ini"}
@@ -88,7 +88,7 @@ def test_variable_naming_missing_file_is_an_error(home: Path, variable: str) -> 
 def test_invalid_settings_file_is_reported_in_one_line(
     place: Path, home: Path, content: bytes, what: str
 ) -> None:
-    """It has the file and the problem."""
+    """The line names the file and the problem."""
     (place / OURS).write_bytes(content)
     with pytest.raises(UsageError) as caught:
         loaded(home)
@@ -98,7 +98,7 @@ def test_invalid_settings_file_is_reported_in_one_line(
 
 
 def test_unreadable_file_is_an_error(home: Path) -> None:
-    """It must not count as empty."""
+    """It must not be treated as empty."""
     with pytest.raises(UsageError, match=r"^can't read /proc/self/mem: Input/output error$"):
         loaded(home, RELIGHTCONFIG="/proc/self/mem")
 
@@ -109,7 +109,7 @@ def test_directory_is_not_read_as_file(place: Path, home: Path) -> None:
 
 
 def test_values_are_read_verbatim(place: Path, home: Path) -> None:
-    """Keys keep their case, values their `%`, `:`, `=`, `#`; only TorchX's file doubles `%`."""
+    """Keys keep their case, and values their `%`, `:`, `=`, `#`; only TorchX's file doubles `%`."""
     text = (
         "[local]\nlogDir = /a%b:c=d;e #f\nempty =\nfold = a\n  b\n[component:dist.ddp]\nj = 1x8\n"
     )

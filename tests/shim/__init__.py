@@ -1,1 +1,1 @@
-"""relight in the place of torchrun."""
+"""relight as a replacement for torchrun."""

@@ -1,4 +1,4 @@
-"""Below `relight exec`, whatever starts torchrun starts relight."""
+"""Under `relight exec`, whatever would start torchrun starts relight."""
 
 import subprocess
 import sys
@@ -46,7 +46,7 @@ def execute(folder: Path, *command: str, **variables: str) -> "subprocess.Comple
     ],
 )
 def test_launchers_start_relight(tmp_path: Path, command: list[str], arguments: list[str]) -> None:
-    """Torch is missing, and nothing imports it."""
+    """Torch is not installed, and nothing imports it."""
     (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')")
     done = execute(
         tmp_path, *command, "--nproc-per-node=1", "w.py", "--lr=1", PYTHONPATH=str(tmp_path)
@@ -76,7 +76,7 @@ def test_programs_get_relight_for_torch_launcher(tmp_path: Path) -> None:
 
 
 def test_hidden_sitecustomize_still_runs(tmp_path: Path) -> None:
-    """What loads the hook leaves sys.path as it was."""
+    """The code that loads the hook leaves sys.path unchanged."""
     (tmp_path / "sitecustomize.py").write_text("name = 'mine'")
     show = "import sys; print(sys.modules['sitecustomize'].name, *sys.path, sep='\\n')"
     command = (sys.executable, "-c", show)

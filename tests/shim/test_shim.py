@@ -1,4 +1,4 @@
-"""`relight shim` puts relight in the place of torchrun in one environment, and takes it out."""
+"""`relight shim` replaces torchrun with relight in one environment, and restores it."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ from conftest import LIMIT_S, Launch, clean_environment
 
 @pytest.fixture
 def environment(tmp_path: Path) -> Path:
-    """An environment that has neither relight nor torch."""
+    """An environment that contains neither relight nor torch."""
     folder = tmp_path / "an env"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     return folder
@@ -34,7 +34,7 @@ def test_installed_shim_starts_relight_until_removed(
     before = files(environment)
     script = tmp_path / "w.py"
     script.write_text("import os, sys; print(os.environ['RANK'], sys.executable)")
-    venv = f"--venv={environment.relative_to(tmp_path)}"  # from there, like all commands here
+    venv = f"--venv={environment.relative_to(tmp_path)}"  # for a relative path
     assert launch("shim", "status", venv).returncode == 1
     assert launch("shim", "install", venv).returncode == 0
     assert launch("shim", "install", venv).returncode == 0
@@ -51,7 +51,9 @@ def test_installed_shim_starts_relight_until_removed(
 
 def test_torchrun_of_torch_is_left_alone(environment: Path, launch: Launch) -> None:
     torchrun = environment / "bin/torchrun"
-    begin = f"#!/bin/sh\n'''exec' '{environment}/bin/python' \"$0\" \"$@\"\n' '''\n"  # pip's
+    begin = (
+        f"#!/bin/sh\n'''exec' '{environment}/bin/python' \"$0\" \"$@\"\n' '''\n"  # as pip writes it
+    )
     text = f"{begin}from torch.distributed.run import main\nmain()\n"
     torchrun.write_text(text)
     torchrun.chmod(0o755)

@@ -1,4 +1,4 @@
-"""`torchrun --print-completion`, which torch has since 2.14."""
+"""`torchrun --print-completion`, which torch provides since 2.14."""
 
 import shutil
 import subprocess
