@@ -1,11 +1,11 @@
-"""The failure report of jobs on four nodes: each names the right rank first, on all consoles.
+"""Failure reports from four-node jobs: every console names the right rank first.
 
-Each script of tests/faults_on_nodes runs on four agents with a worker each; the text beside it is
-the report that every agent prints. `make long` runs all scripts, `make test` those in which several
-nodes matter. Those named `torch_…` run with workers that are forked from a warm process, and in
-`make long` with workers that import torch themselves. The agents are on one
-machine, so all have one clock; where that matters is tested in tests/core/test_failures.py. The
-scripts in `second` were written by somebody who did not know how causes are found
+Each script in tests/faults_on_nodes runs on four agents with one worker each; the text file beside
+it is the report that every agent prints. `make long` runs all scripts; `make test` runs those for
+which it matters that there are several nodes. Scripts named `torch_…` run with workers that are
+forked from a warm process, and in `make long` also with workers that import torch themselves. All
+agents run on one machine and therefore share a clock; tests/core/test_failures.py covers differing
+clocks. The author of the scripts in `second` did not know how causes are found
 (docs/decisions/0007-root-cause.md).
 """
 
@@ -23,7 +23,7 @@ from warm_torch import Result, WarmTorch, run_agents
 FAULTS = Path(__file__).parent / "faults_on_nodes"
 NODES = 4
 PATIENCE = "--rdzv-conf=keep_alive_interval=5"
-"""No node is lost here: on a busy machine none must be frozen."""
+"""Long enough that no node is lost or frozen here, even on a busy machine."""
 FLAGS = "# relight run "
 AS_ON_ONE_NODE = {
     "abort", "bad_json", "bus_error", "checkpoint_in_a_missing_directory", "disk_full",
@@ -35,8 +35,8 @@ AS_ON_ONE_NODE = {
     "segmentation_fault_with_a_traceback", "silent_exit", "terminated_by_somebody_else",
     "too_many_open_files", "unpicklable_data", "value_of_an_argument", "warning_as_an_error",
 }  # fmt: skip
-"""One rank fails on its own, in a way that tests/faults shows on one node, or in that of
-`exception_on_one_rank`, `exit_with_a_code` or `killed_by_somebody_else`, which stay.
+"""One rank fails on its own, in a way that tests/faults shows on one node, or in the same way as
+`exception_on_one_rank`, `exit_with_a_code`, or `killed_by_somebody_else`, which are kept.
 """
 TORCH_AS_ON_ONE_NODE = {
     "torch_autograd_function", "torch_checkpoint_of_another_model", "torch_damaged_checkpoint",
@@ -44,26 +44,27 @@ TORCH_AS_ON_ONE_NODE = {
     "torch_loader_that_is_stuck", "torch_no_gpu", "torch_spawned_process_that_fails",
     "torch_unknown_backend",
 }  # fmt: skip
-"""The same for scripts of torch: the peers fail, if at all, as in those that stay."""
+"""The same for torch scripts: the peers, if they fail, do so as in the scripts that are kept."""
 NEVER_WARM = ("torch_invalid_rank",)
-"""Its crash depends on the content of memory."""
+"""Its crash depends on the contents of memory."""
 LATE = ("torch_monitored_barrier", "torch_rank_that_never_comes")
-"""As `torch_collective_that_one_rank_does_not_reach`, with other errors (core/test_failures.py)."""
+"""Like `torch_collective_that_one_rank_does_not_reach`, with other errors (core/test_failures.py).
+"""
 SLOW_EXIT = ("torch_order_of_collectives", "torch_sizes_that_differ")
-"""Each rank blames another, and the first to end counts."""
+"""Each rank blames another one, and the first to exit counts."""
 STACKS = ", when rank"
-"""In a report: where ranks were when another one failed, which shows how they exit."""
+"""In a report: where ranks were when another one failed, which depends on how they exit."""
 
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """A directory whose path is as long everywhere."""
+    """A directory with a path of fixed length."""
     with tempfile.TemporaryDirectory(prefix="job-", dir="/tmp") as path:
         yield Path(path)
 
 
 def flags(script: Path, place: Path) -> tuple[str, ...]:
-    """Return those of each agent; a script's first line may add some."""
+    """Return each agent's flags; a script's first line may add some."""
     first_line = script.read_text().partition("\n")[0]
     return (
         f"--nnodes={NODES}", "--rdzv-backend=file", f"--rdzv-endpoint={place}/meet",
@@ -73,12 +74,12 @@ def flags(script: Path, place: Path) -> tuple[str, ...]:
 
 
 def check(results: list[Result], script: Path, place: Path) -> None:
-    """All agents print the text beside the script. REWRITE_REPORTS=1 writes those that differ.
+    """Check that all agents print the text next to the script; REWRITE_REPORTS=1 rewrites it.
 
     Args:
-        results: of the agents, which have run the script, or a copy with another name.
-        script: the original.
-        place: the directory of the job.
+        results: The results of agents that ran the script, or a renamed copy.
+        script: The original script.
+        place: The job's directory.
     """
     reports = [report_of(result.stderr) for result in results]
     for report in reports:
@@ -101,7 +102,7 @@ def check(results: list[Result], script: Path, place: Path) -> None:
 
 
 def faults() -> Iterator[object]:
-    """Return all scripts; those of torch are `long`."""
+    """Return all scripts; those that use torch are marked `long`."""
     torch = (pytest.mark.long, pytest.mark.slow, pytest.mark.needs_torch)
     for path in sorted(FAULTS.glob("*.py")):
         if path.stem.startswith("torch_"):
@@ -113,7 +114,7 @@ def faults() -> Iterator[object]:
 
 
 def warm_faults() -> Iterator[object]:
-    """Return the scripts of torch that can run in forked workers."""
+    """Return the torch scripts that can run in forked workers."""
     for path in sorted(FAULTS.glob("torch_*.py")):
         if path.stem not in NEVER_WARM:
             yield pytest.param(
@@ -134,7 +135,7 @@ def test_all_nodes_report_culprit_first(script: Path, place: Path) -> None:
 @pytest.mark.needs_torch
 @pytest.mark.parametrize("script", list(warm_faults()))
 def test_warm_workers_produce_same_report(script: Path, warm_torch: WarmTorch) -> None:
-    """They are forked from a process with torch, on four nodes."""
+    """The workers are forked from a process that has imported torch, on four nodes."""
     place = warm_torch.folder
     shows_stacks = STACKS in script.with_suffix(".txt").read_text()
     quick = script.stem not in SLOW_EXIT and not shows_stacks

@@ -1,4 +1,4 @@
-"""torch.distributed.elastic.timer in a worker, beside torchrun."""
+"""torch.distributed.elastic.timer in a worker, compared with torchrun."""
 
 import subprocess
 from pathlib import Path
@@ -43,7 +43,7 @@ def test_expired_torch_timer_kills_worker(warm_torch: WarmTorch, tmp_path: Path)
 
 @pytest.mark.long
 def test_expired_timer_exit_code_matches_torchrun(launch: Launch, tmp_path: Path) -> None:
-    """Unlike torchrun, which also kills itself: see `late-worker` in docs/differences.md."""
+    """Torchrun kills itself as well; see `late-worker` in docs/differences.md."""
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     check(launch("--nproc-per-node=1", script, command=TORCHRUN, **variables(tmp_path)))

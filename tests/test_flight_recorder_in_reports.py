@@ -1,4 +1,4 @@
-"""The report of a hang has what dumps of torch's flight recorder say."""
+"""A hang report includes what the dumps of torch's flight recorder show."""
 
 import json
 import re
@@ -60,7 +60,7 @@ def test_report_names_rank_missing_from_collective(
 @pytest.mark.slow
 @pytest.mark.needs_torch
 def test_reads_dump_written_by_torch(warm_torch: WarmTorch) -> None:
-    """Gloo records as NCCL does."""
+    """Gloo records in the same format as NCCL."""
     assert warm_torch.run(GLOO).returncode == 0
     failure = Failure(
         rank=0, local_rank=0, host="a", pid=1, exitcode=1, at=0.0, stop_signal=0, report=None,

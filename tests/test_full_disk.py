@@ -1,4 +1,4 @@
-"""A disk that fills up, and a script that writes into shared memory, harm one feature each."""
+"""A disk that fills up, or a script that writes to shared memory, only impairs one feature each."""
 
 import signal
 import subprocess
@@ -55,14 +55,14 @@ assert os.environ["TORCHELASTIC_RESTART_COUNT"] == "1", "once"
 
 
 def on_full_disk(disk: Path, how: str = FULL) -> tuple[str, ...]:
-    """Relight where this directory is a full disk."""
+    """Return a relight command for which this directory is a full disk."""
     disk.mkdir()
     return (*UNSHARE, "sh", "-c", how, str(disk), *RELIGHT)
 
 
 @pytest.mark.needs_mounts
 def test_full_disk_loses_only_error_reports(launch: Launch, script: Script, tmp_path: Path) -> None:
-    """The disk holds the directories of one generation, but no files in them."""
+    """The disk has room for one generation's directories, but not for files in them."""
     disk = tmp_path / "disk"
     result = launch(
         "run", "--nproc-per-node=2", "--max-restarts=1", script(REPORTS),
@@ -71,7 +71,7 @@ def test_full_disk_loses_only_error_reports(launch: Launch, script: Script, tmp_
     assert result.returncode == 0, result.stderr
     assert "ValueError: once" in result.stderr
     notes = [line for line in result.stderr.splitlines() if "have no effect" in line]
-    assert len(notes) == 1, result.stderr  # by one rank
+    assert len(notes) == 1, result.stderr  # from one rank
     assert "No space left on device" in notes[0] and str(disk) in notes[0]
 
 
@@ -95,7 +95,7 @@ def test_preempted_node_checkpoints_without_tmpdir(
 
 
 def saves(agent: "subprocess.Popen[bytes]") -> None:
-    """Preempt a node; assert that its two workers save."""
+    """Preempt a node, and check that its two workers save."""
     assert agent.stdout is not None
     for _ in range(20):
         assert agent.stdout.readline() == b"up\n"
@@ -120,7 +120,7 @@ def test_corrupt_shared_memory_does_not_end_agent(launch: Launch, script: Script
 def test_full_disk_does_not_prevent_start_or_restart(
     launch: Launch, script: Script, tmp_path: Path, files: int
 ) -> None:
-    """One of the files is the root of the disk, one the job directory, one its lock."""
+    """The files include the disk's root directory, the job directory, and its lock file."""
     disk = tmp_path / "disk"
     result = launch(
         "run", "--max-restarts=1", script(FAILS_ONCE),
@@ -137,7 +137,7 @@ def test_full_disk_does_not_prevent_start_or_restart(
 def test_unwritable_log_falls_back_to_console(
     launch: Launch, script: Script, tmp_path: Path, files: int, flag: str
 ) -> None:
-    """The directory of the attempt, of the worker, or of the second attempt doesn't fit."""
+    """The directory of an attempt, of a worker, or of the second attempt doesn't fit."""
     disk = tmp_path / "disk"
     result = launch(
         "run", "--max-restarts=1", flag, f"--log-dir={disk}", script(FAILS_ONCE),

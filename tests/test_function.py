@@ -1,4 +1,4 @@
-"""`relight.launch`: a function on every worker, results and exceptions back in the caller."""
+"""`relight.launch`: run a function on every worker, and return results and exceptions."""
 
 import functools
 import os
@@ -46,7 +46,7 @@ Call = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def test_results_are_ordered_by_rank(call: Call) -> None:
-    """Arguments reach each rank."""
+    """Each rank receives the arguments."""
     result = call("""
         import os, relight
         factor = 10
@@ -60,7 +60,7 @@ def test_results_are_ordered_by_rank(call: Call) -> None:
 @pytest.mark.slow
 @pytest.mark.needs_torch
 def test_torch_workers_of_two_agents_form_one_group(call: Call) -> None:
-    """Both are on this machine."""
+    """Both agents run on this machine."""
     result = call("""
         import relight
         def work():
@@ -77,7 +77,7 @@ def test_torch_workers_of_two_agents_form_one_group(call: Call) -> None:
 
 
 def test_exception_is_raised_in_caller(call: Call) -> None:
-    """The exception of the rank that failed first, with its remote traceback as the cause."""
+    """The exception is that of the first failed rank, with its remote traceback as the cause."""
     result = call("""
         import os, time, relight
         class MyError(Exception):
@@ -101,7 +101,7 @@ def test_exception_is_raised_in_caller(call: Call) -> None:
 
 
 def test_only_last_attempt_counts(call: Call) -> None:
-    """After a restart that succeeds there are results; otherwise the last attempt's exception."""
+    """A successful restart returns results; otherwise, the last attempt's exception is raised."""
     result = call("""
         import os, relight
         def work(limit):
@@ -145,7 +145,7 @@ def test_unpicklable_argument_rejected_before_start(call: Call) -> None:
 
 @pytest.fixture
 def no_cloudpickle(tmp_path: Path) -> str:
-    """A PYTHONPATH where it can't be imported, as where it is not installed."""
+    """A PYTHONPATH on which cloudpickle can't be imported, as if it weren't installed."""
     path = tmp_path / "no_cloudpickle"
     path.mkdir()
     (path / "cloudpickle.py").write_text("raise ModuleNotFoundError('no cloudpickle')")
@@ -156,7 +156,7 @@ def no_cloudpickle(tmp_path: Path) -> str:
 def test_unpicklable_result_is_one_line_error(
     call: Call, installed: bool, no_cloudpickle: str
 ) -> None:
-    """It says which rank's, and why, without a traceback of relight's own."""
+    """The error names the rank and the reason, without one of relight's own tracebacks."""
     text = """
         import relight, threading
         from relight.base.errors import WorkersFailedError
@@ -199,8 +199,8 @@ if __name__ == "__main__":
 
 
 def test_script_functions_need_no_cloudpickle(tmp_path: Path, no_cloudpickle: str) -> None:
-    """A function of the script itself, with classes of the script in its arguments, its results and
-    its exceptions: workers import the script as multiprocessing does, with the same arguments.
+    """The arguments, results, and exceptions may use classes from the script. Workers import it as
+    multiprocessing does, with the same command-line arguments.
     """
     (tmp_path / "package").mkdir()
     for name in ("caller", "package/__main__"):
@@ -218,7 +218,7 @@ def test_script_functions_need_no_cloudpickle(tmp_path: Path, no_cloudpickle: st
 def test_unimportable_function_is_one_line_error(
     call: Call, tmp_path: Path, no_cloudpickle: str
 ) -> None:
-    """A script without the guard, a function below it, a script that isn't a file."""
+    """Scripts may lack a main guard, define functions below it, or not be files."""
     unguarded = """
         import relight
         def train(): ...
@@ -251,7 +251,7 @@ def test_unimportable_function_is_one_line_error(
 
 
 def test_output_goes_to_caller_streams(call: Call) -> None:
-    """As in a notebook, where sys.stdout isn't a file."""
+    """A notebook, for example, has a sys.stdout that isn't a file."""
     result = call("""
         import contextlib, io, relight
         with contextlib.redirect_stdout(io.StringIO()) as text:
@@ -265,8 +265,8 @@ def test_output_goes_to_caller_streams(call: Call) -> None:
 def test_nothing_outlives_caller(
     number: int, start: Start, script: Script, launch: Launch, tmp_path: Path
 ) -> None:
-    """Ctrl-C, or kill -9 of the caller, ends the workers; no directory stays behind. As long as the
-    caller lives no other job takes its directory for one that was left.
+    """Ctrl-C or killing the caller ends the workers, and no directory is left. While the caller is
+    alive, no other job removes its directory as abandoned.
     """
     path = script("""
 import os, time, relight
@@ -305,7 +305,7 @@ def wait(condition: Callable[[], object]) -> None:
 
 
 def test_importing_relight_does_not_load_launch() -> None:
-    """It is loaded when it is used."""
+    """It is loaded on first use."""
     text = (
         "import sys, relight; print('relight.api.function' in sys.modules, 'pickle' in sys.modules)"
     )
@@ -314,8 +314,8 @@ def test_importing_relight_does_not_load_launch() -> None:
 
 
 def test_rank_exiting_before_return_is_named(call: Call) -> None:
-    """Results are never those of other ranks: a rank that exits with 0 before it returns is named,
-    even if it returned in an earlier attempt.
+    """The results of other ranks are never returned in its place. A rank that exits with 0 before
+    the function returns is named, even if the function returned in an earlier attempt.
     """
     result = call("""
         import os, sys, relight
@@ -392,7 +392,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("arguments", REFUSED)
 def test_invalid_argument_is_rejected(arguments: str) -> None:
-    """It is refused by name before anything starts, with the probable meaning."""
+    """The error names the argument and suggests a correction, before anything starts."""
 
     def train(lr: float, epochs: int = 1) -> None:
         raise AssertionError
@@ -404,8 +404,8 @@ def test_invalid_argument_is_rejected(arguments: str) -> None:
 
 
 def test_usage_error_is_raised_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    """The exception holds the error and the remedy, and nothing is printed; a worker that exits
-    with 2 is not the caller's mistake.
+    """The exception contains the error and the remedy, and nothing is printed. A worker that exits
+    with 2 is not treated as a usage error.
     """
     with pytest.raises(UsageError) as caught:
         relight.launch(print, flags=["--tea=3"])
@@ -418,8 +418,8 @@ def test_usage_error_is_raised_not_printed(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_kwargs_function_rejects_near_miss_options() -> None:
-    """A function with **options gets all of them except near misses of relight.launch's own names;
-    for a decorated one, the decorator's parameters count.
+    """A function with **options receives all of them, except near misses of relight.launch's own
+    names. For a decorated function, the decorator's parameters count.
     """
 
     def free(**options: object) -> None: ...
@@ -445,7 +445,7 @@ def test_kwargs_function_rejects_near_miss_options() -> None:
 def test_host_cannot_write_outside_job_directory(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A host can't choose where files are written: only files named as results are kept."""
+    """Only files with the names of results are kept, whatever a host sends."""
     here = tmp_path / "job" / "0"
     (tmp_path / "job").mkdir()
     names = ("../escaped", "../../escaped", "/tmp/x", "1.result/../../x", "1.result\n", "",

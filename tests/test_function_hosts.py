@@ -1,4 +1,4 @@
-"""`relight.launch` on other hosts: real sshd servers on this machine."""
+"""`relight.launch` on remote hosts: real sshd servers on this machine."""
 
 import subprocess
 import sys
@@ -17,14 +17,14 @@ Call = Callable[[str], "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[Sshd]:
-    """Two servers."""
+    """Two SSH servers."""
     with Sshd(["alpha", "beta"]) as servers:
         yield servers
 
 
 @pytest.fixture
 def call(tmp_path: Path, hosts: Sshd) -> Call:
-    """Run a script in which `there` is what relight.launch needs for the two hosts."""
+    """Run a script in which `there` holds the arguments that relight.launch needs for two hosts."""
 
     def run(text: str) -> "subprocess.CompletedProcess[str]":
         cfg = hosts.cfg()
@@ -46,14 +46,14 @@ def call(tmp_path: Path, hosts: Sshd) -> Call:
 
 
 def left_behind(tmp_path: Path, hosts: Sshd) -> list[str]:
-    """Files of jobs, here and there."""
+    """Return the files that jobs left behind, locally and on the hosts."""
     places = [tmp_path / "state", *(hosts[name].state for name in hosts.names)]
     found = [path for place in places for path in place.rglob("*") if path.is_file()]
     return [str(path) for path in found if path.name != "token"]
 
 
 def test_remote_results_are_returned(call: Call, tmp_path: Path, hosts: Sshd) -> None:
-    """Large results arrive too, output appears, and nothing is left behind."""
+    """Large results arrive as well, output is shown, and nothing is left behind."""
     result = call("""
         def work(size):
             print("on", os.environ["ON"], end="")
@@ -75,7 +75,7 @@ def test_remote_results_are_returned(call: Call, tmp_path: Path, hosts: Sshd) ->
 
 
 def test_remote_exception_is_raised_locally(call: Call, tmp_path: Path, hosts: Sshd) -> None:
-    """It has its traceback."""
+    """The exception includes its traceback."""
     result = call("""
         def work():
             if os.environ["RANK"] == "1":
@@ -91,7 +91,7 @@ def test_remote_exception_is_raised_locally(call: Call, tmp_path: Path, hosts: S
 
 
 def test_unreachable_host_is_named(call: Call, tmp_path: Path, hosts: Sshd) -> None:
-    """The error is one line, and nothing runs on the other host."""
+    """The error is a single line, and nothing runs on the other host."""
     result = call("""
         def work():
             raise SystemExit("it ran")

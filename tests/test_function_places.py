@@ -1,4 +1,4 @@
-"""Where a function that was sent to workers has failed: the user's own line, whatever holds it."""
+"""Where a function sent to workers failed: the user's own line, in any kind of source."""
 
 import os
 import re

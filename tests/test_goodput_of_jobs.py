@@ -1,4 +1,4 @@
-"""The account of a real job: scripts that sleep for known times in each phase."""
+"""A real job's goodput account: scripts sleep for known times in each phase."""
 
 import json
 import re
@@ -62,7 +62,7 @@ def run(
 
 
 def account(folder: Path) -> dict[str, Any]:
-    """Return the account that the event log leads to."""
+    """Return the account that is derived from the event log."""
     from relight.base.fields import plain
     from relight.core.status.goodput import Ledger
     from relight.events import event_lines
@@ -103,8 +103,8 @@ def test_job_without_restart_prints_no_goodput(launch: Launch) -> None:
 
 @pytest.mark.long
 def test_goodput_is_accurate_within_2_percent(launch: Launch, tmp_path: Path) -> None:
-    """All times are the script's own, by the clock that all processes of a machine share; what
-    comes before its first line counts as imports.
+    """All times come from the script and from the clock that all processes on a machine share;
+    whatever precedes its first line counts as imports.
     """
     scale = 1.5
     assert run(launch, tmp_path, scale).returncode == 0

@@ -1,4 +1,4 @@
-"""`make gpu` without a GPU: its message, and the parts that need none."""
+"""`make gpu` without a GPU: its message, and the parts that don't need one."""
 
 import io
 import os
@@ -27,7 +27,7 @@ def bench() -> Iterator[Bench]:
 
 @pytest.fixture
 def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A program in place of nvidia-smi."""
+    """A program that replaces nvidia-smi."""
     program = tmp_path / "nvidia-smi"
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     return program
@@ -39,7 +39,7 @@ def install(program: Path, text: str) -> None:
 
 
 def test_missing_torch_is_named(tmp_path: Path) -> None:
-    """A traceback would say less. `torch` here is a module that can't be imported."""
+    """A traceback would be less helpful. `torch` is a module that can't be imported here."""
     (tmp_path / "torch.py").write_text("raise ImportError('No module named torch')\n")
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.gpu"],

@@ -1,4 +1,4 @@
-"""A process that does not coordinate for a moment, as after it was suspended, misses nothing."""
+"""A coordinator that pauses for a while, as when it is suspended, misses nothing."""
 
 from conftest import LIMIT_S
 
@@ -10,8 +10,8 @@ from relight.host.loop import Loop
 
 
 def test_suspended_coordinator_notices_lost_node_on_resume() -> None:
-    """The record expired and the node's connection ended during the suspension; then the process
-    renews the record.
+    """During the suspension, the record expired and the node's connection was closed. Then the
+    process renews the record.
     """
     loop, coordinates = Loop(), True
     try:
@@ -34,8 +34,8 @@ def test_suspended_coordinator_notices_lost_node_on_resume() -> None:
 
 
 def test_nodes_leave_ended_job_whose_coordinator_lost_its_hold() -> None:
-    """As on a busy machine, where the record is renewed late. The agent that coordinated must not
-    wait for nodes that have left.
+    """On a busy machine, for example, the record may be renewed too late. The former coordinator's
+    agent must not wait for nodes that have already left.
     """
     loop, coordinates = Loop(), True
     try:

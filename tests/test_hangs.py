@@ -1,4 +1,4 @@
-"""Hangs of real workers are detected from outside, and the report names the odd one out."""
+"""Hangs in real workers are detected from outside, and the report names the outlier rank."""
 
 import json
 import re
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.needs_torch
 
 HANG_S = 3
 IDLE = r"no rank has made progress for \d+ s"
-"""The seconds are more than `HANG_S` on a busy machine."""
+"""Longer than `HANG_S`, even on a busy machine."""
 HANG = f"--hang-timeout={HANG_S}"
 STARTING = """
 import os, threading
@@ -32,7 +32,7 @@ def over():
     _over.set()
     _thread.join()
 """
-"""A rank that imports this module is busy until `over()`, as a slow start is not a hang."""
+"""A rank that imports this module stays busy until `over()`, so a slow start is not a hang."""
 HEAD = """
 import os, signal, sys, threading, time, starting
 import torch, torch.distributed as dist
@@ -41,13 +41,13 @@ rank = dist.get_rank()
 def step():
     dist.all_reduce(torch.ones(4))
 """
-"""Seven lines, the last of them line 7; those of a test begin with line 9."""
+"""Seven lines, the last of which is line 7; a test's own lines start at line 9."""
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture
 def run(warm_torch: WarmTorch) -> Run:
-    """Run a script on 3 warm ranks, with a hang time-out."""
+    """Run a script on 3 warm ranks, with a hang timeout."""
 
     def run(text: str, *flags: str) -> "subprocess.CompletedProcess[str]":
         (warm_torch.folder / "starting.py").write_text(STARTING)
@@ -180,8 +180,8 @@ else:
 
 
 def test_busy_job_is_not_reported_hung(launch: Launch, script: Callable[[str], Path]) -> None:
-    """A rank computes, writes, waits for a program and reports steps, each for longer than the
-    timeout; the other rank waits for it.
+    """A rank computes, writes, waits for a program, and reports steps, each for longer than the
+    timeout, while the other rank waits for it.
     """
     done = launch("run", "--nproc-per-node=2", HANG, script(WORKS))
     assert done.returncode == 0, done.stderr
@@ -207,7 +207,7 @@ def test_failure_report_has_stacks(run: Run, tmp_path: Path) -> None:
 
 
 def test_hang_requires_both_nodes_idle(warm_torch: WarmTorch, tmp_path: Path) -> None:
-    """The workers of one node wait for those of the other, which compute for a while, then hang."""
+    """One node's workers wait for those on the other, which compute for a while, then hang."""
     text = HEAD + textwrap.dedent("""
         def compute():
             end = time.monotonic() + 6
@@ -238,7 +238,7 @@ def test_hang_requires_both_nodes_idle(warm_torch: WarmTorch, tmp_path: Path) ->
 
 
 def test_collective_timeout_reports_where_ranks_were(warm_torch: WarmTorch) -> None:
-    """The timeout is short only once all ranks are there."""
+    """The timeout only becomes short once all ranks have arrived."""
     text = HEAD.replace(", starting", "").replace("; starting.over()", "") + textwrap.dedent("""
         def load_batch():
             time.sleep(1000)

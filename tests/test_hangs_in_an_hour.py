@@ -1,4 +1,4 @@
-"""--hang-timeout=auto on a job of an hour: no false alarm, and a real hang is noticed after it."""
+"""--hang-timeout=auto in an hour-long job: no false alarm, and then a real hang is noticed."""
 
 import re
 import subprocess

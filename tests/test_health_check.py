@@ -1,4 +1,4 @@
-"""--health-check: a node that fails runs no workers, and the others learn why."""
+"""--health-check: an unhealthy node runs no workers, and the others learn the reason."""
 
 import json
 import os
@@ -66,7 +66,7 @@ def program(path: Path, text: str) -> str:
 
 
 def has_ended(pid: int) -> bool:
-    """Wait until the system has carried out a SIGKILL."""
+    """Wait until the system has processed a SIGKILL."""
     until(lambda: not system.is_running(pid))
     return True
 
@@ -132,7 +132,7 @@ def test_signal_during_check_ends_agent(tmp_path: Path, script: Path) -> None:
 
 
 def test_node_is_rechecked_before_restart(tmp_path: Path) -> None:
-    """Its worker fails and breaks the disk: the worker's failure is reported."""
+    """Its worker fails and also breaks the disk; the worker's failure is reported."""
     script = tmp_path / "train.py"
     script.write_text(f"open({str(tmp_path / 'broken')!r}, 'w'); raise SystemExit(7)")
     check = program(tmp_path / "check.sh", f"! test -e {tmp_path}/broken")
@@ -164,7 +164,7 @@ def agents(
 
 
 def test_spare_replaces_unhealthy_node(tmp_path: Path) -> None:
-    """Two of three nodes are needed. One fails and becomes unhealthy; the spare replaces it."""
+    """The job needs two of three nodes; one of them fails and is unhealthy afterwards."""
     broken, go, is_up = (tmp_path / name for name in ("broken", "go", "is_up"))
     script = tmp_path / "train.py"
     script.write_text(
@@ -216,7 +216,7 @@ def test_node_that_never_passes_does_not_disturb_others(tmp_path: Path, script: 
 
 @pytest.mark.parametrize("seconds", ["0", "1.5"])
 def test_waiting_node_reports_who_left_and_why(seconds: str, tmp_path: Path, script: Path) -> None:
-    """Even if the check ends before the node has joined."""
+    """This holds even if the check finishes before the node has joined."""
     bad = program(tmp_path / "bad.sh", f"sleep {seconds}; echo GPU 3 is gone; exit 9")
     good = agents(tmp_path, ["true ;"], "2", script)[0]
     assert good.stderr is not None
@@ -268,7 +268,7 @@ def test_sufficient_resources_pass(script: Path) -> None:
     ],
 )
 def test_nvidia_smi_errors_fail_check(printed: str, why: str, remedy: str, tmp_path: Path) -> None:
-    """With a fake nvidia-smi, as there is no GPU here."""
+    """nvidia-smi is replaced with a fake, because there is no GPU here."""
     program(tmp_path / "nvidia-smi", f"printf '{printed}'")
     env = Environment({"PATH": f"{tmp_path}:{os.environ['PATH']}"})
     found = health_check._by_nvidia_smi(env)

@@ -1,5 +1,5 @@
-"""Helper processes of an agent end with it, whatever is killed, and never make it wait, even if
-they can't be killed.
+"""An agent's helper processes end with it, whatever is killed, and never delay it, even if they
+themselves can't be killed.
 """
 
 import os
@@ -29,9 +29,9 @@ ANY_GPU = (
     "inspection.gpus = lambda env: found\n"
     "from relight.cli.main import entry; entry()",
 )  # fmt: skip
-"""relight on a machine that seems to have GPUs."""
+"""Relight on a machine that appears to have GPUs."""
 WITHOUT_CAP_KILL = ("setpriv", "--bounding-set=-kill")
-"""A root that may not signal the processes of other users, as any other user."""
+"""A root user who, like other users, may not signal other users' processes."""
 OTHER_USER = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
 
 
@@ -44,7 +44,7 @@ def write_program(path: Path, text: str) -> Path:
 def with_helper(
     start: Start, tmp_path: Path, kind: str, text: str, before: tuple[str, ...] = ()
 ) -> "subprocess.Popen[bytes]":
-    """Start an agent, below another program, that starts a shell script of this text."""
+    """Start an agent below another program; the agent starts a shell script with this text."""
     (tmp_path / "bin").mkdir()
     name = kind if kind in ("nvidia-smi", "py-spy") else "program"
     program = write_program(tmp_path / "bin" / name, text)
@@ -74,7 +74,7 @@ def wait_until(condition: Callable[[], object]) -> None:
 
 
 def named(name: str) -> list[int]:
-    """The pids of processes whose command line begins so."""
+    """Return the pids of processes whose command line starts with a name."""
     return [pid for pid in marked(name) if command_line(pid).startswith(name)]
 
 
@@ -87,7 +87,7 @@ def command_line(pid: int) -> str:
 
 @pytest.fixture
 def unkillable(marker: str) -> Iterator[str]:
-    """The command line of a sleeper that belongs to another user. It is killed at the end."""
+    """The command line of a sleep process that belongs to another user and is killed at the end."""
     yield f"exec {' '.join(OTHER_USER)} sleep {marker}"
     for pid in marked(f"sleep\0{marker}"):
         os.kill(pid, signal.SIGKILL)
@@ -97,7 +97,7 @@ def unkillable(marker: str) -> Iterator[str]:
 def test_killed_agent_leaves_no_helper(
     kind: str, start: Start, tmp_path: Path, marker: str
 ) -> None:
-    """The helper has a child in its own session, and an orphaned daemon."""
+    """The helper has a child in a separate session, and an orphaned daemon."""
     tree = f"setsid sleep {marker} &\n(setsid sh -c 'sleep {marker} &' &)\nsleep {marker}"
     if PORTABLE:
         tree = f"sleep {marker} &\nsleep {marker}"
@@ -116,7 +116,7 @@ def test_unkillable_helper_does_not_block_agent(
     agent = with_helper(start, tmp_path, kind, unkillable, WITHOUT_CAP_KILL)
     wait_until(lambda: marked(f"sleep\0{marker}"))
     agent.terminate()
-    # On a busy machine, the agent gives up py-spy first, and ends the job that hangs.
+    # On a busy machine, the agent gives up on py-spy first and ends the hanging job.
     codes = {128 + signal.SIGTERM} | ({EXIT_HUNG} if kind == "py-spy" else set())
     assert agent.wait(LIMIT_S) in codes
     assert marked(f"sleep\0{marker}")
@@ -159,7 +159,7 @@ def test_health_check_restarts_after_spawner_kill(
 @pytest.mark.skipif(PORTABLE, reason="there is no guard")
 @pytest.mark.parametrize("victim", ["guard", "spawner"])
 def test_helpers_survive_guard_or_spawner_kill(victim: str, start: Start, tmp_path: Path) -> None:
-    """The workers restart; the event handler hears of that and of the end."""
+    """The workers restart; the event handler is notified of that and of the end."""
     (tmp_path / "train.py").write_text(
         "import os, time\nif os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n"
         "    time.sleep(1000)\n"
@@ -182,7 +182,7 @@ def test_helpers_survive_guard_or_spawner_kill(victim: str, start: Start, tmp_pa
 
 @pytest.mark.skipif(PORTABLE, reason="there is no guard")
 def test_killed_agent_leaves_no_stopped_status_page(start: Start, tmp_path: Path) -> None:
-    """The page normally exits with its agent, but not while it is stopped."""
+    """The page normally exits with its agent, but can't while it is stopped."""
     (tmp_path / "train.py").write_text("import time\ntime.sleep(1000)\n")
     agent = start("run", "--status=127.0.0.1:0", "train.py", stderr=subprocess.DEVNULL)
     pages: list[int] = []

@@ -1,5 +1,5 @@
-"""Internal errors: unexpected exceptions end with 70, those caused by a peer's message end its
-connection, and refusals of the machine are named.
+"""Internal errors: unexpected exceptions exit with 70, exceptions caused by a peer's message close
+its connection, and errors from the machine are named.
 """
 
 import os
@@ -41,7 +41,7 @@ main.entry()
     ("error", "code"), [("main.RelightError('x')", 70), ("OSError(13, 'x')", 4), ("KeyError()", 70)]
 )
 def test_unwritable_stderr_keeps_exit_code(error: str, code: int) -> None:
-    """Stderr is on a full disk, closed, or has lost its reader."""
+    """Stderr is on a full disk, is closed, or has lost its reader."""
     reader, broken = os.pipe()
     os.close(reader)
     program = BROKEN.format(error=error)
@@ -70,8 +70,8 @@ def test_unwritable_stderr_keeps_exit_code(error: str, code: int) -> None:
     ],
 )  # fmt: skip
 def test_unexpected_exception_exits_70_with_one_line(error: str, code: int, said: str) -> None:
-    """With 4 if the machine refused something. One line says where in relight's code, without a
-    traceback.
+    """The exit code is 4 if the machine refused something. One line says where in relight's code it
+    happened, without a traceback.
     """
     result = subprocess.run(
         [sys.executable, "-c", BROKEN.format(error=error)],
@@ -100,9 +100,9 @@ entry()
 def test_unexpected_exception_in_coordinator_exits_70(
     start: Start, tmp_path: Path, verb: str, method: str
 ) -> None:
-    """In an agent that coordinates and in `relight coordinator`. If a message triggered the
-    exception, only the connection of its sender ends; that node reconnects after a delay and says
-    so once.
+    """This concerns both an agent that coordinates and `relight coordinator`. If a message
+    triggered the exception, only the connection to its sender is closed; that node reconnects after
+    a delay and reports that once.
     """
     code = BROKEN_LATER.format(method=method)
     where = ("--rdzv-backend=file", f"--rdzv-endpoint={tmp_path}/meet", "--rdzv-id=job")
@@ -129,7 +129,7 @@ def test_unexpected_exception_in_coordinator_exits_70(
 
 
 def until(process: "subprocess.Popen[Any]", words: str) -> None:
-    """Read a process's stderr until this text."""
+    """Read a process's stderr until some text appears."""
     assert process.stderr is not None
     while words not in (line := process.stderr.readline()):
         assert line, words
@@ -137,7 +137,7 @@ def until(process: "subprocess.Popen[Any]", words: str) -> None:
 
 def test_descriptor_exhaustion_exits_4_with_reason(tmp_path: Path) -> None:
     """This holds however few files may be open."""
-    for most in (11, 13, 14, 14, 15, 15, 17):  # with 14 and 15, spawner and guard are in a race
+    for most in (11, 13, 14, 14, 15, 15, 17):  # for 14 and 15, spawner and guard are racing
         command = f"ulimit -n {most}; exec {sys.executable} -m relight run --no-python true"
         result = subprocess.run(
             ["sh", "-c", command], capture_output=True, text=True, env=clean_environment(),
@@ -160,7 +160,7 @@ def test_missing_proc_is_named(launch: Launch) -> None:
 
 
 class Owner:
-    """One whose reading of messages goes wrong."""
+    """A connection owner whose message handler raises an exception."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
@@ -181,7 +181,7 @@ class Owner:
 
 
 def serve(error: Exception, hello: dict[str, Any]) -> tuple[list[str], list[str], list[str]]:
-    """Send a message to an owner that raises; return mistakes, and why the two ends were closed."""
+    """Send a message to an owner that raises; return the errors and both closing reasons."""
     loop, mistakes = Loop(), list[str]()
     loop.on_mistake = lambda what, error: mistakes.append(f"{what.partition(' of')[0]}: {error!r}")
     sock = socket.create_server(("127.0.0.1", 0))
@@ -202,9 +202,7 @@ def serve(error: Exception, hello: dict[str, Any]) -> tuple[list[str], list[str]
 
 @pytest.mark.parametrize("hello", [{}, {"bad": True}], ids=["received", "opened"])
 def test_bug_in_message_handler_ends_only_its_connection(hello: dict[str, Any]) -> None:
-    """The bug is reported and the process continues, even if closing the connection triggers
-    another one.
-    """
+    """The process continues after reporting it, even if closing the connection triggers another."""
     mistakes, there, here = serve(KeyError("x"), hello)
     assert mistakes == ["a message: KeyError('x')", "the end: KeyError('x')"]
     assert there == ["relight failed on its message, which is a bug in relight"]
@@ -214,7 +212,7 @@ def test_bug_in_message_handler_ends_only_its_connection(hello: dict[str, Any]) 
 def test_bug_before_peer_is_known_ends_only_its_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The port is still served."""
+    """The port remains in service."""
 
     def broken(*_: Any) -> None:
         raise KeyError("x")
@@ -226,7 +224,7 @@ def test_bug_before_peer_is_known_ends_only_its_connection(
 
 
 def test_malformed_message_is_blamed_on_peer() -> None:
-    """Only Malformed blames the peer, no other exception."""
+    """Only Malformed blames the peer; other exceptions don't."""
     mistakes, there, _ = serve(Malformed("no rank"), {})
     assert there == ["it sent an invalid message: no rank"]
     assert mistakes[1:] == ["the end: Malformed('no rank')"] or len(mistakes) <= 1
@@ -266,7 +264,7 @@ def test_elector_sending_garbage_loses_connection() -> None:
 
 
 def test_coordinator_host_decides_job_settings() -> None:
-    """A node with other settings is rejected, even if it connects before the agent has joined."""
+    """A node with different settings is rejected, even if it connects before the agent joins."""
     loop, ours = Loop(), GroupSettings(1, 2, 0, lost_after_s=2.5)
     sock = socket.create_server(("127.0.0.1", 0))
     coordinator = Coordinator(loop, sock, Security(), Finder(), socket.socket.close, lambda _: None)
@@ -288,7 +286,7 @@ def test_coordinator_host_decides_job_settings() -> None:
 def test_unverifiable_datagram_keeps_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The module that verifies datagrams loads late, and its disk may be lost by then."""
+    """The module that verifies datagrams loads lazily, and its disk may be lost by then."""
 
     def lost(session_key: bytes) -> bytes:
         raise ModuleNotFoundError("hashlib")
@@ -319,7 +317,7 @@ def test_unverifiable_datagram_keeps_connection(
 
 
 def test_peers_that_never_join_are_evicted() -> None:
-    """Without a token, strangers that only greet and send heartbeats can't fill all places."""
+    """Without a token, strangers that send only a greeting and heartbeats can't fill all slots."""
     loop, said = Loop(), list[str]()
     sock = socket.create_server(("127.0.0.1", 0))
     coordinator = Coordinator(loop, sock, Security(), Finder(), socket.socket.close, said.append)

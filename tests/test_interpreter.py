@@ -1,4 +1,4 @@
-"""relight installed apart from torch: workers run the Python that the user means."""
+"""relight installed in a different environment from torch: workers run the user's Python."""
 
 import subprocess
 import venv
@@ -26,11 +26,11 @@ interpreter._LOOK_S = {LIMIT_S}
 from relight.cli.main import entry
 sys.exit(entry())
 """
-"""relight, which asks another Python however long that takes on a busy machine."""
+"""Relight that queries another Python however long that takes on a busy machine."""
 
 
 class Machine:
-    """Virtual environments: `tool` has relight, `mine` and `other` a torch, `bare` nothing."""
+    """Virtual environments: `tool` has relight, `mine` and `other` torch, and `bare` nothing."""
 
     def __init__(self, place: Path) -> None:
         self.place = place
@@ -59,7 +59,7 @@ class Machine:
         command: tuple[str, ...] = ("{tool}/bin/relight",),
         **variables: str,
     ) -> "subprocess.CompletedProcess[str]":
-        """Run train.py; `{mine}` and the like are replaced by environments."""
+        """Run train.py; replace `{mine}` and the like with the paths of environments."""
         names = {each.name: str(each) for each in self.place.iterdir()}
         environment = clean_environment(**{k: v.format(**names) for k, v in variables.items()})
         for name in {"VIRTUAL_ENV", "CONDA_PREFIX", "PYTHON_EXEC", "PYTHONPATH"} - set(variables):
@@ -76,7 +76,7 @@ class Machine:
         )
 
     def where(self, *flags: str, **variables: str) -> str:
-        """Return the name of the environment whose Python the worker was."""
+        """Return the name of the environment whose Python ran the worker."""
         done = self.run(*flags, **variables)
         assert done.returncode == 0, done.stderr
         prefix, torch = done.stdout.split()
@@ -107,17 +107,17 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
 def test_workers_run_python_exec_or_active_environment(
     machine: Machine, variables: Mapping[str, str], path: str, expected: str
 ) -> None:
-    """PYTHON_EXEC first, then the active environment; of two, the first one on PATH."""
+    """PYTHON_EXEC comes first, then the active environment; of two, the first one on PATH wins."""
     assert machine.where(path=path, **variables) == expected
 
 
 def test_warm_workers_run_same_python(machine: Machine) -> None:
-    """With --preload, the same Python imports and forks."""
+    """With --preload, the same Python is used for importing and forking."""
     assert machine.where("--preload=json", VIRTUAL_ENV="{mine}") == "mine"
 
 
 def test_verbose_names_worker_python(machine: Machine) -> None:
-    """-v also says where it was found; without it nothing is printed."""
+    """-v also shows where it was found; without -v, nothing is printed."""
     place = machine.place
     done = machine.run("-v", VIRTUAL_ENV="{mine}")
     note = f"note: workers run {place}/mine/bin/python (from the active environment)"
@@ -126,7 +126,7 @@ def test_verbose_names_worker_python(machine: Machine) -> None:
 
 
 def test_relight_beside_torch_runs_own_python(tmp_path: Path) -> None:
-    """As under torchrun, whatever environment is active, and also with `python -m relight`."""
+    """As under torchrun, the active environment doesn't matter, even with `python -m relight`."""
     machine = Machine(tmp_path)
     (tmp_path / "train.py").write_text("import sys; print(sys.prefix)")
     named = ("{tool}/bin/python", "-m", "relight")
@@ -139,7 +139,7 @@ def test_relight_beside_torch_runs_own_python(tmp_path: Path) -> None:
 
 
 def test_missing_module_report_names_worker_python(machine: Machine) -> None:
-    """It says how to choose another Python, unless the shell has the same one."""
+    """It explains how to choose another Python, unless the shell's Python lacks the module too."""
     place = machine.place
     done = machine.run(path="{mine}/bin")
     assert "No module named 'torch'" in done.stderr
@@ -151,7 +151,7 @@ def test_missing_module_report_names_worker_python(machine: Machine) -> None:
 
 
 def test_launch_keeps_caller_interpreter(machine: Machine) -> None:
-    """Whatever environment is active."""
+    """The active environment doesn't matter."""
     text = "import relight, sysconfig; print(*relight.launch(sysconfig.get_path, 'data'))"
     done = subprocess.run(
         [machine.place / "tool" / "bin" / "python", "-c", text],
@@ -167,7 +167,7 @@ def test_launch_keeps_caller_interpreter(machine: Machine) -> None:
 def test_other_nodes_are_answered_while_another_python_is_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other Python waits here for a file that the loop makes."""
+    """The other Python waits here for a file that the loop creates."""
     monkeypatch.setattr(interpreter, "_LOOK_S", LIMIT_S)
     go, python = tmp_path / "go", tmp_path / "python"
     python.write_text(f"#!/bin/sh\nwhile ! [ -e {go} ]; do sleep 0.01; done\n")

@@ -1,4 +1,4 @@
-"""The one-file launcher also provides `relight.worker`, if PYTHONPATH names its file."""
+"""The single-file launcher also provides `relight.worker` if its file is on PYTHONPATH."""
 
 import subprocess
 import sys

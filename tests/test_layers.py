@@ -1,4 +1,4 @@
-"""The rooms of docs/ARCHITECTURE.md: imports go to the left only."""
+"""The layers in docs/ARCHITECTURE.md: imports only go to the left."""
 
 import ast
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from relight.job import launcher_file
 
 ROOT = Path(relight.__file__).parent
 
-# Each room may import itself and the rooms before it.
+# Each layer may import itself and the layers before it.
 ROOMS = (
     "base", "flags", "events", "core", "host", "processes", "output", "net", "rendezvous",
     "stacks", "health", "warm", "preload", "worker", "agent",
@@ -20,16 +20,16 @@ ROOMS = (
     "api", "torch_launcher", "pytest_plugin", "shim",
 )  # fmt: skip
 LAUNCHER = ROOMS[: ROOMS.index("agent") + 1]
-"""What `relight run` needs. It stands alone."""
+"""The layers that `relight run` needs, which don't depend on any others."""
 RANK = {name: rank for rank, name in enumerate(ROOMS)}
 CORE = ROOT / "core"
 TOP = "relight"
-"""Names rooms above it, for users, and loads them on access."""
+"""Names higher layers, for users, and loads them on access."""
 FACES = (TOP, "relight.events", "relight.job", "relight.runner", "relight.tracker")
-"""What users import from."""
+"""The modules from which users import."""
 RANK_OF_A_TEST = ROOT / "pytest_plugin" / "rank.py"
 DRIVER_ON_RAY = ROOT / "schedulers" / "ray" / "driver.py"
-"""Runs on a cluster, without relight."""
+"""Runs on a cluster where relight is not installed."""
 SHARED_BY_SCHEDULERS = "relight.schedulers.processes"
 PLUG_INS_MAY_IMPORT = (
     "relight.__version__", "relight.base.env", "relight.base.errors", "relight.base.text",
@@ -39,7 +39,7 @@ PLUG_INS_MAY_IMPORT = (
     "relight.job.workspaces", "relight.schedulers.api", "relight.schedulers.failure_reason",
     "relight.schedulers.resource_checks", "relight.schedulers.uninterruptible",
 )  # fmt: skip
-"""What docs/clusters/your-own.md promises to schedulers of other packages."""
+"""What docs/clusters/your-own.md promises to schedulers from other packages."""
 LIKE_PLUG_INS = ("kubernetes", "aws_batch", "ray")
 PLUG_IN = Path(__file__).parent / "schedulers" / "plugin" / "relight_pool"
 PURE_MAY_IMPORT = {
@@ -73,7 +73,7 @@ def name_of(path: Path) -> str:
 
 @cache
 def file_of(name: str) -> Path | None:
-    """The file of a module of ours."""
+    """Return the file of one of relight's modules."""
     path = ROOT.parent.joinpath(*name.split("."))
     files = (path / "__init__.py", path.with_suffix(".py"))
     return next((f for f in files if f.is_file() and f.is_relative_to(ROOT)), None)
@@ -86,8 +86,8 @@ def tree_of(path: Path) -> ast.Module:
 
 @cache
 def imports(path: Path) -> frozenset[str]:
-    """Return the modules that a file imports anywhere; `package.name` for a name that a package
-    defines itself.
+    """Return the modules that a file imports anywhere, and `package.name` for names that are
+    defined in a package itself.
     """
     found: set[str] = set()
     for node in ast.walk(tree_of(path)):
@@ -104,7 +104,7 @@ def imports(path: Path) -> frozenset[str]:
 
 
 def package_of(path: Path) -> str:
-    """Return the folder of a module, or the module itself if it is in none."""
+    """Return the folder that contains a module, or the module itself if it is in none."""
     return name_of(path) if path.parent == ROOT else name_of(path.parent / "__init__.py")
 
 
@@ -117,7 +117,7 @@ def test_all_modules_in_layer_list_exist() -> None:
 
 
 def all_imports() -> Iterator[tuple[Path, str]]:
-    """Each module, with each name that it imports."""
+    """Return each module with each name that it imports."""
     return ((path, name) for path in modules() for name in imports(path))
 
 
@@ -131,7 +131,7 @@ def test_no_module_imports_from_layer_to_its_right() -> None:
 
 
 def test_internal_code_does_not_import_public_facades() -> None:
-    """Code inside the package imports a name from its module."""
+    """Code inside the package imports names from the modules that define them."""
     for path, name in all_imports():
         face, _, _ = name.rpartition(".")
         is_inside = face in FACES and not file_of(name) and name != "relight.__version__"
@@ -139,7 +139,7 @@ def test_internal_code_does_not_import_public_facades() -> None:
 
 
 def circles(arrows: dict[str, set[str]]) -> list[str]:
-    """The names from which arrows lead back to them."""
+    """Return the names from which arrows lead back to themselves."""
 
     def reached(start: str) -> set[str]:
         seen, left = set[str](), arrows.get(start, set())
@@ -152,7 +152,7 @@ def circles(arrows: dict[str, set[str]]) -> list[str]:
 
 
 def test_no_modules_import_in_a_circle() -> None:
-    """Imports in functions and for types count."""
+    """Imports inside functions and for type checking count as well."""
     arrows: dict[str, set[str]] = {}
     for path, name in all_imports():
         if (file := file_of(name)) and name_of(file) != TOP:
@@ -170,22 +170,22 @@ def test_no_folders_of_the_core_import_in_a_circle() -> None:
 
 
 def test_launcher_stands_alone() -> None:
-    """It imports nothing of jobs and schedulers, of commands on jobs, or of tools."""
+    """It imports nothing that concerns jobs, schedulers, commands on jobs, or tools."""
     for path, name in all_imports():
         if layer_of(path) in LAUNCHER and name.startswith("relight."):
             assert name.split(".")[1] in (*LAUNCHER, "__version__"), f"{path} imports {name}"
 
 
 def test_travelling_file_holds_launcher_alone() -> None:
-    """Besides its commands, and what starts a replica over ssh."""
+    """It also has the launcher's commands, and what starts a replica over SSH."""
     others = {path for path in launcher_file.modules() if path.split("/")[0] not in LAUNCHER}
     assert set(LAUNCHER) == launcher_file.ROOMS
     assert others == launcher_file.FOR_SSH | launcher_file.COMMANDS
 
 
 def test_schedulers_do_not_import_each_other() -> None:
-    """The registry loads schedulers by their names. What several of them share is in a folder that
-    all schedulers may import, and nobody else.
+    """The registry loads schedulers by name. Code shared by several schedulers is in a folder that
+    only schedulers may import.
     """
     for path, name in all_imports():
         own, file = package_of(path), file_of(name)
@@ -216,15 +216,15 @@ def test_core_imports_no_io_clock_or_random() -> None:
 
 
 def test_launcher_never_imports_torch() -> None:
-    """Neither the launcher nor what workers import from it needs torch; a rank of a test, which
-    initializes the process group, does, and so does a script that shares its model.
+    """Neither the launcher nor what workers import from it needs torch. The exceptions are a test's
+    rank, which initializes the process group, and a script that shares its model.
     """
     found = {path for path, name in all_imports() if name.split(".")[0] == "torch"}
     assert found == {RANK_OF_A_TEST, ROOT / "worker" / "replicas.py"}
 
 
 def test_only_env_reads_environment() -> None:
-    """Only env.py uses os.environ and os.getenv; code that runs inside workers has its own."""
+    """Only env.py uses os.environ and os.getenv; code inside workers has its own access."""
     may = {ROOT / "base" / "env.py", RANK_OF_A_TEST, DRIVER_ON_RAY}
     may.update(path for path in modules() if layer_of(path) in ("preload", "worker"))
     for path in {*modules()} - may:

@@ -1,4 +1,4 @@
-"""docs/limits.md has the limits of the code, and each is reached by a test."""
+"""docs/limits.md lists the limits in the code, and a test reaches each of them."""
 
 import ast
 from functools import cache
@@ -10,7 +10,7 @@ from documentation.blocks import ROOT
 UNLISTED = {
     "core/link/wire.py:_MAX_GREETING",  # the length of relight's own greeting
     "core/link/wire.py:_MAX_VERSION",  # shown in an error
-    "net/heartbeats.py:_MOST_BYTES",  # longer datagrams are cut, and fail their check
+    "net/heartbeats.py:_MOST_BYTES",  # longer datagrams are truncated, and fail verification
 }
 
 
@@ -21,7 +21,7 @@ def names_in(file: str) -> set[str]:
 
 
 def test_limits_page_is_up_to_date() -> None:
-    """`python -m documentation.limits` writes it, with the values of the code."""
+    """`python -m documentation.limits` writes it, with values from the code."""
     assert limits.PAGE.read_text() == limits.page()
 
 

@@ -1,4 +1,4 @@
-"""The output of workers, end to end: files, console, tee, filters, and no loss."""
+"""Worker output, end to end: files, console, tee, and filters, without any loss."""
 
 import collections
 import re
@@ -18,7 +18,7 @@ SAY = "echo out $LOCAL_RANK; echo err $LOCAL_RANK >&2"
 
 
 def say(launch: Launch, *flags: str, count: int = 2, **variables: str) -> "Output":
-    """Run workers that write one line to each stream, with these flags."""
+    """With these flags, run workers that write one line to each stream."""
     result = launch(
         "run", f"--nproc-per-node={count}", *flags, "--no-python", "sh", "-c", SAY,
         OMP_NUM_THREADS="1", **variables,
@@ -31,12 +31,12 @@ Output = collections.namedtuple("Output", ["stdout", "stderr"])
 
 
 def files_of(directory: Path) -> dict[str, str]:
-    """The log files of the only run in a directory, by their path in it."""
+    """Return the log files of the only run in a directory, by relative path."""
     (run,) = directory.iterdir()
     return {str(path.relative_to(run)): path.read_text() for path in run.rglob("*.log")}
 
 
-# Where each stream goes
+# Where each stream goes.
 
 
 @pytest.mark.parametrize("tee", range(4))
@@ -60,7 +60,7 @@ def test_redirects_and_tee_select_streams_by_bit(
 
 
 def test_redirects_and_tee_accept_per_rank_values(launch: Launch, tmp_path: Path) -> None:
-    """Ranks that are not named stay on the console."""
+    """Ranks that are not listed stay on the console."""
     output = say(launch, "--redirects=0:3,2:1", "--tee=1:2", "--log-dir=logs", count=4)
     assert output.stdout == ["out 1", "out 3"]
     assert output.stderr == ["[default1]:err 1", "err 2", "err 3"]
@@ -84,7 +84,7 @@ def test_local_ranks_filter_affects_only_console(
 
 
 def test_log_dir_dev_null_disables_redirects_and_tee(launch: Launch, tmp_path: Path) -> None:
-    """The filter is off too: all output is raw."""
+    """The filter is off as well: all output is raw."""
     output = say(launch, "-r1", "-t2", "--local-ranks-filter=0", "--log-dir=/dev/null")
     assert output.stdout == ["out 0", "out 1"]
     assert [line for line in output.stderr if "note:" not in line] == ["err 0", "err 1"]
@@ -92,7 +92,7 @@ def test_log_dir_dev_null_disables_redirects_and_tee(launch: Launch, tmp_path: P
 
 
 def test_each_attempt_has_own_directory(launch: Launch, tmp_path: Path, script: Script) -> None:
-    """In torchrun's layout, and nothing of an earlier attempt is lost."""
+    """Directories have torchrun's layout, and nothing from earlier attempts is lost."""
     train = script(
         "import os, sys\n"
         "attempt = os.environ['TORCHELASTIC_RESTART_COUNT']\n"
@@ -110,7 +110,8 @@ def test_each_attempt_has_own_directory(launch: Launch, tmp_path: Path, script: 
         f"attempt_{attempt}/{rank}/{name}.log"
         for attempt in range(3) for rank in range(2) for name in ("stderr", "stdout")
     ]  # fmt: skip
-    # Who failed first has written; the other may have been stopped before it could.
+    # The rank that failed first has written its line; the other may have been stopped before it
+    # could.
     for attempt in range(2):
         assert f":attempt {attempt}\n" in result.stdout
     assert result.stdout.splitlines()[-2:].count("[default1]:attempt 2") == 1
@@ -132,7 +133,7 @@ def test_prefix_template_replaces_tee_prefix(launch: Launch, template: str, pref
 
 
 def test_prefix_flag_goes_before_variable(launch: Launch) -> None:
-    """As in torch 2.14, where the flag is new."""
+    """The flag is new in torch 2.14, which gives it the same precedence."""
     output = say(launch, "-t1", "--log-dir=logs", "--log_line_prefix_template", "<${rank}> ",
                  TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE="variable")  # fmt: skip
     assert "<1> out 1" in output.stdout
@@ -141,7 +142,7 @@ def test_prefix_flag_goes_before_variable(launch: Launch) -> None:
 def test_filtered_lines_share_one_file_across_ranks(
     launch: Launch, tmp_path: Path, script: Script
 ) -> None:
-    """Lines keep their prefix; without --tee the file stays empty."""
+    """Lines keep their prefixes; without --tee, the file stays empty."""
     train = script(
         "import sys, time\n"
         "for text in ('an app', 'le\\npear\\nba', 'nana', '\\nkiwi\\napple'):\n"
@@ -167,7 +168,7 @@ def test_filtered_lines_share_one_file_across_ranks(
 
 
 def test_stdout_and_stderr_keep_order(launch: Launch, script: Script) -> None:
-    """With 2>&1, in the order of writing."""
+    """With 2>&1, lines appear in the order in which they were written."""
     train = script(
         "import os\nfor number in range(3000):\n    os.write(1 + number % 2, b'%05d\\n' % number)\n"
     )
@@ -178,7 +179,7 @@ def test_stdout_and_stderr_keep_order(launch: Launch, script: Script) -> None:
     assert result.stdout.split() == [f"{number:05}" for number in range(3000)]
 
 
-# Nothing is lost
+# Nothing is lost.
 
 
 LAST_WORDS = """
@@ -198,7 +199,7 @@ if os.environ["RANK"] == os.environ["DIES"]:
 def test_killed_worker_loses_no_output(
     launch: Launch, tmp_path: Path, script: Script, flags: tuple[str, ...]
 ) -> None:
-    """File and console have all output, in order."""
+    """The file and the console have all of the output, in order."""
     result = launch("run", "--nproc-per-node=1", "--log-dir=logs", *flags, script(LAST_WORDS),
                     DIES="0")  # fmt: skip
     assert result.returncode == 128 + signal.SIGKILL
@@ -217,7 +218,7 @@ def test_killed_worker_loses_no_output(
 def test_leftover_grandchild_does_not_delay_end(
     launch: Launch, script: Script, flags: tuple[str, ...]
 ) -> None:
-    """A grandchild that holds the worker's stdout open is ended, and the output is complete."""
+    """A grandchild that keeps the worker's stdout open is ended, and the output is complete."""
     train = script(
         "import pathlib, subprocess, sys, time\n"
         "grandchild = 'echo child; touch started; exec sleep 1000'\n"
@@ -236,7 +237,7 @@ def test_leftover_grandchild_does_not_delay_end(
 def test_binary_output_passes_through_unchanged(
     launch: Launch, tmp_path: Path, script: Script
 ) -> None:
-    """Console and file get the same bytes, even without a line end."""
+    """The console and the file get the same bytes, even if the last line has no line break."""
     train = script(
         "import os, random\n"
         "data = random.Random(7).randbytes(300_000)\n"
@@ -263,7 +264,7 @@ while left:
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", [(), ("-t1",)], ids=["raw", "tee'd"])
 def test_huge_lines_stay_whole(launch: Launch, script: Script, flags: tuple[str, ...]) -> None:
-    """Four ranks print a line of 10 MB each, simultaneously."""
+    """Four ranks each print a line of 10 MB at the same time."""
     result = launch("run", "--nproc-per-node=4", *flags, "--log-dir=logs", script(HUGE))
     prefix = "[default{}]:" if flags else ""
     lines = sorted(result.stdout.splitlines())
@@ -286,7 +287,7 @@ for number in range(count):
 def test_many_lines_shown_once_and_whole(
     launch: Launch, tmp_path: Path, script: Script, flags: tuple[str, ...], count: int
 ) -> None:
-    """Four workers write; lines of each rank keep their order."""
+    """Four workers write at the same time; the lines of each rank stay in order."""
     result = launch("run", "--nproc-per-node=4", *flags, "--log-dir=logs", script(MANY),
                     LINES=str(count), timeout=LIMIT_S)  # fmt: skip
     assert result.returncode == 0

@@ -1,4 +1,4 @@
-"""Slow, stuck and closed consoles and terminals, and their effect on workers."""
+"""Slow, stuck, and closed consoles and terminals, and how they affect workers."""
 
 import fcntl
 import os
@@ -19,7 +19,7 @@ from test_logs import LAST_WORDS
 
 Script = Callable[[str], Path]
 
-# A slow console
+# A slow console.
 
 
 def read_all(fd: int, into: bytes = b"") -> bytes:
@@ -48,7 +48,7 @@ pathlib.Path(f"done{rank}").touch()
 def test_slow_console_does_not_block_teed_workers(
     start: Start, tmp_path: Path, script: Script
 ) -> None:
-    """With --tee, workers run at full speed and the console gets everything later."""
+    """With --tee, workers run at full speed, and the console receives everything later."""
     agent = start("run", "--nproc-per-node=2", "-t1", "--log-dir=logs", script(WRITER))
     wait_for(lambda: (tmp_path / "done0").exists() and (tmp_path / "done1").exists())
     assert agent.poll() is None
@@ -65,7 +65,7 @@ def test_slow_console_blocks_raw_workers(start: Start, tmp_path: Path, script: S
     agent = start("run", "--nproc-per-node=2", script(WRITER))
     assert agent.stdout is not None
     shown = os.read(agent.stdout.fileno(), 1000)
-    time.sleep(1)  # it could write several times as much meanwhile
+    time.sleep(1)  # meanwhile, a worker could write several times as much
     assert not (tmp_path / "done0").exists()
     assert not (tmp_path / "done1").exists()
     shown = read_all(agent.stdout.fileno(), shown)
@@ -81,7 +81,7 @@ def test_slow_console_blocks_raw_workers(start: Start, tmp_path: Path, script: S
 def test_second_signal_abandons_stuck_console(
     start: Start, tmp_path: Path, script: Script, flags: tuple[str, ...]
 ) -> None:
-    """The agent normally ends once the console has everything."""
+    """The agent normally ends once the console has received everything."""
     agent = start("run", "--nproc-per-node=1", *flags, "--log-dir=logs", "--shutdown-timeout=1",
                   script(WRITER))  # fmt: skip
     assert agent.stdout is not None
@@ -99,11 +99,11 @@ def test_second_signal_abandons_stuck_console(
         assert log.read_text().count("\n") == 50_000
 
 
-# A console that goes away, or never was there
+# A console that is closed, or never existed.
 
 
 def test_raw_workers_get_broken_pipe_when_reader_leaves(start: Start, script: Script) -> None:
-    """`relight run … | head` ends as `python … | head` does."""
+    """`relight run … | head` ends like `python … | head`."""
     agent = start("run", "--nproc-per-node=1", script("while True: print('line')"))
     assert agent.stdout is not None
     assert agent.stderr is not None
@@ -146,7 +146,7 @@ def test_full_disk_behind_console_does_not_fail_job(
 def test_agent_works_with_closed_standard_descriptors(
     launch: Launch, tmp_path: Path, script: Script, closed: str
 ) -> None:
-    """Stdin, stdout or stderr is closed; workers inherit nothing odd."""
+    """If stdin, stdout, or stderr is closed, workers don't inherit unexpected descriptors."""
     train = script(
         "import os, pathlib, sys\n"
         "links = [os.readlink(f'/proc/self/fd/{fd}') for fd in range(3)]\n"
@@ -165,11 +165,11 @@ def test_agent_works_with_closed_standard_descriptors(
     assert result.stdout == ("out\nout\n" if closed in ("<&-", "2>&-") else "")
 
 
-# Terminals
+# Terminals.
 
 
 class Terminal:
-    """A pseudo-terminal as the agent's console."""
+    """A pseudo-terminal that is the agent's console."""
 
     def __init__(self, rows: int = 33, columns: int = 101) -> None:
         self.fd, self.agents_end = os.openpty()
@@ -188,7 +188,7 @@ class Terminal:
         return self.seen
 
     def read_to_end(self, agent: "subprocess.Popen[bytes]") -> bytes:
-        """Read until the agent has ended and nothing is left."""
+        """Read until the agent has exited and no output is left."""
         while True:
             ended = agent.poll() is not None
             while select.select([self.fd], [], [], 0.05)[0]:
@@ -223,7 +223,7 @@ def test_terminal_shows_the_same_line_of_several_ranks_once(
     start: Start, tmp_path: Path, terminal: Terminal, script: Script, flags: tuple[str, ...],
     setting: str,
 ) -> None:  # fmt: skip
-    """Files have all lines."""
+    """The files contain all lines."""
     agent = start(
         "run", "--nproc-per-node=3", *flags, script(TICKS),
         stdout=terminal.agents_end, stderr=terminal.agents_end,
@@ -241,7 +241,7 @@ def test_terminal_shows_the_same_line_of_several_ranks_once(
 def test_terminal_is_a_terminal_for_workers(
     start: Start, terminal: Terminal, script: Script
 ) -> None:
-    """It has the size of the agent's terminal and follows its changes."""
+    """It has the size of the agent's terminal, and follows changes to it."""
     train = script(
         "import os, sys, time\n"
         "size = os.get_terminal_size()\n"
@@ -272,7 +272,7 @@ sys.stderr.write("\\n")
 def test_single_rank_progress_bar_passes_through_unchanged(
     start: Start, terminal: Terminal, script: Script
 ) -> None:
-    """With one rank, every byte reaches the terminal as written."""
+    """With one rank, every byte reaches the terminal as it was written."""
     agent = start("run", "--nproc-per-node=1", script(BAR),
                   stdout=terminal.agents_end, stderr=terminal.agents_end)  # fmt: skip
     shown = terminal.read_to_end(agent)
@@ -283,7 +283,7 @@ def test_single_rank_progress_bar_passes_through_unchanged(
 def test_progress_bars_of_several_ranks_do_not_mix(
     start: Start, terminal: Terminal, script: Script, flags: tuple[str, ...]
 ) -> None:
-    """Each line has the updates of one bar; none is lost; --tee prefixes each."""
+    """Each line contains one bar's updates, and none is lost; --tee adds a prefix to each line."""
     agent = start("run", "--nproc-per-node=2", *flags, "--log-dir=logs", script(BAR),
                   stdout=terminal.agents_end, stderr=terminal.agents_end)  # fmt: skip
     shown = terminal.read_to_end(agent)
@@ -309,7 +309,7 @@ def test_killed_worker_loses_no_output_on_terminal(
 
 
 def test_stream_to_pipe_is_not_a_terminal(start: Start, terminal: Terminal, script: Script) -> None:
-    """Even if the other stream is a terminal."""
+    """This holds even if the other stream is a terminal."""
     train = script("import sys\nprint(sys.stdout.isatty(), sys.stderr.isatty())\n"
                    "print('error', file=sys.stderr)\n")  # fmt: skip
     agent = start("run", "--nproc-per-node=1", train, stdout=terminal.agents_end)

@@ -1,4 +1,4 @@
-"""`make` sets up only what a target needs."""
+"""`make` only sets up what a target needs."""
 
 import os
 import re
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.needs_make
 
 
 def commands(target: str) -> str:
-    """What `make target` would run in a fresh clone."""
+    """Return what `make target` would run in a fresh clone."""
     variables = {name: os.environ[name] for name in os.environ if not name.startswith("MAKE")}
     done = subprocess.run(
         ["make", "--dry-run", "--always-make", "--no-print-directory", "PYTHON=python3", target],
@@ -27,8 +27,8 @@ def commands(target: str) -> str:
 
 
 def installed(target: str) -> list[str]:
-    """What each `pip install` of a target installs, and how. A dry run of make in make repeats what
-    the outer one would have made by then.
+    """Return what each `pip install` for a target installs, and with which flags. In a dry run, a
+    nested make repeats what the outer one would have completed by then.
     """
     found = re.findall(r"pip install .*-c requirements.lock (.*)", commands(target))
     return list(dict.fromkeys(found))
@@ -47,7 +47,7 @@ def test_make_quick_installs_no_torch() -> None:
 
 
 def test_make_test_completes_one_environment() -> None:
-    """It adds the test tools to the environment of `make quick` and `make demo`."""
+    """It adds the test tools to the environment created by `make quick` and `make demo`."""
     assert len({line for line in commands("test").split("\n") if "-m venv" in line}) == 1
     steps = installed("test")
     assert steps[:3] == [*installed("quick"), *installed("demo")]

@@ -34,7 +34,7 @@ def at_home(target: Target) -> Target:
 
 
 def round_of(loop: Loop, nodes: list[NetworkCheck], *others: Target) -> list[NodesProbed]:
-    """Let all nodes try to reach each other and some targets more; return their answers."""
+    """Let all nodes try to reach each other and some additional targets; return their answers."""
     answers: list[NodesProbed] = []
     targets = (*(at_home(each.prober) for each in nodes), *others)
     cookie = new_cookie().hex()

@@ -1,4 +1,4 @@
-"""One node's messages to its group, and its reactions to theirs, without any process."""
+"""A node's messages to its group, and its reactions to the group's, without any processes."""
 
 import signal
 from collections.abc import Callable
@@ -108,7 +108,7 @@ class Clock:
 
 
 class Workers(WorkerGroup):
-    """Workers that can save a checkpoint, without any process."""
+    """Workers that can save a checkpoint, without any processes."""
 
     supervisor = None
     failure = None
@@ -258,7 +258,7 @@ def test_new_coordinator_learns_that_lease_lapsed(node: Node, clock: Any) -> Non
 
 
 def test_new_coordinator_learns_that_generation_ended(node: Node, clock: Any) -> None:
-    """Until this node knows that the others have gone on without it."""
+    """The node reports that until it learns that the others have continued without it."""
     node.set_lease(clock.time + 1)
     node.attach_workers(Workers())
     node.get_ready(PORT, GenerationResult())
@@ -286,14 +286,14 @@ def test_query_reaches_its_handler(node: Node) -> None:
     assert heard == [Question(2, "then")]
 
 
-# A node that is preempted.
+# A preempted node.
 
 
 def test_new_coordinator_learns_whether_workers_checkpoint(node: Node) -> None:
     workers = Workers()
     node.attach_workers(workers)
     heard = []
-    for checkpoint_first in (None, True, False):  # they run, save, and have no time left
+    for checkpoint_first in (None, True, False):  # running, saving, and out of time
         if checkpoint_first is not None:
             workers.stop(
                 StopWorkers(FIRST, "a node is preempted", checkpoint_first=checkpoint_first)
@@ -313,7 +313,7 @@ def test_workers_checkpoint_alone_if_group_sets_no_time(
     node: Node, job: AgentConfig, clock: Any, link: Link, journal: Any,
     silent_since: float | None, seconds: float,
 ) -> None:  # fmt: skip
-    """Two seconds after a coordinator was heard last; later in any case."""
+    """They start two seconds after the coordinator's last message, or later in any case."""
     workers = Workers()
     node.attach_workers(workers)
     Interruption(job, clock, journal, node)
@@ -372,7 +372,7 @@ def test_checkpointed_node_stays_for_the_others(
 def test_preempted_node_with_stopped_workers_is_not_blamed(
     node: Node, job: AgentConfig, clock: Any, link: Link, journal: Any
 ) -> None:
-    """It leaves at once: they have not saved, and their exits are not failures of this node."""
+    """It leaves immediately: they have not saved, and their exits are not this node's failures."""
     workers = Workers()
     workers.ended_well = False
     node.attach_workers(workers)

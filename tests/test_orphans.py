@@ -1,4 +1,4 @@
-"""Nothing is left behind: whatever kills the agent, all that it started is gone."""
+"""Nothing is left behind: whatever kills the agent, all processes that it started end."""
 
 import contextlib
 import os
@@ -17,8 +17,9 @@ from conftest import FIRST_WARM, LIMIT_S, PORTABLE, Launch, Start
 MOMENTS = 24
 AT_ONCE = 8
 
-# A child that ignores SIGTERM, a grandchild in a session of its own, one without any trace of our
-# environment, and a daemon whose parents are gone. All carry the marker in their command line.
+# A child that ignores SIGTERM, a grandchild in its own session, another one without any trace of
+# our environment, and a daemon whose parents have exited. All of them have the marker in their
+# command line.
 CHILD = "trap '' TERM\nsleep {marker} &\n"
 ELSEWHERE = """setsid sleep {marker} &
 env -i setsid /bin/sh -c 'sleep {marker} & sleep {marker}' &
@@ -30,11 +31,11 @@ END = "sleep {lifetime}\nexit {code}\n"
 TREE = CHILD + ELSEWHERE + ("" if PORTABLE else DAEMON) + END
 SHORT_TREE = CHILD + END if PORTABLE else TREE
 OF_TWO = 10 if PORTABLE else 12
-"""How many marked processes two workers have."""
+"""The number of marked processes that two workers have."""
 
 
 def marked(marker: str) -> list[int]:
-    """The pids of running processes whose command line has the marker."""
+    """Return the pids of running processes whose command line contains the marker."""
     found = []
     for name in os.listdir("/proc"):
         if not name.isdecimal() or int(name) == os.getpid():
@@ -50,7 +51,7 @@ def marked(marker: str) -> list[int]:
 
 
 def wait_until_gone(marker: str, limit_s: float = LIMIT_S) -> None:
-    """Wait until no marked process is left."""
+    """Wait until no marked processes are left."""
     deadline = time.monotonic() + limit_s
     while left := marked(marker):
         assert time.monotonic() < deadline, f"still alive: {left}"
@@ -58,7 +59,7 @@ def wait_until_gone(marker: str, limit_s: float = LIMIT_S) -> None:
 
 
 def holders(pid: int) -> list[int]:
-    """The processes between an agent and its workers, from above."""
+    """Return the processes between an agent and its workers, from the top down."""
     found = []
     while found[1:] == []:
         (pid,) = map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
@@ -69,20 +70,20 @@ def holders(pid: int) -> list[int]:
 
 
 def below(agent: int) -> list[int]:
-    """The children of an agent, and theirs."""
+    """Return an agent's children and grandchildren."""
     found = [agent]
     for _ in range(2):
         for pid in list(found):
             try:
                 children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
             except OSError:
-                continue  # it has ended
+                continue  # it has exited
             found += [int(child) for child in children if int(child) not in found]
     return found[1:]
 
 
 def is_fork_of_agent(pid: int) -> bool:
-    """Whether it is a guard, a spawner or a worker that has not taken its own name yet."""
+    """Return whether this is a guard, spawner, or worker that has not set its own name yet."""
     own = b""
     try:
         while pid > 1:
@@ -92,7 +93,7 @@ def is_fork_of_agent(pid: int) -> bool:
             own = own or name
             pid = int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
     except OSError:
-        return True  # it has just ended
+        return True  # it has just exited
     return False
 
 
@@ -105,13 +106,13 @@ def wait_until_up(marker: str, count: int) -> None:
 
 @pytest.fixture
 def marker() -> str:
-    """A sleep of a length that no other process on this machine sleeps."""
+    """The argument of a sleep command that is unique on this machine."""
     return f"{random.randrange(10**6, 10**7)}.{random.randrange(10**6, 10**7)}"
 
 
 @pytest.fixture
 def bystanders() -> Iterator[list["subprocess.Popen[bytes]"]]:
-    """Processes unrelated to the agent; they must survive the test."""
+    """Processes unrelated to the agent, which must survive the test."""
     processes = [
         subprocess.Popen(["sleep", "600"]),
         subprocess.Popen(["setsid", "sleep", "600"]),
@@ -156,7 +157,7 @@ def test_nothing_outlives_agent_killed_at_any_moment(
 def test_nothing_outlives_agent_however_it_ends(
     number: int, tmp_path: Path, start: Start, marker: str, bystanders: object
 ) -> None:
-    """Including descendants that left its session and ignore SIGTERM."""
+    """This includes descendants that left its session and ignore SIGTERM."""
     program = tmp_path / "tree.sh"
     program.write_text(TREE.format(marker=marker, lifetime="600", code=0))
     agent = start(
@@ -171,7 +172,7 @@ def test_nothing_outlives_agent_however_it_ends(
 def test_nothing_outlives_successful_job(
     tmp_path: Path, launch: Launch, marker: str, bystanders: object
 ) -> None:
-    """Including background processes that workers leave behind."""
+    """This includes background processes that workers leave behind."""
     program = tmp_path / "tree.sh"
     program.write_text(SHORT_TREE.format(marker=marker, lifetime="0.1", code=0))
     result = launch("run", "--nproc-per-node=2", "--no-python", "sh", program)
@@ -183,8 +184,8 @@ def test_nothing_outlives_successful_job(
 def test_background_process_of_successful_worker_is_named(
     tmp_path: Path, launch: Launch, marker: str
 ) -> None:
-    """Users may have meant it to keep running. One that ends on its own, like multiprocessing's, is
-    not named.
+    """The user may have intended it to keep running. A process that ends on its own, like
+    multiprocessing's, is not named.
     """
     program = tmp_path / "leaves.py"
     program.write_text(
@@ -221,8 +222,8 @@ def test_nothing_outlives_killed_spawner(
 
 @pytest.mark.skipif(PORTABLE, reason="there is no guard")
 def test_nothing_outlives_agent_killed_while_it_ends_spawner(tmp_path: Path, start: Start) -> None:
-    """The guard is killed first. The spawner lives and cleans up; the agent must not kill it
-    before.
+    """The guard is killed first. The spawner is still alive and cleans up, and the agent must not
+    kill it before it has done so.
     """
     jobs = []
     for number in range(6):
@@ -236,7 +237,7 @@ def test_nothing_outlives_agent_killed_while_it_ends_spawner(tmp_path: Path, sta
         guard, _ = holders(agent.pid)
         os.kill(guard, signal.SIGKILL)
         time.sleep(0.001 * number)
-        with contextlib.suppress(ProcessLookupError):  # it has failed as its workers have ended
+        with contextlib.suppress(ProcessLookupError):  # it failed when its workers ended
             os.kill(agent.pid, signal.SIGKILL)
     for marker, agent in jobs:
         agent.wait(LIMIT_S)
@@ -251,11 +252,12 @@ WARM_TREE = "import os, sys; os.execv('/bin/sh', ['sh', *sys.argv[1:]])"
 def test_nothing_outlives_any_two_killed_processes(
     kind: str, tmp_path: Path, start: Start, script: Callable[[str], Path], bystanders: object
 ) -> None:
-    """Any two of agent, spawner and guard, together or in sequence while one is stopped; the job
-    directory is removed too, unless the agent was stopped.
+    """Two of agent, spawner, and guard are killed, either together or one after the other while one
+    is stopped. The job directory is removed as well, unless the agent was stopped.
     """
     jobs = []
-    # Once: a job that starts while the file is written again runs an empty script.
+    # Written only once: if it were rewritten, a job that starts at that moment would run an empty
+    # script.
     program = ("--no-python", "sh") if kind == "cold" else ("--preload=json", script(WARM_TREE))
     for number in range(4):
         marker = f"{random.randrange(10**6, 10**7)}.{random.randrange(10**6, 10**7)}"
@@ -269,8 +271,8 @@ def test_nothing_outlives_any_two_killed_processes(
         wait_until_up(marker, OF_TWO // 2)
         guard, holder = holders(agent.pid)
         if number == 0:
-            # On a busy machine the spawner could end first: its guard leaves the directory to an
-            # agent that still lives.
+            # On a busy machine, the spawner could end first, and the guard leaves the directory to
+            # an agent that is still alive.
             os.kill(holder, signal.SIGSTOP)
             agent.kill()
             agent.wait(LIMIT_S)
@@ -280,7 +282,7 @@ def test_nothing_outlives_any_two_killed_processes(
             time.sleep(0.1)
         victims = (holder,), (agent.pid, guard), (guard, holder), (agent.pid,)
         for pid in victims[number]:
-            with contextlib.suppress(ProcessLookupError):  # ended by the one that lives
+            with contextlib.suppress(ProcessLookupError):  # ended by the survivor
                 os.kill(pid, signal.SIGKILL)
     for number, (marker, agent, scratch) in enumerate(jobs):
         agent.wait(LIMIT_S)
@@ -294,8 +296,8 @@ def test_nothing_outlives_any_two_killed_processes(
 def test_job_directory_is_always_removed(
     tmp_path: Path, start: Start, launch: Launch, marker: str
 ) -> None:
-    """Even if the agent is killed. If everything that could remove it is killed, the next job does
-    so, and removes nothing else.
+    """This holds even if the agent is killed. If everything that could remove it is killed, the
+    next job does so, and removes nothing else.
     """
     scratch = tmp_path / "tmp"
     scratch.mkdir()
@@ -311,7 +313,7 @@ def test_job_directory_is_always_removed(
     while len(list(scratch.iterdir())) > 2:
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    alone.send_signal(signal.SIGSTOP)  # it removes others' directories a second after its start
+    alone.send_signal(signal.SIGSTOP)  # it removes other jobs' directories a second after it starts
     pids = [lost.pid, *holders(lost.pid)]
     for number in (signal.SIGSTOP, signal.SIGKILL):
         for pid in pids:
@@ -326,7 +328,7 @@ def test_job_directory_is_always_removed(
     assert launch("run", "--no-python", "true", TMPDIR=str(scratch)).returncode == 0
     left = {path.name for path in scratch.iterdir()}
     assert left > {"relight_mine", "relight_00000000_1", "other", f"relight_{boot}_2"}
-    assert len(left) == 5  # and that of the agent that lives
+    assert len(left) == 5  # including the directory of the live agent
     alone.send_signal(signal.SIGCONT)
     alone.send_signal(signal.SIGTERM)
     assert alone.wait(LIMIT_S) == 143
@@ -337,7 +339,7 @@ def test_job_directory_is_always_removed(
 def test_waiting_agent_has_no_job_directory(
     tmp_path: Path, start: Start, script: Callable[[str], Path]
 ) -> None:
-    """While it waits for other nodes, or while --preload imports."""
+    """It may be waiting for other nodes, or for --preload to finish its imports."""
     scratch = tmp_path / "tmp"
     (tmp_path / "lib").mkdir()
     scratch.mkdir()

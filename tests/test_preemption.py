@@ -1,4 +1,4 @@
-"""A preempted node: its workers save at the same step, and the agent says so."""
+"""A preempted node: its workers save at the same step, and the agent reports that."""
 
 import random
 import re
@@ -108,11 +108,11 @@ def end(agent: Agent) -> tuple[int, str, str]:
 def test_all_ranks_leave_at_same_checkpoint_call(
     start: Start, script: Callable[[str], Path]
 ) -> None:
-    """At whatever moment the signal comes, and however fast the workers are."""
+    """This holds for a signal at any moment, and for workers of any speed."""
     for sleep_s in 2 * (0, 1e-5, 1e-3, 0.02):
         agent = start("run", "--nproc-per-node=4", script(trains(sleep_s)))
         wait_until_up(agent, 4)
-        time.sleep(random.random() * 0.1)  # the moment is what varies
+        time.sleep(random.random() * 0.1)  # vary the moment of the signal
         began = time.monotonic()
         agent.send_signal(signal.SIGTERM)
         code, out, err = end(agent)
@@ -168,7 +168,7 @@ def test_workers_that_never_poll_are_stopped_normally(
 def test_workers_that_never_poll_get_advisory_signal(
     start: Start, script: Callable[[str], Path]
 ) -> None:
-    """They may handle it; those that don't may be cut off when the node goes."""
+    """They may handle it; workers that don't may be cut off when the node is taken away."""
     agent = start("run", "--on-preempt=SIGUSR1", "--nproc-per-node=2", script(HANDLES_ITSELF))
     wait_until_up(agent, 2)
     agent.send_signal(signal.SIGUSR1)
@@ -230,7 +230,7 @@ def test_worker_failing_in_checkpoint_is_reported(
 def test_worker_failing_in_checkpoint_does_not_stop_others(
     start: Start, script: Callable[[str], Path]
 ) -> None:
-    """A long checkpoint of rank 0 completes, and the failure of rank 1 is reported."""
+    """Rank 0 completes a long checkpoint, and rank 1's failure is reported."""
     agent = start("run", "--nproc-per-node=2", "--max-restarts=3", script(ONE_FAILS))
     wait_until_up(agent, 2)
     agent.send_signal(signal.SIGTERM)

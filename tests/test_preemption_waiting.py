@@ -1,4 +1,4 @@
-"""Preempted nodes, and other nodes of the job that hear of it late, or from another coordinator."""
+"""Preempted nodes, and other nodes that learn of it late or from another coordinator."""
 
 import signal
 import time
@@ -30,7 +30,7 @@ os.write(1, b"saves\\n")
 time.sleep(2 if os.environ["RANK"] in sys.argv[1:] else 0)
 os.write(1, b"has saved\\n")
 """
-"""Ranks that are arguments take 2 s to save."""
+"""Ranks given as arguments take 2 s to save."""
 
 SAVES_THEN_IMPORTS = """
 import os, sys, time
@@ -46,7 +46,7 @@ os.write(1, b"up\\n")
 while not should_checkpoint():
     time.sleep(0.002)
 """
-"""Once the other node has left, the next worker imports; or fails in training, and then imports."""
+"""Once the other node has left, the next worker imports, perhaps after failing in training."""
 
 SAVES_AFTER_NOTICE = """
 import os, signal, sys, time
@@ -60,7 +60,7 @@ os.write(1, b"up %d\\n" % int(os.environ["RANK"]))
 while True:
     time.sleep(0.01)
 """
-"""Rank 1 takes longer to save than other nodes may get the notice later."""
+"""Rank 1 takes longer to save than the notice may be delayed on other nodes."""
 
 NEVER_LEAVES = """
 import os, sys, time
@@ -71,7 +71,7 @@ while not os.path.exists(sys.argv[1]):
     time.sleep(0.01)
 sys.exit(3)
 """
-"""It fails when a file is there, and does not ask again whether to save."""
+"""It fails once a file exists, and does not ask again whether to save."""
 
 GRACE_S = 10.0
 ENDS_OR_SAVES = """
@@ -84,12 +84,13 @@ while not os.path.exists(sys.argv[1]):
         break
     time.sleep(1)
 """
-"""The worker of the first node ends when its file appears. That of the second one calls once a
-second, and saves at one of these calls."""
+"""The first node's worker ends when its file appears. The second node's worker checks for the
+request once a second, and saves at one of these calls.
+"""
 
 
 def read_until(stream: IO[bytes] | None, text: bytes) -> bytes:
-    """Read the lines of a stream up to one with a text, and return that."""
+    """Read lines from a stream until one contains some text; return that line."""
     assert stream is not None
     return next(line for line in stream if text in line)
 
@@ -105,8 +106,8 @@ def wait_for(condition: Callable[[], bool]) -> None:
 def test_waiting_agent_with_saved_workers_exits_75(
     start: Start, script: Callable[[str], Path], tmp_path: Path, later_s: float
 ) -> None:
-    """It gets the signal while it waits for the node that was preempted first, even after the grace
-    period of the workers.
+    """It receives the signal while it waits for the node that was preempted first, possibly after
+    the workers' grace period has ended.
     """
     path = script(TRAINS)
     words = ("--nnodes=2", "--rdzv-backend=file", f"--rdzv-endpoint={tmp_path}/meet", "--rdzv-id=j",
@@ -117,7 +118,7 @@ def test_waiting_agent_with_saved_workers_exits_75(
         assert agent.stdout.readline() == b"up\n"
     first.send_signal(signal.SIGTERM)
     assert first.wait(LIMIT_S) == 75
-    read_until(second.stderr, b"waiting for 1 more")  # whichever of the two coordinated the group
+    read_until(second.stderr, b"waiting for 1 more")  # either may have been the coordinator
     time.sleep(later_s)
     second.send_signal(signal.SIGTERM)
     _, err = second.communicate(timeout=LIMIT_S)
@@ -138,7 +139,7 @@ def test_node_preempted_during_restart_exits_75_if_saved(
     restarts: int,
     code: int,
 ) -> None:
-    """Unless workers have trained since the checkpoint."""
+    """It does not if workers have trained since the checkpoint."""
     path = script(SAVES_THEN_IMPORTS)
     words = ("--nnodes=1:2", "--rdzv-backend=file", f"--rdzv-endpoint={tmp_path}/meet",
              "--rdzv-id=j", "--max-restarts=1", "--rdzv-conf=last_call_timeout=60")  # fmt: skip
@@ -157,8 +158,8 @@ def test_node_preempted_during_restart_exits_75_if_saved(
 def test_preempted_node_whose_workers_finish_does_not_rejoin(
     start: Start, script: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """Its script ends before the nodes agree on a call, as the agent of the other node is stopped;
-    the job continues without it.
+    """Its script ends before the nodes agree on a call, because the other node's agent is stopped;
+    the job continues without this node.
     """
     path = script(ENDS_OR_SAVES)
     words = ("--nnodes=1:2", "--rdzv-backend=file", f"--rdzv-endpoint={tmp_path}/meet",
@@ -184,7 +185,7 @@ def test_preempted_node_whose_workers_finish_does_not_rejoin(
 def test_node_preempted_without_coordinator_checkpoints(
     start: Start, script: Callable[[str], Path]
 ) -> None:
-    """Even if it reaches the next coordinator before the other node does."""
+    """This holds even if it reaches the next coordinator before the other node does."""
     (port,) = free_ports(1)
     path = script(TRAINS)
     bind, patience = f"--bind=127.0.0.1:{port}", "--rdzv-conf=keep_alive_interval=5"
@@ -216,8 +217,8 @@ def test_node_preempted_without_coordinator_checkpoints(
 def test_checkpointed_node_does_not_cut_others_short(
     start: Start, script: Callable[[str], Path], tmp_path: Path, backend: str, slow: str
 ) -> None:
-    """All are preempted. The first to finish may be the coordinator, or a node that the coordinator
-    needs for its lease.
+    """All nodes are preempted. The first one to finish may be the coordinator, or a node that the
+    coordinator needs for its lease.
     """
     endpoint = tmp_path / "meet" if backend == "file" else f"127.0.0.1:{free_ports(1)[0]}"
     words = ("--nnodes=2", f"--rdzv-backend={backend}", f"--rdzv-endpoint={endpoint}",
@@ -236,7 +237,7 @@ def test_checkpointed_node_does_not_cut_others_short(
 def test_exit_after_notice_does_not_stop_saving_on_other_nodes(
     start: Start, script: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """Also if the other node gets the notice later."""
+    """This holds even if the other node gets the notice later."""
     words = ("--nnodes=2", "--rdzv-backend=file", f"--rdzv-endpoint={tmp_path}/meet", "--rdzv-id=j",
              "--on-preempt=SIGUSR1", script(SAVES_AFTER_NOTICE))  # fmt: skip
     agents = [start("run", *words) for _ in range(2)]
@@ -253,7 +254,7 @@ def test_exit_after_notice_does_not_stop_saving_on_other_nodes(
 def test_checkpoint_continues_if_coordinator_is_killed(
     start: Start, script: Callable[[str], Path]
 ) -> None:
-    """The next coordinator learns that they are saving; one node was preempted, the other waits."""
+    """The next coordinator learns that a preempted node and the one waiting for it are saving."""
     (port,) = free_ports(1)
     words = ("--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}",
              "--rdzv-id=j", "--rdzv-conf=is_host=0", script(SAVES), "0", "1")  # fmt: skip
@@ -294,8 +295,8 @@ def test_preempted_node_cut_off_from_group_checkpoints_alone(
 def test_preempted_node_with_stopped_workers_blames_nobody(
     start: Start, script: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """A worker of the other node fails before the nodes agree when to save, as that node's agent is
-    stopped until the worker has failed and this node is preempted.
+    """The other node's agent is stopped, so one of its workers fails and this node is preempted
+    before the nodes agree when to save.
     """
     words = ("--nnodes=1:2", "--rdzv-backend=file", f"--rdzv-endpoint={tmp_path}/meet",
              "--rdzv-id=j", script(NEVER_LEAVES))  # fmt: skip
@@ -307,7 +308,7 @@ def test_preempted_node_with_stopped_workers_blames_nobody(
     worker = int(read_until(other.stdout, b"up").split()[1])
     other.send_signal(signal.SIGSTOP)
     (tmp_path / "fails").touch()
-    wait_for(lambda: not Path(f"/proc/{worker}/exe").exists())  # gone, or a zombie
+    wait_for(lambda: not Path(f"/proc/{worker}/exe").exists())  # exited, or a zombie
     preempted.send_signal(signal.SIGTERM)
     read_until(preempted.stderr, b"preempted: got SIGTERM")
     other.send_signal(signal.SIGCONT)

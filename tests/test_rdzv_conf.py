@@ -1,4 +1,4 @@
-"""`--rdzv-conf`: torchrun's keys and ours, checked; nothing is ignored in silence."""
+"""`--rdzv-conf`: torchrun's keys and relight's are validated, and none is ignored silently."""
 
 import errno
 import os
@@ -13,7 +13,7 @@ from relight.base.errors import UsageError
 from relight.base.values import BACKENDS, parse_conf
 from relight.rendezvous.conf import KEYS, Conf, keys_of, parse, read_token
 
-# What torch 2.13 reads from the configuration, by backend.
+# The keys that torch 2.13 reads from the configuration, by backend.
 TORCHRUN = {
     "static": "rank timeout",
     "c10d": "join_timeout last_call_timeout close_timeout heartbeat_timeout keep_alive_interval "
@@ -40,7 +40,7 @@ def conf(text: str, backend: str = "c10d") -> tuple[Conf, list[str]]:
 
 @pytest.mark.parametrize("backend", TORCHRUN)
 def test_accepts_all_torchrun_keys(backend: str) -> None:
-    """Keys without effect cause a note."""
+    """Keys without an effect cause a note."""
     for name in TORCHRUN[backend].split():
         given = f"protocol=https,cert=c,ssl_cert=c,{name}={GOOD.get(name, '7')}"
         _, notes = conf(given, backend)
@@ -50,7 +50,7 @@ def test_accepts_all_torchrun_keys(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_torchrun_keys_of_other_backends_give_a_note(backend: str) -> None:
-    """A key that torchrun ignores with this backend gives a one-line note with the reason."""
+    """A key that torchrun ignores with this backend causes a one-line note with the reason."""
     for name in {key for keys in TORCHRUN.values() for key in keys.split()} - set(keys_of(backend)):
         values, notes = conf(f"{name}=7", backend)
         assert values == conf("", backend)[0]
@@ -73,7 +73,7 @@ def test_heartbeat_interval_ignores_long_keep_alive_interval() -> None:
 
 
 def test_only_c10d_can_put_rank_0_at_the_endpoint() -> None:
-    """With static it is there, and a register is the host of no node."""
+    """With static it is always there, and other backends have no node that hosts the endpoint."""
     assert conf("rank0=endpoint") == (Conf(rank0="endpoint"), [])
     (note,) = conf("rank0=endpoint", "static")[1]
     assert note.startswith("--rdzv-conf: rank0 has no effect with --rdzv-backend=static")
@@ -82,7 +82,7 @@ def test_only_c10d_can_put_rank_0_at_the_endpoint() -> None:
 
 
 def test_each_value_lands_in_field_of_its_key() -> None:
-    """Fractions of a second count."""
+    """Fractions of a second are kept."""
     values, notes = conf("join_timeout=2.5,keep_alive_max_attempt=8,takeover=alone,is_host=F")
     assert notes == []
     assert (values.join_timeout, values.keep_alive_max_attempt) == (2.5, 8)
@@ -143,7 +143,7 @@ def test_invalid_value_is_rejected_by_key(text: str, backend: str, says: str) ->
     ],
 )
 def test_unknown_key_gives_a_note(name: str, meant: str) -> None:
-    """The note names the nearest known key, or all; torchrun ignores it silently."""
+    """The note names the closest known key, or all of them; torchrun ignores the key silently."""
     values, [note] = conf(f"{name}=1")
     assert values == Conf()
     assert f"{name} has no effect: unknown key; " in note
@@ -156,7 +156,7 @@ def test_unknown_key_gives_a_note(name: str, meant: str) -> None:
 
 @pytest.mark.processes
 def test_single_node_notes_unknown_key(tmp_path: Path) -> None:
-    """A single node meets nobody; the typo would stay hidden until the job has two."""
+    """Otherwise, the typo would go unnoticed until the job has a second node."""
     command = [*RELIGHT, "run", "--nnodes=1", "--rdzv-conf=join_timout=3", "--no-python", "true"]
     result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=True,
                             env=clean_environment())  # fmt: skip
@@ -166,14 +166,14 @@ def test_single_node_notes_unknown_key(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("quote", ["'", '"'])
 def test_surrounding_quotes_are_dropped(quote: str) -> None:
-    """Python lists of arguments may contain them."""
+    """Python lists of arguments may contain such quotes."""
     text = f"{quote}join_timeout=5,last_call_timeout=1{quote}"
     assert parse_conf(text) == (("join_timeout", "5"), ("last_call_timeout", "1"))
     assert parse_conf(f"{quote}{quote}") == ()
 
 
 def test_timeout_is_an_alias_of_join_timeout() -> None:
-    """For static and etcd, where it defaults to 900 s as in torchrun; the proper name wins."""
+    """With static and etcd it defaults to 900 s, as in torchrun; `join_timeout` overrides it."""
     for backend in ("static", "etcd"):
         assert conf("", backend)[0].join_timeout == 900
         assert conf("timeout=900", backend)[0].join_timeout == 900
@@ -195,7 +195,7 @@ def test_etcd_and_etcd_v2_keys_share_fields() -> None:
     ("backend", "names"), [("etcd", "cert cacert"), ("etcd-v2", "ssl_cert ca_cert")]
 )
 def test_certificates_without_tls_give_a_note(backend: str, names: str) -> None:
-    """Nothing is encrypted without the protocol."""
+    """Without TLS, nothing is encrypted."""
     for name in names.split():
         _, notes = conf(f"{name}=c", backend)
         assert notes == [f"--rdzv-conf: {name} has no effect without protocol=https"]
@@ -203,7 +203,7 @@ def test_certificates_without_tls_give_a_note(backend: str, names: str) -> None:
 
 
 def test_last_duplicate_key_wins() -> None:
-    """As under torchrun, but with a note."""
+    """Torchrun does the same, but without a note."""
     values, notes = conf("join_timeout=1,join_timeout=2")
     assert values.join_timeout == 2
     assert notes == ["--rdzv-conf: join_timeout is given twice; the last value, 2, is used"]
@@ -223,7 +223,7 @@ def test_unreadable_file_is_named_before_start(name: str) -> None:
 
 
 def test_token_is_file_without_trailing_newline(tmp_path: Path) -> None:
-    """An empty file is not a token."""
+    """An empty file does not count as a token."""
     path = tmp_path / "token"
     path.write_text("hush\n")
     assert read_token(str(path)) == b"hush"
@@ -234,7 +234,7 @@ def test_token_is_file_without_trailing_newline(tmp_path: Path) -> None:
 
 
 def test_every_key_has_a_field_and_a_documented_row() -> None:
-    """Every field has a key; the row is in docs/several-nodes.md."""
+    """Every field also has a key; the row is in docs/several-nodes.md."""
     assert {key.target for key in KEYS} == set(Conf._fields)
     assert len({key.name for key in KEYS}) == len(KEYS)
     text = (Path(__file__).parent.parent / "docs" / "several-nodes.md").read_text()
@@ -244,7 +244,7 @@ def test_every_key_has_a_field_and_a_documented_row() -> None:
 
 @pytest.mark.processes
 def test_key_table_imports_nothing_extra() -> None:
-    """Nothing that the command line doesn't import anyway."""
+    """It only imports what the command line needs anyway."""
     code = (
         "import sys, relight.flags.spec; before = set(sys.modules); import relight.rendezvous.conf;"
         "print(*sorted(set(sys.modules) - before))"

@@ -1,4 +1,4 @@
-"""The table of `make kubernetes`, from checks that pass, fail and are skipped."""
+"""The table from `make kubernetes`, with checks that pass, fail, and are skipped."""
 
 import sys
 from pathlib import Path

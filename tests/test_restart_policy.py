@@ -1,4 +1,4 @@
-"""--restart-policy, --max-restarts=N/TIME, --checkpoints, --failure-report: real workers."""
+"""--restart-policy, --max-restarts=N/TIME, --checkpoints, and --failure-report on real workers."""
 
 import json
 import re
@@ -29,7 +29,7 @@ def train(tmp_path: Path) -> Path:
 
 
 def restart_messages(stderr: str) -> list[str]:
-    """The consequence of each failure, as users see it."""
+    """Return what users see about the consequence of each failure."""
     said = [line for line in stderr.split("\n") if re.match(r"relight: rank \d.*; restart", line)]
     ended = [line for line in stderr.split("\n") if line.startswith("exit code ")]
     return [line.partition("; ")[2] for line in (*said, *ended)]
@@ -46,7 +46,7 @@ def test_smart_stops_on_repeated_exception(launch: Launch, train: Path) -> None:
 
 
 def test_progress_refills_smart_restart_budget(launch: Launch, train: Path) -> None:
-    """A budget of one: three failures after new steps, and a fourth after none."""
+    """The budget is one: three failures after new steps are allowed, a fourth without one isn't."""
     result = launch("run", "--nproc-per-node=2", "--max-restarts=1", "--restart-policy=smart",
                     train, "progress(min(restart, 2))")  # fmt: skip
     assert restart_messages(result.stderr) == [
@@ -73,7 +73,7 @@ def test_smart_backs_off_after_external_signals(launch: Launch, train: Path) -> 
     assert said[0] == "restart 1 of 2"
     wait = re.fullmatch(r"restart 2 of 2 in (0\.[5-9]|1\.0) s", said[1])
     assert wait is not None
-    assert result.stderr.count("restart 2 of 2 in") == 1  # when the wait begins
+    assert result.stderr.count("restart 2 of 2 in") == 1  # logged when the wait begins
     (log,) = train.parent.glob("logs/*/events.jsonl")
     events = [json.loads(line) for line in log.read_text().splitlines()]
     decided = [each for each in events if each["event"] in ("Restarting", "NotRestarting")]
@@ -95,7 +95,7 @@ def test_restart_rate_limit_ends_flapping_job(launch: Launch, train: Path) -> No
 
 
 def test_exit_code_rules_end_the_job(launch: Launch, train: Path) -> None:
-    """A budget is left; the report names the rule."""
+    """Restarts would be left; the report names the rule."""
     ends = "os.kill(os.getpid(), signal.SIGXCPU) if restart else sys.exit(75)"
     result = launch("run", "--nproc-per-node=2", "--max-restarts=5", "--restart-on=75,SIGXCPU",
                     train, ends.replace("SIGXCPU", "SIGTERM"))  # fmt: skip

@@ -1,4 +1,4 @@
-"""Restarts: a fresh start for every attempt, one count for all ranks, a bounded stop."""
+"""Restarts: every attempt starts fresh, ranks share one count, and stopping takes limited time."""
 
 import subprocess
 import time
@@ -48,7 +48,7 @@ def test_gloo_job_survives_kill_without_preload(
 @pytest.mark.slow
 @pytest.mark.needs_torch
 def test_gloo_job_survives_every_kill(warm_torch: WarmTorch) -> None:
-    """A different rank is killed each time; every attempt meets in a fresh store."""
+    """A different rank is killed each time; every attempt uses a fresh store."""
     flags = ("--nproc-per-node=4", "--max-restarts=8")
     check_kills(warm_torch.run(GLOO, *flags, KILLS="8"), 8)
 
@@ -94,7 +94,7 @@ def test_max_restarts_exhausted_exits_with_root_cause_code(launch: Launch, scrip
 
 
 def test_finished_workers_restart_with_the_others(launch: Launch, script: Script) -> None:
-    """A rank that finished before another failed runs again."""
+    """A rank that had finished before another one failed runs again."""
     text = """
 import os, pathlib, sys, time
 first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
@@ -114,7 +114,7 @@ elif first:
 
 
 def test_shutdown_timeout_bounds_restart_delay(launch: Launch, script: Script) -> None:
-    """Under torchrun, a fixed 30 s. The stubborn peer would stay for as long as a test waits."""
+    """Under torchrun, it is fixed at 30 s. The stubborn peer outlasts any test's patience."""
     text = """
 import os, signal, sys, time
 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "1":
@@ -138,7 +138,7 @@ sys.exit(3)
 def test_twenty_simultaneous_jobs_get_own_ports(
     start: Callable[..., object], script: Script
 ) -> None:
-    """Even if 29500 is taken."""
+    """This holds even if port 29500 is taken."""
     import json
     import socket
 
@@ -154,7 +154,7 @@ print(json.dumps([os.environ["TORCHELASTIC_RUN_ID"], address[1]]), flush=True)
             squatter.bind(("127.0.0.1", 29500))
             squatter.listen()
         except OSError:
-            pass  # somebody else squats already
+            pass  # somebody else has already taken it
         agents = [start("run", "--nproc-per-node=2", path) for _ in range(20)]
         seen = set()
         for agent in agents:

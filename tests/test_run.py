@@ -1,5 +1,5 @@
-"""In CI, failed tests run again, and those that pass then are reported as flaky. All tests are
-compiled once.
+"""In CI, failed tests run again, and those that pass then are reported as flaky. Tests are compiled
+only once.
 """
 
 import os
@@ -23,7 +23,7 @@ def test_flaky(number, request):
 
 @pytest.fixture
 def suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> run.Suite:
-    """Runs the tests of a directory, with nothing of this project's own configuration."""
+    """A suite that runs the tests in a directory, without this project's own configuration."""
     monkeypatch.setattr(run, "CACHES", tmp_path / "caches")
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.setenv("PYTEST_ADDOPTS", "-p xdist")
@@ -102,5 +102,5 @@ def test_tests_and_helpers_are_compiled_before_run(
 
 
 def test_paths_of_quick_tests_exist() -> None:
-    """Pytest runs nothing if one is missing."""
+    """Pytest runs nothing if one of them is missing."""
     assert [path for path in pure.PATHS if not (run.ROOT / path).exists()] == []

@@ -1,4 +1,4 @@
-"""`relight sandbox`: a job on hosts of this machine, its faults, and that nothing of it is left."""
+"""`relight sandbox`: a job on simulated hosts, with faults, which leaves nothing behind."""
 
 import os
 import pty
@@ -60,7 +60,7 @@ def await_gone(pids: list[int]) -> None:
 def test_killed_host_is_lost_and_survivor_sets_exit_code(
     launch: Launch, script: Script, tmp_path: Path
 ) -> None:
-    """At the time given in the faults file; each line of output starts with its host."""
+    """The fault occurs at the time in the faults file; each line of output starts with its host."""
     (tmp_path / "faults").write_text('when "on host2 restart" kill host 2\nafter 1h heal\n')
     flags = ("--nnodes=1:2", "--faults=faults", "--rdzv-conf=last_call_timeout=30")
     done = launch("sandbox", "2", *flags, "--", script(SCRIPT))
@@ -85,7 +85,7 @@ def test_killed_rank_costs_a_restart(launch: Launch, script: Script, tmp_path: P
 @pytest.mark.slow
 @pytest.mark.parametrize("killed", ["asked", "killed", "with its switch", "its switch"])
 def test_sandbox_leaves_nothing_behind(start: Start, script: Script, killed: str) -> None:
-    """Whether it gets SIGTERM, is killed, alone or with its switch, or loses the switch."""
+    """It may receive SIGTERM, be killed alone or with its switch, or lose the switch."""
     process = start("sandbox", "2", "--", script(SCRIPT))
     await_line(process, "rank 0 of 2")
     pids = system.tree(process.pid)
@@ -104,7 +104,7 @@ def test_sandbox_leaves_nothing_behind(start: Start, script: Script, killed: str
 
 @pytest.mark.slow
 def test_keys_inject_faults_and_terminal_is_restored(script: Script) -> None:
-    """Each key waits for the effect of the previous one; Ctrl-C ends the job."""
+    """Each key waits until the previous one has taken effect; Ctrl-C ends the job."""
     ours, theirs = pty.openpty()
     before = subprocess.run(["stty", "-g"], stdin=theirs, capture_output=True, check=True).stdout
     command = [sys.executable, "-m", "relight", "sandbox", "2", "--nnodes=1:2", "--"]
@@ -132,7 +132,7 @@ def test_keys_inject_faults_and_terminal_is_restored(script: Script) -> None:
             assert select.select([ours], [], [], end - time.monotonic())[0], text.decode()
             text += os.read(ours, 4096)
         os.write(ours, key)
-    assert process.wait(LIMIT_S) in (130, 5)  # the survivor may have ended first
+    assert process.wait(LIMIT_S) in (130, 5)  # the survivor may have exited first
     after = subprocess.run(["stty", "-g"], stdin=theirs, capture_output=True, check=True).stdout
     os.close(ours)
     os.close(theirs)
@@ -185,7 +185,7 @@ def test_missing_privileges_error_says_what_is_needed(
 def test_fixture_runs_script_on_hosts(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A test sees exit code and output; an invalid fault and a job that doesn't end fail it."""
+    """The test sees the exit code and output; an invalid fault and an endless job make it fail."""
     for name in os.environ.keys() - clean_environment().keys():
         monkeypatch.delenv(name)
     pytester.makepyfile(

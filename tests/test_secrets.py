@@ -1,4 +1,4 @@
-"""The secrets by which the agents of a job recognize each other stay with them."""
+"""The secrets with which a job's agents authenticate each other are not passed on."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +18,7 @@ print([text.count("hunter2") for text in (str(dict(os.environ)), started_with, c
 def test_workers_do_not_see_token(
     flags: tuple[str, ...], launch: Launch, script: Callable[[str], Path]
 ) -> None:
-    """RELIGHT_TOKEN is neither in the worker's environment nor in its initial one."""
+    """RELIGHT_TOKEN is neither in the worker's current environment nor in its initial one."""
     result = launch("run", *flags, "-v", script(LOOK), RELIGHT_TOKEN="hunter2", command=FIRST_WARM)
     assert result.stdout == "[0, 0, 0]\n", result.stderr
     assert ("workers start with preloaded modules" in result.stderr) == bool(flags)

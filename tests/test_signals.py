@@ -1,4 +1,4 @@
-"""Signals to the agent: forwarded, a grace time, then SIGKILL; and signals without effect."""
+"""Signals to the agent are forwarded, followed by SIGKILL after a grace period, or ignored."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ from test_orphans import marked, marker  # noqa: F401
 
 Script = Callable[[str], Path]
 
-# Says that it is ready, then writes down each signal that it gets.
+# Prints that it is ready, then records each signal that it receives.
 RECORDER = """
 import os, signal, sys, time
 def note(number, frame):
@@ -30,7 +30,7 @@ while True:
 
 
 def wait_for(agent: "subprocess.Popen[bytes]", text: bytes, count: int = 1) -> bytes:
-    """Read the agent's stdout until `text` was seen `count` times."""
+    """Read the agent's stdout until `text` has appeared `count` times."""
     assert agent.stdout is not None
     seen = b""
     while seen.count(text) < count:
@@ -50,7 +50,7 @@ def started(
 
 @pytest.mark.parametrize("how", ["flag", "variable"])
 def test_end_of_parent_stops_job_on_request(how: str, start: Start, script: Script) -> None:
-    """As SIGTERM does: workers may save."""
+    """It acts like SIGTERM, so workers may save."""
     flags = ["--end-with-parent"] if how == "flag" else []
     variables = {"CATCH": "SIGTERM", "LEAVE_ON": "SIGTERM"}
     if how == "variable":
@@ -59,7 +59,7 @@ def test_end_of_parent_stops_job_on_request(how: str, start: Start, script: Scri
     shell = start("-c", *words, command=("sh",), variables=variables)
     wait_for(shell, b"ready\n")
     shell.kill()
-    out, errors = shell.communicate(timeout=LIMIT_S)  # until the job has closed them
+    out, errors = shell.communicate(timeout=LIMIT_S)  # until the job has closed its output
     assert b"got SIGTERM" in out
     expected = f"relight: process {shell.pid}, which started this job, has ended: stopping"
     assert expected.encode() in errors
@@ -67,7 +67,7 @@ def test_end_of_parent_stops_job_on_request(how: str, start: Start, script: Scri
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"])
 def test_stop_signal_is_forwarded_once(name: str, start: Start, script: Script) -> None:
-    """Workers may exit on it; the exit code is 128 + n."""
+    """Workers may exit when they receive it; the agent's exit code is 128 + n."""
     agent = started(start, script, CATCH=name, LEAVE_ON=name)
     agent.send_signal(signal.Signals[name])
     out, errors = agent.communicate(timeout=LIMIT_S)
@@ -77,7 +77,7 @@ def test_stop_signal_is_forwarded_once(name: str, start: Start, script: Script) 
 
 
 def test_grace_period_ends_with_sigkill(start: Start, script: Script) -> None:
-    """After --shutdown-timeout, for all workers simultaneously."""
+    """It is sent after --shutdown-timeout, to all workers at the same time."""
     agent = started(start, script, "--shutdown-timeout=0.5", CATCH="SIGTERM")
     begin = time.monotonic()
     agent.send_signal(signal.SIGTERM)
@@ -123,7 +123,7 @@ def test_user_signals_spare_workers_without_a_handler(start: Start, script: Scri
 
 
 def test_signals_to_handle_replaces_default_list(start: Start, script: Script) -> None:
-    """As in torchrun."""
+    """Torchrun does the same."""
     agent = started(
         start, script, "--signals-to-handle=SIGUSR1", CATCH="SIGUSR1", LEAVE_ON="SIGUSR1"
     )
@@ -136,7 +136,7 @@ def test_signals_to_handle_replaces_default_list(start: Start, script: Script) -
 def test_unhandled_signal_ends_agent_and_its_workers(
     start: Start, script: Script, tmp_path: Path
 ) -> None:
-    """SIGHUP, if --signals-to-handle omits it."""
+    """The signal is SIGHUP, which --signals-to-handle omits."""
     agent = start("run", "--signals-to-handle=SIGTERM", script(
         "import os, time; print(os.getpid(), flush=True); time.sleep(600)"))  # fmt: skip
     assert agent.stdout is not None
@@ -172,7 +172,7 @@ def test_nohup_job_survives_sighup(start: Start, script: Script) -> None:
     assert b"SIGHUP" not in out
 
 
-# Signals itself at one of the things that Python audits: an import, a file, a fork, the end.
+# Signals itself at one of the events that Python audits, such as an import, a fork, or the exit.
 AUDITED = """
 import atexit, os, sys
 number, event, at = int(sys.argv.pop(1)), sys.argv.pop(1), int(sys.argv.pop(1))
@@ -202,8 +202,8 @@ MOMENTS = [("import", at) for at in (1, 2, 7, 12, 17, 23, 28, 33, 38, 43, 48, 53
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signal_at_any_moment_ends_agent_cleanly(number: int, start: Start, marker: str) -> None:
-    """From relight's first line to its last: 128 + n or the job's own exit code, never death by the
-    signal or a traceback, and no worker is left.
+    """From relight's first line to its last, it exits with 128 + n or the job's own exit code. It
+    is never killed by the signal, prints no traceback, and leaves no worker behind.
     """
     codes = {}
     for event, at in MOMENTS:
@@ -255,7 +255,7 @@ def test_program_is_signalled_as_process_group(start: Start, tmp_path: Path) -> 
 
 
 def test_workers_start_with_default_signal_state(launch: Launch, script: Script) -> None:
-    """Nothing blocked, nothing ignored."""
+    """No signals are blocked or ignored."""
     probe = script("""
 fields = dict(line.split(":\\t") for line in open("/proc/self/status") if line.startswith("Sig"))
 print(fields["SigBlk"].strip(), fields["SigIgn"].strip())

@@ -21,7 +21,7 @@ HOST = "127.0.0.1"
 
 
 class Agent:
-    """The connection of an agent, and its socket for datagrams."""
+    """An agent's connection, and its socket for datagrams."""
 
     def __init__(self, loop: Loop, port: int) -> None:
         self.loop, self.target = loop, (HOST, port)
@@ -57,7 +57,7 @@ class Agent:
         self.datagrams.sendto(datagram, self.target)
 
     def take(self) -> bool:
-        """Whether a datagram came; take it."""
+        """Receive a datagram, if there is one; return whether there was."""
         try:
             return bool(self.datagrams.recv(100))
         except BlockingIOError:

@@ -1,4 +1,4 @@
-"""Slow ranks without collectives are compared by the steps that they report."""
+"""Slow ranks without collectives are found by comparing the steps that they report."""
 
 import json
 import signal
@@ -24,7 +24,7 @@ while True:
 def test_status_names_rank_that_makes_fewer_steps(
     start: Start, launch: Launch, script: Callable[[str], Path]
 ) -> None:
-    """Takes a little more than twice the shortest comparison interval."""
+    """The test takes a little longer than twice the shortest comparison interval."""
     agent = start("run", "--nproc-per-node=4", "--watch-slow-ranks=10", script(STEPS))
     deadline, told = time.monotonic() + LIMIT_S, list[str]()
     while not told:

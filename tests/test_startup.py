@@ -1,5 +1,5 @@
-"""The way to the first worker imports a fixed list of modules: each costs milliseconds. Modules
-for the end of a job are imported while workers run.
+"""Launching imports only a fixed list of modules, because each costs milliseconds. Modules for the
+end of a job are imported while workers run.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ import pytest
 from conftest import LIMIT_S, clean_environment
 from etcd_server import free_ports
 
-# What `relight run` imports beyond a bare interpreter, in a job that succeeds.
+# What `relight run` imports beyond a bare interpreter in a successful job.
 OWN = {
     "relight",
     "relight.agent",
@@ -87,7 +87,7 @@ STANDARD = {
     "struct", "types", "typing", "typing.io", "typing.re", "warnings",
 }  # fmt: skip
 
-if sys.version_info >= (3, 14):  # by ctypes
+if sys.version_info >= (3, 14):  # imported by ctypes
     STANDARD |= {"_contextvars", "_types", "_weakrefset", "io", "sysconfig", "threading"}
 
 PROBE = """
@@ -126,8 +126,8 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
 
 @pytest.mark.parametrize("restarts", [0, 1])
 def test_settled_job_imports_nothing_on_failure(restarts: int, tmp_path: Path) -> None:
-    """Restarts don't wait for imports, and the disk may be gone. What reads stacks is loaded after
-    the failure of a peer, or on a terminal.
+    """Restarts don't wait for imports, and the disk may no longer be available. The code that reads
+    stacks is only loaded after a peer has failed, or on a terminal.
     """
     script, go = tmp_path / "train.py", tmp_path / "go"
     script.write_text(FAILS)
@@ -154,14 +154,15 @@ def test_settled_job_imports_nothing_on_failure(restarts: int, tmp_path: Path) -
 
 
 def test_nodes_load_openssl_only_after_workers_start(tmp_path: Path) -> None:
-    """`hashlib` loads it, in 2 ms, before a late heartbeat needs it: its file server may be
-    unreachable when the network is. A heartbeat that is late earlier, on a busy machine, loads it.
+    """`hashlib` loads it within 2 ms, before a late heartbeat requires it, because the file server
+    may be unreachable whenever the network is. On a busy machine, an earlier late heartbeat loads
+    it.
     """
     assert any(not loads_openssl_early(tmp_path) for _ in range(10))
 
 
 def loads_openssl_early(tmp_path: Path) -> bool:
-    """Return whether an agent of a job of two nodes loads it before its worker runs."""
+    """Return whether an agent in a two-node job loads it before its worker runs."""
     script = tmp_path / "train.py"
     script.write_text("import time\nprint('begun', flush=True)\ntime.sleep(600)\n")
     endpoint = f"--rdzv-endpoint=127.0.0.1:{free_ports(1)[0]}"
@@ -200,7 +201,7 @@ os._exit(3)
 
 
 def test_coordinator_imports_nothing_on_node_failure(tmp_path: Path) -> None:
-    """`relight coordinator`, like an agent, may outlive the file server it was loaded from."""
+    """Like an agent, `relight coordinator` may outlive the file server that it was loaded from."""
     script = tmp_path / "train.py"
     go = tmp_path / "go"
     script.write_text(WAITS_AND_FAILS)
@@ -238,7 +239,7 @@ def test_coordinator_imports_nothing_on_node_failure(tmp_path: Path) -> None:
 
 
 def loaded_until(lines: Iterable[str], last_word: str) -> set[str]:
-    """Return the modules that -X importtime names until a line that ends with this word."""
+    """Return the modules listed by -X importtime before a line that ends with this word."""
     modules = set()
     for line in lines:
         words = line.split()

@@ -44,7 +44,7 @@ HELPERS = """
 
 @pytest.fixture(autouse=True)
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The directory of the jobs, none of which outlives the test."""
+    """The directory for job records; no job outlives the test."""
     for name in os.environ.keys() - clean_environment().keys():
         monkeypatch.delenv(name)
     monkeypatch.setenv("RELIGHT_STATE_DIR", str(tmp_path / "state"))
@@ -59,7 +59,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def helpers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The functions of HELPERS, in a module that workers find."""
+    """The functions in HELPERS, in a module that workers can find."""
     (tmp_path / "sweep_helpers.py").write_text(textwrap.dedent(HELPERS))
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "sweep_helpers", raising=False)
@@ -82,7 +82,7 @@ def test_future_has_result_and_logs() -> None:
 
 
 def test_results_are_ordered_by_rank() -> None:
-    """`result` is that of rank 0."""
+    """`result` is the result of rank 0."""
     future = relight.submit(os.getenv, "RANK", nproc_per_node=2)
     assert future.results(LIMIT_S) == ["0", "1"]
     assert future.result() == "0"
@@ -100,7 +100,7 @@ def test_exception_is_raised_with_remote_traceback() -> None:
 
 
 def test_killed_job_says_why() -> None:
-    """The headline of the failure report is the message."""
+    """The message is the headline of the failure report."""
     error = relight.submit(signal.raise_signal, 9).exception(LIMIT_S)
     assert isinstance(error, WorkersFailedError)
     assert "rank 0 was killed by SIGKILL" in error.message
@@ -113,7 +113,7 @@ def test_rank_that_exits_early_is_an_error() -> None:
 
 
 def test_map_returns_futures_in_order() -> None:
-    """Items of several iterables, and keyword arguments; `as_completed` and `wait` take them."""
+    """It accepts iterables and keyword arguments; `as_completed` and `wait` take its futures."""
     futures = relight.map(operator.add, [1, 2, 3], (10, 20, 30), at_once=3)
     assert {each.result() for each in as_completed(futures, LIMIT_S)} == {11, 22, 33}
     assert wait(futures, LIMIT_S, ALL_COMPLETED).not_done == set()
@@ -125,7 +125,7 @@ def test_map_returns_futures_in_order() -> None:
 
 
 def test_job_has_the_name_of_the_function() -> None:
-    """Even if arguments are bound to it."""
+    """This holds even if arguments are bound to it."""
     future = relight.submit(partial(partial(pow, 2), exp=5))
     assert future.result(LIMIT_S) == 32
     assert future.handle.startswith("local://relight/pow-")
@@ -139,7 +139,7 @@ def test_map_runs_no_more_jobs_at_once_than_asked(helpers: Any, tmp_path: Path) 
 
 
 def test_map_runs_as_many_jobs_at_once_as_asked(helpers: Any, tmp_path: Path) -> None:
-    """The first two can only end together, and the third takes the place of one of them."""
+    """The first two can only end together, and the third starts when one of them has ended."""
     one, two, three = (str(tmp_path / name) for name in ("one", "two", "three"))
     futures = relight.map(helpers.meet, [one, two, three], [two, one, three], at_once=2)
     assert [each.result(LIMIT_S) for each in futures] == [one, two, three]
@@ -163,7 +163,7 @@ def test_finished_job_cannot_be_cancelled() -> None:
 
 
 def test_waiting_call_is_cancelled_without_a_job() -> None:
-    """Its place goes to the next."""
+    """The next call takes its slot."""
     first, second, third = relight.map(time.sleep, [LONG_S, LONG_S, 0], at_once=1)
     assert (second.handle, second.logs()) == ("", "")
     assert second.cancel() and second.cancelled() and second.handle == ""
@@ -185,7 +185,7 @@ def test_deleted_job_is_an_error() -> None:
 
 
 def test_jobs_have_gpus_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their number is the bound, if there is no other."""
+    """The number of GPUs limits the jobs if nothing else does."""
     monkeypatch.setattr(devices, "gpu_names", lambda _: ["0", "1", "2", "3", "4"])
     names = ["CUDA_VISIBLE_DEVICES"] * 2
     futures = relight.map(os.getenv, names, resources={"gpu": 2})
@@ -195,7 +195,7 @@ def test_jobs_have_gpus_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_attached_future_has_the_result() -> None:
-    """As in another session, which has only the handle."""
+    """Another session, for example, only has the handle."""
     handle = relight.submit(abs, -7).handle
     assert relight.attach(handle).result(LIMIT_S) == 7
     assert relight.attach(handle).result(LIMIT_S) == 7
@@ -215,7 +215,7 @@ SESSION = """
 
 @pytest.mark.parametrize("is_detached", [False, True])
 def test_local_jobs_end_with_the_session(tmp_path: Path, *, is_detached: bool) -> None:
-    """Unless they are detached; waiting calls never start."""
+    """Detached jobs continue; waiting calls never start."""
     path = tmp_path / "session.py"
     path.write_text(textwrap.dedent(SESSION.format(cfg={"detach": True} if is_detached else {})))
     result = subprocess.run(

@@ -1,4 +1,4 @@
-"""`relight.submit` and `relight.map` on a real Slurm, and over ssh to real sshd servers."""
+"""`relight.submit` and `relight.map` on a real Slurm, and over SSH with real sshd servers."""
 
 import json
 import os
@@ -49,7 +49,7 @@ if __name__ == "__main__":
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
-    """A Slurm of two nodes and a login node."""
+    """A Slurm cluster with two nodes and a login node."""
     directory = tmp_path_factory.mktemp("slurm")
     with Lab(hosts=["login", "node1", "node2"]) as lab, Slurm(lab, directory) as slurm:
         yield slurm
@@ -72,7 +72,7 @@ def session(cluster: Slurm) -> Iterator[Session]:
 
 @pytest.mark.needs_slurm
 def test_slurm_array_outlives_the_session(session: Session, cluster: Slurm) -> None:
-    """Another session has its results, its exceptions and its logs by the handles."""
+    """Another session can get its results, exceptions, and logs with the handles."""
     handles = session("""
         futures = relight.map(work, range(4), at_once=2, scheduler="slurm")
         print(json.dumps([each.handle for each in futures]))
@@ -111,7 +111,7 @@ def test_slurm_job_of_several_nodes_has_results_of_all_ranks(session: Session) -
 def test_requeued_slurm_job_has_the_result_of_its_last_attempt(
     session: Session,
 ) -> None:
-    """Only the job of the array that failed is requeued."""
+    """Only the failed job in the array is requeued."""
     found = session("""
         futures = relight.map(requeues, [True, False], scheduler="slurm", max_retries=1,
                               max_restarts=1)
@@ -152,7 +152,7 @@ def test_refused_slurm_array_leaves_nothing_behind(session: Session, cluster: Sl
 def test_map_over_ssh_uses_each_host_for_one_job_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Results and exceptions come back, and are not in the logs."""
+    """Results and exceptions are returned, and do not appear in the logs."""
     for name in os.environ.keys() - clean_environment().keys():
         monkeypatch.delenv(name)
     monkeypatch.setenv("RELIGHT_STATE_DIR", str(tmp_path / "state"))

@@ -1,4 +1,4 @@
-"""One rank fails, and the others keep their process (relight.worker.recoverable)."""
+"""One rank fails, and the others keep their processes (relight.worker.recoverable)."""
 
 import json
 import os
@@ -70,7 +70,7 @@ KILL, RAISE = "os.kill(os.getpid(), signal.SIGKILL)", 'raise ValueError("bad bat
 
 
 def noted(place: Path, restart: int) -> list[tuple[int, int, int]]:
-    """Return each rank's pid, port of its store and rank in an attempt."""
+    """Return each rank's pid, store port, and rank in an attempt."""
     texts = [(place / f"{rank}-{restart}").read_text() for rank in range(4)]
     return [tuple(map(int, text.split())) for text in texts]  # type: ignore[misc]
 
@@ -184,7 +184,7 @@ train()
 
 
 def test_survivor_without_shared_state_fails(launch: Launch, script: Script) -> None:
-    """Otherwise the ranks would train on with different weights."""
+    """Otherwise, the ranks would continue training with different weights."""
     text = BEGIN + FAIL.replace("FAILING", "[2]").replace("HOW", KILL)
     text = text.replace("    generation.restored()\n", "")
     result = launch("run", "--nproc-per-node=4", "--max-restarts=1", script(text))
@@ -253,7 +253,7 @@ def test_only_connections_of_group_are_severed(monkeypatch: pytest.MonkeyPatch) 
 def test_nccl_is_aborted_only_if_each_step_can_be_held_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A step of another optimizer, or in a CUDA graph, would use undefined data."""
+    """Another optimizer's step, or one in a CUDA graph, would use undefined data."""
     monkeypatch.setattr(recovery, "has_nccl", lambda: True)
     watch = recovery._Watch(memoryview(bytearray(words.SIZE)).cast("Q"))
     try:
@@ -325,8 +325,8 @@ dist.destroy_process_group()
 @pytest.mark.needs_torch
 @pytest.mark.parametrize("kills", ["0:3", "1:3 2:3"])
 def test_losses_equal_uninterrupted_run(warm_torch: WarmTorch, kills: str) -> None:
-    """They equal, bit for bit, those of a run that rewraps its model at that step: DDP's first step
-    sums in another order. BatchNorm doesn't count the broken step.
+    """They are identical, bit for bit, to those of a run that rewraps its model at that step,
+    because DDP's first step sums in a different order. BatchNorm doesn't count the failed step.
     """
     flags = ("--nproc-per-node=3", "--max-restarts=1")
     whole = warm_torch.run(DDP, *flags, KILLS="", REBUILD="3")
@@ -340,12 +340,12 @@ def test_losses_equal_uninterrupted_run(warm_torch: WarmTorch, kills: str) -> No
 
 HANGS = {
     "stopped": "os.kill(os.getpid(), signal.SIGSTOP)",
-    "in C": "import ctypes; ctypes.PyDLL(None).pause()",  # with the GIL
+    "in C": "import ctypes; ctypes.PyDLL(None).pause()",  # holds the GIL
 }
 
 
 def hanging(text: str) -> str:
-    """Return a script that is busy until its state is shared, and notes its pids."""
+    """Return a script that is busy until its state is shared, and records its pids."""
     share = "    done = generation.share(model, optimizer, step=done)\n"
     note = "open(f'pid-{rank}-{generation.restart}', 'w').write(str(os.getpid()))"
     return text.replace("import torch\n", "import starting\nimport torch\n", 1).replace(
@@ -383,7 +383,7 @@ def test_only_hanging_rank_is_replaced(warm_torch: WarmTorch, how: str) -> None:
 @pytest.mark.slow
 @pytest.mark.needs_torch
 def test_all_ranks_restart_if_hanging_one_is_unknown(warm_torch: WarmTorch) -> None:
-    """Two wait for two others in another collective."""
+    """Two ranks wait for the two others in a different collective."""
     (warm_torch.folder / "starting.py").write_text(STARTING)
     flags = ("--nproc-per-node=4", "--max-restarts=1", "--hang-timeout=3")
     variables = {"KILLS": "0:3 1:3", "REBUILD": "", "HOW": "dist.barrier()"}
@@ -397,7 +397,7 @@ def test_all_ranks_restart_if_hanging_one_is_unknown(warm_torch: WarmTorch) -> N
 def on_two_nodes(
     warm_torch: WarmTorch, text: str, *flags: str, **variables: str
 ) -> tuple[str, list[str]]:
-    """Run a script on two agents to its end; return their console, and what the ranks print."""
+    """Run a script on two agents to its end; return their console output and the ranks' output."""
     text = text.replace("import torch\n", f"os.environ.update({variables})\nimport torch\n", 1)
     text = text.replace("print(rank,", "print(rank, file=open(f'out{rank}', 'a'), *(")
     text = text.replace(", flush=True)", ",))")
@@ -469,7 +469,7 @@ def test_optimizer_takes_no_step_after_failure(warm_torch: WarmTorch) -> None:
 @pytest.mark.slow
 @pytest.mark.needs_torch
 def test_overwritten_state_is_not_shared(warm_torch: WarmTorch) -> None:
-    """DDP has copied the weights of the new rank 0 to all others."""
+    """DDP has copied the new rank 0's weights to all other ranks."""
     flags = ("--nproc-per-node=3", "--max-restarts=1")
     result = warm_torch.run(DDP, *flags, KILLS="0:3", REBUILD="", ORDER="wrong")
     assert result.returncode == 1
@@ -540,7 +540,7 @@ dist.destroy_process_group()
 
 @pytest.fixture(scope="module")
 def whole_fsdp() -> dict[str, set[str]]:
-    """The output of an undisturbed run, once it has run."""
+    """The output of an undisturbed run, which is run only once."""
     return {}
 
 
@@ -573,7 +573,7 @@ def test_shards_continue_from_their_replicas_or_checkpoint(
 @pytest.mark.slow
 @pytest.mark.needs_torch
 def test_shards_of_unknown_step_are_not_shared(warm_torch: WarmTorch) -> None:
-    """Those at different steps would be taken for one."""
+    """Otherwise, shards from different steps would be combined into one model."""
     flags = ("--nproc-per-node=4", "--max-restarts=1")
     result = warm_torch.run(FSDP, *flags, KILLS="2:3", FORGET="1")
     assert result.returncode == 1
@@ -626,7 +626,7 @@ print("equal", flush=True)
 @pytest.mark.slow
 @pytest.mark.needs_torch
 def test_shards_of_ranks_that_moved(warm_torch: WarmTorch) -> None:
-    """Each rank has another one in the next generation, whose mesh equals the one before."""
+    """Each has a different rank in the next generation, whose mesh equals the previous one."""
     result = warm_torch.run(MOVED, "--nproc-per-node=4")
     assert result.returncode == 0, result.stderr
     assert result.stdout.split() == ["equal"] * 4
@@ -656,7 +656,7 @@ train()
 def test_replaced_rank_is_forked_from_warm_process(
     start: Start, script: Script, tmp_path: Path
 ) -> None:
-    """Beside survivors that started cold: the ranks of a generation have two spawners."""
+    """The survivors had started cold, so the ranks of one generation have two spawners."""
     logs = tmp_path / "logs"
     flags = ("--nproc-per-node=2", "--max-restarts=1", "--preload=auto", f"--log-dir={logs}")
     agent = start("run", *flags, script(WARM), command=SOON)

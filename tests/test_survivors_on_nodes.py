@@ -1,4 +1,4 @@
-"""A rank or a node fails, and ranks on other nodes keep their process."""
+"""A rank or a node fails, and ranks on other nodes keep their processes."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -48,12 +48,12 @@ MEET = ("--rdzv-backend=file", "--rdzv-id=j", "--nproc-per-node=2", "--max-resta
 
 
 class Ranks:
-    """What the ranks of an attempt have noted.
+    """What the ranks in an attempt have recorded.
 
     Args:
-        place: the directory of the job.
-        size: the number of ranks.
-        restart: the number of restarts.
+        place: The job's directory.
+        size: The number of ranks.
+        restart: The number of restarts.
     """
 
     def __init__(self, place: Path, size: int, restart: int) -> None:
@@ -77,7 +77,7 @@ class Ranks:
 
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[MakeJob]:
-    """Return a function that makes a job on this machine, and starts its agents."""
+    """Return a function that creates a job on this machine, and starts its agents."""
     with OneMachine() as here:
 
         def make(nodes: str, agents: int, *more: str) -> Job:
@@ -86,7 +86,7 @@ def job(tmp_path: Path) -> Iterator[MakeJob]:
             (tmp_path / "train.py").write_text(WORKER)
             for number in range(agents):
                 made.start(f"node{number}")
-                if not number:  # this one coordinates
+                if not number:  # this one becomes the coordinator
                     made.until((tmp_path / "meet").exists, "a coordinator")
             return made
 
@@ -94,7 +94,7 @@ def job(tmp_path: Path) -> Iterator[MakeJob]:
 
 
 def break_group(place: Path, ranks: Ranks) -> None:
-    """Let the collectives of a group fail."""
+    """Make a group's collectives fail."""
     (place / ".new").write_text(str(min(ranks.ports)))
     (place / ".new").rename(place / "broken")
 
@@ -142,7 +142,7 @@ def test_ranks_stay_in_smaller_group(job: MakeJob, tmp_path: Path) -> None:
     made = job("1:2", 2)
     before, after = Ranks(tmp_path, 4, 0), Ranks(tmp_path, 2, 0)
     made.until(lambda: before.are_here, "all ranks begin")
-    for rank in range(2):  # of a generation before the second node came
+    for rank in range(2):  # from a generation before the second node joined
         (tmp_path / f"2-0-{rank}").unlink(missing_ok=True)
     made.kill(made.agents[1])
     break_group(tmp_path, before)
@@ -166,7 +166,7 @@ def test_ranks_stay_when_node_joins(job: MakeJob, tmp_path: Path) -> None:
 
 
 def test_spare_replaces_node_of_coordinator(job: MakeJob, tmp_path: Path) -> None:
-    """It has rank 0 and the store, and the ranks on the other node keep theirs."""
+    """The lost node had rank 0 and the store; the ranks on the other node keep their processes."""
     made = job("2", 3)
     before, after = Ranks(tmp_path, 4, 0), Ranks(tmp_path, 4, 0)
     made.until(lambda: before.are_here, "all ranks begin")

@@ -1,6 +1,6 @@
-"""A failed generation goes as fast as its workers allow, and waits only for those with a reason.
+"""A failed generation ends as fast as its workers allow, and only waits for those with a reason.
 
-The grace times exceed the time limit of a test, so that waiting for one fails the test.
+The grace periods exceed a test's time limit, so that a test fails if it waits for one.
 """
 
 import json
@@ -14,7 +14,7 @@ from warm_torch import WarmTorch
 Script = Callable[..., Path]
 LONG = "--shutdown-timeout=300"
 
-# Rank 0 fails once as many others have written their files as there are.
+# Rank 0 fails once all the others have written their files.
 FAIL = """
 import os, signal, sys, time
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -39,7 +39,7 @@ model = Model()
 del model
 """
 AT_EXIT = "import atexit\natexit.register(lambda: (blocked(), time.sleep(1000)))"
-# A lock of libc that is taken twice: no signal handler of Python runs while it is waited for.
+# A libc lock that is acquired twice: while it waits, no Python signal handler can run.
 STUCK_IN_C = """
 import ctypes
 mutex, libc = ctypes.create_string_buffer(64), ctypes.CDLL(None)
@@ -57,7 +57,7 @@ libc.pthread_mutex_lock(mutex)
 def test_teardown_does_not_wait_for_workers_without_handler(
     body: str, launch: Launch, script: Script
 ) -> None:
-    """Wherever they are stuck."""
+    """This holds wherever the workers are stuck."""
     result = launch("run", "--nproc-per-node=3", "--max-restarts=1", LONG, script(FAIL + body))
     assert result.returncode == 0, result.stderr
     assert "restart 1 of 1" in result.stderr
@@ -84,7 +84,7 @@ os._exit(3)
 @pytest.mark.slow
 @pytest.mark.needs_torch
 def test_teardown_does_not_wait_for_worker_in_collective(warm_torch: WarmTorch) -> None:
-    """A rank stuck in an all-reduce with a peer that never comes is gone immediately."""
+    """A rank that is stuck in an all-reduce with an absent peer is ended immediately."""
     flags = ("--nproc-per-node=3", "--max-restarts=1", LONG)
     result = warm_torch.run(COLLECTIVE, *flags)
     assert result.returncode == 0, result.stderr
@@ -119,7 +119,7 @@ time.sleep(1000)
 def test_teardown_waits_for_worker_that_checkpoints(
     stop: str, launch: Launch, script: Script
 ) -> None:
-    """A worker that handles SIGTERM gets the grace period, whatever becomes of the handler."""
+    """A worker that handles SIGTERM gets the grace period, whatever happens to the handler."""
     path = script(FAIL + SAVES + stop + WAITS)
     result = launch("run", "--nproc-per-node=9", "--max-restarts=1", LONG, path)
     assert result.returncode == 0, result.stderr
@@ -127,7 +127,7 @@ def test_teardown_waits_for_worker_that_checkpoints(
 
 
 def test_all_workers_share_one_grace_period(launch: Launch, script: Script) -> None:
-    """Eight workers whose handlers never run are killed together, not in sequence."""
+    """Eight workers whose handlers never run are killed at the same time, not one by one."""
     path = script(FAIL + "signal.signal(signal.SIGTERM, lambda *_: None)" + STUCK_IN_C)
     result = launch("run", "--nproc-per-node=9", "--max-restarts=1", "--shutdown-timeout=2",
                     "--log-dir=logs", path)  # fmt: skip
@@ -139,7 +139,7 @@ def test_all_workers_share_one_grace_period(launch: Launch, script: Script) -> N
         if event["event"] == "WorkerExited" and event["exitcode"]
     ]
     assert len(exits) == 9
-    assert max(exits[1:]) - exits[1] < exits[1] - exits[0]  # one by one it would be 7 times as much
+    assert max(exits[1:]) - exits[1] < exits[1] - exits[0]  # one by one, it takes 7 times as long
 
 
 def test_user_signal_waits_for_all_workers(start: Callable[..., object], script: Script) -> None:

@@ -1,4 +1,4 @@
-"""On a terminal, the traceback with which workers end is shown once; elsewhere every byte stays."""
+"""A terminal shows the traceback of ending workers once; elsewhere, no byte is dropped."""
 
 import re
 import signal
@@ -44,12 +44,12 @@ if "RANK" in os.environ:
     while sum(each.startswith(attempt) for each in os.listdir(here)) < size:
         time.sleep(0.01)
 """
-"""Runs before each script: all ranks begin together, and none is stopped before it has failed."""
+"""Runs before each script: all ranks start together, and none is stopped before it has failed."""
 
 
 @pytest.fixture
 def together(tmp_path: Path) -> dict[str, str]:
-    """Variables with which all ranks fail, whichever is the first."""
+    """Variables with which all ranks fail, no matter which one is first."""
     folder = tmp_path / "site"
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(TOGETHER)
@@ -67,7 +67,7 @@ def terminal() -> Iterator[Terminal]:
 def shown(
     start: Start, terminal: Terminal, script: Script, together: dict[str, str]
 ) -> Callable[..., str]:
-    """Run a script on a terminal; return its final content."""
+    """Run a script on a terminal; return the terminal's final content."""
 
     def run(text: str, *flags: str, **variables: str) -> str:
         agent = start(
@@ -79,12 +79,12 @@ def shown(
     return run
 
 
-# Once
+# Shown once.
 
 
 @pytest.mark.parametrize("text", [SAME, "if x\n"], ids=["exception", "syntax error"])
 def test_error_of_all_ranks_is_shown_once(shown: Callable[..., str], text: str) -> None:
-    """In the report; the workers' own copies are hidden."""
+    """It is part of the report; the workers' own copies are hidden."""
     output = shown(text, "--nproc-per-node=4")
     assert output.startswith("relight: ranks 0-3 raised ")
     assert len(re.findall(r"^\w+Error: ", output, re.MULTILINE)) == 1
@@ -112,7 +112,7 @@ def test_recognizes_tracebacks_of_other_python_versions(
 
 
 def test_two_errors_are_shown_once_each(shown: Callable[..., str]) -> None:
-    """The one that is not in the report comes first, with its ranks."""
+    """The error that is not in the report comes first, with its ranks."""
     output = shown(TWO, "--nproc-per-node=4")
     (title,) = re.findall(r"^relight: traceback of (.*)$", output, re.MULTILINE)
     assert title in ("rank 0; rank 2: the same", "rank 1; rank 3: the same")
@@ -123,7 +123,7 @@ def test_two_errors_are_shown_once_each(shown: Callable[..., str]) -> None:
 
 
 def test_each_attempt_shows_its_traceback(shown: Callable[..., str]) -> None:
-    """An earlier attempt's before the restart notice, the last in the report."""
+    """Earlier tracebacks come before the restart notice, and the last one is in the report."""
     output = shown(SAME, "--nproc-per-node=2", "--max-restarts=1")
     assert output.startswith("relight: traceback of rank 0; rank 1: the same\nTraceback")
     assert output.index("ValueError: no file data.bin\n") < output.index("restart 1 of 1")
@@ -182,15 +182,16 @@ def test_each_console_shows_what_report_omits(start: Start, script: Script, tmp_
             terminal.close()
     for output in outputs:
         assert output.count(b"\nValueError: bad 0") == 1
-        # Probably, if rank 1 was a moment earlier: the connection may have been one to rank 0.
+        # This is likely if rank 1 failed slightly earlier, because it may have been connected to
+        # rank 0.
         assert re.search(rb"rank 0,?( which)? raised ValueError: bad 0", output)
     assert sorted(output.count(b"\nConnectionResetError: bad 1") for output in outputs) in (
         [0, 1],
-        [0, 0],  # it was stopped before it got that far
+        [0, 0],  # it was stopped before it reached that point
     )
 
 
-# At once
+# Shown immediately.
 
 
 GOES_ON = """
@@ -295,7 +296,7 @@ def test_workers_hanging_at_exit_show_their_traceback(
 def test_traceback_does_not_wait_for_slow_teardown(
     start: Start, terminal: Terminal, script: Script, tmp_path: Path
 ) -> None:
-    """Others may checkpoint for half a minute."""
+    """Other workers may checkpoint for half a minute."""
     train = script(
         "import os, signal, time\n"
         "from pathlib import Path\n"
@@ -316,7 +317,7 @@ def test_traceback_does_not_wait_for_slow_teardown(
     assert agent.poll() is None
 
 
-# Elsewhere
+# Other consoles and files.
 
 
 @pytest.mark.parametrize("flags", [("-t2", "--log-dir=logs"), ("-t3", "--log-dir=logs")])
@@ -334,7 +335,7 @@ def test_teed_tracebacks_stay_complete_in_file_and_terminal(
 def test_pipe_gets_tracebacks_of_all_workers(
     start: Start, script: Script, together: dict[str, str]
 ) -> None:
-    """Without colours in the report, even if they are forced."""
+    """The report has no colours, even if they are forced."""
     variables = {"FORCE_COLOR": "1", **together}
     agent = start("run", "--nproc-per-node=3", script(SAME), variables=variables)
     _, errors = agent.communicate(timeout=LIMIT_S)
@@ -354,7 +355,7 @@ def test_terminal_has_colours_only_where_wanted(
     assert ("\x1b" in output) == is_coloured
 
 
-# Torch
+# Torch.
 
 
 DDP = """
@@ -385,7 +386,7 @@ main()
 
 @pytest.fixture
 def shown_warm(warm_torch: WarmTorch) -> Callable[..., str]:
-    """The same on warm torch workers."""
+    """The same for warm torch workers."""
 
     def run(text: str, *flags: str) -> str:
         terminal = Terminal(columns=200)
@@ -406,8 +407,8 @@ def shown_warm(warm_torch: WarmTorch) -> Callable[..., str]:
 def test_torch_job_shows_culprit_once(
     shown_warm: Callable[..., str],
 ) -> None:
-    """Finalizing Python with torch takes a second or two, and the traceback is held back until
-    then; after five, it is also shown above the report.
+    """Finalizing Python with torch takes a second or two, during which the traceback is held back.
+    After five seconds, it would also be shown above the report.
     """
     output = shown_warm(DDP, "--nproc-per-node=3")
     is_late = "relight: traceback of rank 1" in output
@@ -420,7 +421,7 @@ def test_torch_job_shows_culprit_once(
 @pytest.mark.slow
 @pytest.mark.needs_torch
 def test_exception_recorded_by_torch_is_shown_once(shown_warm: Callable[..., str]) -> None:
-    """Its error file has other frames than Python's traceback."""
+    """Its error file has different frames from Python's traceback."""
     output = shown_warm(RECORD, "--nproc-per-node=2")
     is_late = "relight: traceback of rank 0; rank 1: the same" in output
     assert output.count("\nValueError: recorded\n") == 1 + is_late

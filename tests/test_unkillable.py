@@ -1,4 +1,4 @@
-"""Processes that SIGKILL does not end are named, and nobody waits for them without a limit."""
+"""Processes that survive SIGKILL are named, and nothing waits for them without a limit."""
 
 import os
 import re
@@ -31,8 +31,8 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
 
 @pytest.fixture
 def frozen(marker: str) -> Iterator[str]:
-    """A command line that starts a process in an uninterruptible call, state D, and waits until it
-    is in that call. SIGKILL does not end it until the end of the test thaws it.
+    """A command line that starts a process in an uninterruptible call (state D), and waits until it
+    is in that call. SIGKILL has no effect until the process is thawed at the end of the test.
     """
     folder = FREEZER / f"relight-{marker}"
     folder.mkdir()
@@ -51,7 +51,7 @@ def frozen(marker: str) -> Iterator[str]:
 
 @pytest.mark.needs_setpriv
 def test_foreign_zombie_is_reaped() -> None:
-    """A signal to it fails, as to a running process of that user."""
+    """A signal to it fails, as it would for a running process of that user."""
     code = (
         "import os, subprocess, sys\n"
         "from relight.host import linux\n"
@@ -141,5 +141,5 @@ def test_guard_of_unkillable_process_ends(
 def test_shutdown_timeout_bounds_wait_for_unkillable(
     grace_s: float, refused: bool, expected: float
 ) -> None:
-    """A killed one gets at least 10 s: the kernel has to free its memory."""
+    """A killed one gets at least 10 s, because the kernel has to free its memory."""
     assert patience_s(grace_s, refused=refused) == expected

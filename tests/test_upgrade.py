@@ -1,4 +1,4 @@
-"""Jobs that run while relight is upgraded: its files are removed, or replaced."""
+"""Jobs that are running while relight is upgraded: its files are removed or replaced."""
 
 import ast
 import os
@@ -42,11 +42,11 @@ class Copy:
         shutil.copytree(PACKAGE, self._package)
 
     def remove(self) -> None:
-        """Remove it, as `pip uninstall` does."""
+        """Remove it, like `pip uninstall`."""
         shutil.rmtree(self._package)
 
     def replace(self) -> None:
-        """Put a version in its place in which all names have changed."""
+        """Replace it with a version in which all names have changed."""
         for compiled in list(self._package.rglob("__pycache__")):
             shutil.rmtree(compiled)
         for file in self._package.rglob("*.py"):
@@ -79,7 +79,7 @@ class RunningAgent:
         return "\n".join(line for line in lines if not line.startswith("import time:"))
 
     def wait_for(self, pattern: str) -> re.Match[str]:
-        """Wait until it has printed this."""
+        """Wait until it has printed something that matches a pattern."""
         end = time.monotonic() + LIMIT_S
         while True:
             text = self._output.read_text(errors="replace")
@@ -90,12 +90,12 @@ class RunningAgent:
             time.sleep(0.05)
 
     def wait_until_loaded(self) -> None:
-        """Wait until it has loaded all that it may need."""
+        """Wait until it has loaded everything that it may need."""
         self.wait_for(rf"^import time:.*\| +{re.escape(LAST_MODULE)}$")
 
 
 def query_all_commands(launch: Launch, job: str) -> None:
-    """Run all commands that ask the agent of a job; each answers."""
+    """Run all commands that query a job's agent, and check that each gets an answer."""
     expected = {
         ("status",): "train",
         ("status", "--json"): "train",
@@ -117,7 +117,7 @@ def test_single_node_job_survives_upgrade(
     change: str, copy: Copy, launch: Launch, start: Start, script: Callable[[str], Path],
     tmp_path: Path,
 ) -> None:  # fmt: skip
-    """Commands, signals, a failure and a restart still work."""
+    """Commands, signals, failures, and restarts still work."""
     flags = ("run", "--nproc-per-node=2", "--max-restarts=1", "--run-path")
     one = RunningAgent(start, copy, tmp_path / "output", *flags, str(script(WORKER)))
     one.wait_for("worker 1 restart 0")
@@ -142,7 +142,7 @@ def test_two_node_job_survives_upgrade(
     change: str, copy: Copy, launch: Launch, start: Start, script: Callable[[str], Path],
     tmp_path: Path,
 ) -> None:  # fmt: skip
-    """The coordinator and the other node answer, restart, and stop on a signal."""
+    """The coordinator and the other node respond, restart, and stop when signalled."""
     endpoint = f"--rdzv-endpoint=127.0.0.1:{free_ports(1)[0]}"
     words = ("run", "--nnodes=1:2", "--rdzv-backend=c10d", endpoint, "--max-restarts=2")
     words = (*words, "--rdzv-conf=last_call_timeout=1", str(script(WORKER)))
@@ -173,7 +173,7 @@ def test_two_node_job_survives_upgrade(
 def test_workers_start_cold_if_upgrade_loses_preloader(
     change: str, copy: Copy, start: Start, script: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """A new one would run files of another version, or none."""
+    """A new preloader would run a different version's files, or find none."""
     flags = ("run", "--preload=json", "--max-restarts=3", "--verbose")
     one = RunningAgent(start, copy, tmp_path / "output", *flags, str(script(WORKER)))
     ready = one.wait_for(r"preload: pid (\d+) is ready")
@@ -208,7 +208,7 @@ while True:
 def test_preempted_job_checkpoints_after_upgrade(
     change: str, copy: Copy, start: Start, script: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """Its script has imported `relight.worker`, which loads nothing more."""
+    """Its script has imported `relight.worker`, which loads nothing else."""
     one = RunningAgent(start, copy, tmp_path / "output", "run", str(script(SAVES)))
     one.wait_for("training")
     one.wait_until_loaded()
@@ -289,14 +289,14 @@ LOADED_BEFORE = {
     "relight.rendezvous.topology": "--rank-order=topology",
     "relight.agent.status.page_process": "--status",
 }
-"""Loaded by then, if at all, because of a flag or where the job runs."""
+"""Already loaded by then, if at all, because of a flag or the job's environment."""
 DONE_WITHOUT = {"relight.health.endpoint"}
 """Its caller catches every exception."""
 
 
 @pytest.mark.parametrize("module", LOADED)
 def test_running_process_imports_no_relight_module(module: str) -> None:
-    """Imports inside functions of an agent or `relight coordinator` find their modules loaded."""
+    """Imports inside functions in an agent or coordinator find their modules already loaded."""
     done = subprocess.run(
         [sys.executable, "-c", LOADED[module] + IMPORT],
         stdout=subprocess.PIPE,
@@ -312,7 +312,7 @@ def test_running_process_imports_no_relight_module(module: str) -> None:
 
 
 def closure(module: str) -> set[Path]:
-    """The files of all modules of relight that a module may lead to."""
+    """Return the files of all relight modules that a module may import, directly or indirectly."""
     found, left = set[Path](), [module]
     while left:
         path = file_of(left.pop())
@@ -323,7 +323,7 @@ def closure(module: str) -> set[Path]:
 
 
 def late_imports(path: Path) -> set[str]:
-    """The modules of relight that functions of a file import."""
+    """Return the relight modules that functions in a file import."""
     return {name for name, is_late in imports(path) if is_late and file_of(name)}
 
 
@@ -337,7 +337,7 @@ def file_of(module: str) -> Path | None:
 
 @cache
 def imports(path: Path) -> list[tuple[str, bool]]:
-    """The modules that a file imports, and whether in a function."""
+    """Return the modules that a file imports, and whether it does so inside a function."""
     found: list[tuple[str, bool]] = []
 
     def visit(node: ast.AST, *, late: bool) -> None:

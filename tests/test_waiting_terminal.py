@@ -1,4 +1,4 @@
-"""On a terminal, and only there, one line says what the agent waits for."""
+"""A terminal, but no other console, has a line that shows what the agent is waiting for."""
 
 import os
 import re
@@ -24,7 +24,7 @@ def terminal() -> Iterator[Terminal]:
 
 
 def on_screen(data: bytes) -> str:
-    """Return the final text after lines were rewritten in place."""
+    """Return the final text, after lines have been rewritten in place."""
     return re.sub(r"[^\n]*\r\x1b\[K", "", data.decode().replace("\r\n", "\n"))
 
 
@@ -32,7 +32,7 @@ def on_screen(data: bytes) -> str:
 def test_waiting_line_is_rewritten_until_work_continues(
     start: Start, terminal: Terminal, script: Script, tmp_path: Path
 ) -> None:
-    """Not wider than the terminal, without colours if unwanted, and never in worker output."""
+    """It fits the terminal, has no colours if unwanted, and never mixes with worker output."""
     flags = (*TWO_NODES, f"--rdzv-endpoint={tmp_path}", script("print('at work')"))
     variables = {"TERM": "xterm", "NO_COLOR": "1"}
     first = start(*flags, stdout=terminal.agents_end, stderr=terminal.agents_end,
@@ -74,7 +74,7 @@ time.sleep(600)
 def test_waiting_line_never_mixes_with_worker_output(
     start: Start, terminal: Terminal, script: Script
 ) -> None:
-    """Never in the middle of a worker's line; dim where there are colours."""
+    """It is never in the middle of a worker's line, and it is dim if colours are enabled."""
     agent = start("run", script(STUBBORN), stdout=terminal.agents_end, stderr=terminal.agents_end,
                   variables={"TERM": "xterm"})  # fmt: skip
     terminal.read_until(b"ready")
@@ -109,7 +109,7 @@ def test_reason_is_plain_line_without_terminal(
 
 
 def test_restart_is_reported_in_one_line(launch: Launch, script: Script) -> None:
-    """It has the cause, the number of the restart and the limit."""
+    """The line has the cause, the restart's number, and the limit."""
     failing = "import os; raise SystemExit(os.environ['TORCHELASTIC_RESTART_COUNT'] == '0')"
     done = launch("run", "--max-restarts=2", script(failing))
     assert done.returncode == 0

@@ -1,5 +1,6 @@
-"""No process of a job waits for another without a limit: the other may be in an uninterruptible
-call, stopped, or another user's, and the agent would neither answer its group nor handle a signal.
+"""A job's processes never wait for each other without a limit. Another process may be in an
+uninterruptible call, stopped, or owned by another user; meanwhile, the agent could neither respond
+to its group nor handle a signal.
 """
 
 import ast
@@ -14,19 +15,19 @@ BEGINS = (
     "relight.preload.warm_fork",
     "relight.worker.hook",
 )
-"""The modules that an agent runs, and the processes below it."""
+"""The modules that run in an agent and in the processes below it."""
 NOT_OF_A_JOB = ("relight.api.embedding", "relight.api.function", "relight.api.futures",
                 "relight.api.submission")  # fmt: skip
-"""What waits for an agent, as long as its job takes."""
+"""The modules that wait for an agent, as long as its job takes."""
 RUNS = ("run", "call", "check_call", "check_output")
-"""Functions of subprocess that kill a program after its time limit, then wait without one."""
+"""Functions in subprocess that kill a program after a timeout, but then wait without one."""
 
 
 REAPING = ("waitpid", "waitid", "wait3", "wait4")
 
 
 def loaded() -> set[Path]:
-    """The files that any of them may load, now or later."""
+    """Return the files that any of these modules may load, now or later."""
     found: set[Path] = set()
     left = [path for name in BEGINS if (path := file_of(name))]
     while left:

@@ -1,4 +1,4 @@
-"""Slow ranks of real workers are named from outside, on all consoles and in the status."""
+"""Slow ranks among real workers are identified from outside, on all consoles and in the status."""
 
 import json
 import signal
@@ -32,7 +32,7 @@ os._exit(0)  # a thread of torch that still runs would abort the shutdown of Pyt
 
 
 def wait_for_slow_ranks(log: Path, agent: "subprocess.Popen[bytes]") -> dict[str, object]:
-    """Return the first event of slow ranks in the output of an agent."""
+    """Return the first slow-ranks event in an agent's output."""
     deadline = time.monotonic() + LIMIT_S
     while True:
         lines = log.read_text(errors="replace").splitlines()
@@ -53,7 +53,7 @@ def test_slow_node_is_named_on_all_nodes_and_in_status(
     script: Callable[[str], Path],
     tmp_path: Path,
 ) -> None:
-    """Another job with a slow rank, without the flag, reports nothing."""
+    """Another job with a slow rank, but without the flag, reports nothing."""
     with open(tmp_path / "unasked", "wb") as stderr:
         unasked = start("run", "--nproc-per-node=4", "--event-log-handler=console", script(STEPS),
                         stderr=stderr)  # fmt: skip

@@ -1,5 +1,5 @@
-"""Jobs of torch whose workers are forked from a warm process: importing torch, and finalizing the
-interpreter, cost more than the rest of such a job (docs/warm.md).
+"""Torch jobs whose workers are forked from a warm process: importing torch and finalizing the
+interpreter cost more than the rest of such a job (docs/warm.md).
 """
 
 import os
@@ -20,7 +20,7 @@ PATIENT = (
     f"warm_processes.ANSWER_S = warm_spawner.ANSWER_S = {LIMIT_S}\n"
     "from relight.cli.main import entry; entry()",
 )  # fmt: skip
-"""relight, which starts cold if a busy machine keeps the warm process from answering in 2 s."""
+"""Relight that starts cold if, on a busy machine, the warm process doesn't respond within 2 s."""
 _TRIES = 3
 _COLD = "this worker is cold"
 _IS_WARM = f"""import sys
@@ -41,8 +41,8 @@ def end():
 if hasattr(sys.modules["__main__"], "__file__"):
     atexit.register(end)
 """
-"""A module that ends the script when all exit handlers have run, as relight ends the workers of a
-function. Python would then destroy the modules, which takes as long as importing them.
+"""A module that ends the script once all exit handlers have run, as relight ends workers that run a
+function. Otherwise, Python would destroy the modules, which takes as long as importing them.
 """
 
 Result = subprocess.CompletedProcess[str]
@@ -52,7 +52,7 @@ T = TypeVar("T")
 def run_agents(
     command: tuple[str, ...], number: int, place: Path, variables: dict[str, str]
 ) -> list[Result]:
-    """Run several instances of a command in one directory, and wait for all."""
+    """Run several instances of a command in one directory, and wait for all of them."""
     agents = [
         subprocess.Popen(
             command, cwd=place, env=variables, text=True, errors="surrogateescape",
@@ -73,16 +73,16 @@ def run_agents(
 
 
 class TorchProcess:
-    """The warm process with torch of this process of the tests.
+    """A warm process with torch, one for each test process.
 
-    It serves one script path in one directory, whatever the script's text. So every script is
-    `train.py` in the same folder, empty at the beginning of each test.
+    It serves a single script path in one directory, whatever the script's text. Every script is
+    therefore `train.py` in the same folder, which is empty at the start of each test.
 
     Args:
-        folder: the directory of all jobs.
+        folder: The directory of all jobs.
 
     Attributes:
-        variables: set for all its jobs.
+        variables: The variables that are set for all of its jobs.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -91,7 +91,7 @@ class TorchProcess:
         self._pid = 0
 
     def start(self) -> None:
-        """Start it, unless it runs; it ends when memory gets scarce."""
+        """Start it, unless it is running; it ends when memory becomes scarce."""
         if PORTABLE or (self._pid and Path(f"/proc/{self._pid}").exists()):
             return
         made = subprocess.run(
@@ -121,18 +121,18 @@ class TorchProcess:
 
 
 class WarmTorch:
-    """Runs scripts on workers that are forked from a process with torch, and check that they are.
+    """Runs scripts on workers forked from a process with torch, and checks that they are.
 
-    Where relight has no warm processes, the jobs start cold. A script must begin with an empty
-    line, a comment, or a simple statement.
+    If relight has no warm processes, the jobs start cold. A script must start with an empty line, a
+    comment, or a simple statement.
 
     Args:
-        process: the warm process with torch.
-        launch: the fixture.
-        start: the fixture.
+        process: The warm process with torch.
+        launch: The fixture `launch`.
+        start: The fixture `start`.
 
     Attributes:
-        folder: the directory of all jobs.
+        folder: The directory of all jobs.
     """
 
     def __init__(self, process: TorchProcess, launch: Launch, start: Start) -> None:
@@ -153,12 +153,12 @@ class WarmTorch:
         """Run a script to its end.
 
         Args:
-            text: the script's.
-            flags: the agent's.
-            arguments: the script's.
-            quick_exit: end the script as soon as its exit handlers have run. It must not exit with
-                a code of its own.
-            variables: of the environment.
+            text: The script's text.
+            flags: Flags for the agent.
+            arguments: Arguments for the script.
+            quick_exit: End the script as soon as its exit handlers have run. The script itself must
+                not exit with an exit code.
+            variables: Environment variables.
         """
         return self.once_warm(lambda: self._launch(
             *self._command(text, *flags, quick_exit=quick_exit), *arguments, command=(),
@@ -168,7 +168,7 @@ class WarmTorch:
     def run_agents(
         self, number: int, text: str, *flags: str | Path, quick_exit: bool = True
     ) -> list[Result]:
-        """Run a script on several agents to their ends."""
+        """Run a script on several agents until they end."""
         variables = clean_environment(**self._process.variables)
 
         def run() -> list[Result]:
@@ -178,12 +178,12 @@ class WarmTorch:
         return self.once_warm(run, lambda results: "".join(each.stderr for each in results))
 
     def once_warm(self, run: Callable[[], T], said: Callable[[T], str]) -> T:
-        """Run a job, and repeat it while its workers start cold: a warm process exits under memory
-        pressure.
+        """Run a job, and repeat it while its workers start cold, because a warm process exits under
+        memory pressure.
 
         Args:
-            run: runs the job.
-            said: returns the job's output, given the result.
+            run: Runs the job.
+            said: Returns the job's output, given the result.
         """
         for _ in range(_TRIES):
             result = run()
@@ -217,7 +217,7 @@ class WarmTorch:
     ) -> tuple[str | Path, ...]:
         self._process.start()
         helpers = "is_warm, quick_exit" if quick_exit else "is_warm"
-        (self.folder / "train.py").write_text(f"import {helpers}; {text}")  # the same lines
+        (self.folder / "train.py").write_text(f"import {helpers}; {text}")  # keeps line numbers
         if PORTABLE:
             return (*RELIGHT, "run", *flags, "train.py")
         return (*relight, "run", f"--preload={_MODULES}", *flags, "train.py")

@@ -51,9 +51,7 @@ def test_installed_shim_starts_relight_until_removed(
 
 def test_torchrun_of_torch_is_left_alone(environment: Path, launch: Launch) -> None:
     torchrun = environment / "bin/torchrun"
-    begin = (
-        f"#!/bin/sh\n'''exec' '{environment}/bin/python' \"$0\" \"$@\"\n' '''\n"  # as pip writes it
-    )
+    begin = f"#!/bin/sh\n'''exec' '{environment}/bin/python' \"$0\" \"$@\"\n' '''\n"  # pip's
     text = f"{begin}from torch.distributed.run import main\nmain()\n"
     torchrun.write_text(text)
     torchrun.chmod(0o755)

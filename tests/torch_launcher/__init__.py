@@ -1,1 +1,1 @@
-"""torch.distributed.launcher and the drop-in for it, side by side."""
+"""torch.distributed.launcher and its drop-in replacement, side by side."""

@@ -1,4 +1,4 @@
-"""Runs the cases with one of the launchers, `torch` or `relight`, and prints a line for each."""
+"""Run the cases with one of the launchers, `torch` or `relight`, and print a line for each."""
 
 import json
 import logging
@@ -28,7 +28,7 @@ def config(**fields: Any) -> Any:
 
 
 def result_of(run: Callable[[], dict[int, Any]]) -> Any:
-    """The result or the error, with what both must have in common."""
+    """Return the result or the error, reduced to what the two launchers must have in common."""
     try:
         return sorted(run().items())
     except ChildFailedError as error:
@@ -93,7 +93,7 @@ def main() -> None:
 
 
 def both_at_once() -> None:
-    """The drop-in takes torch's configuration; its errors are torch's where that is imported."""
+    """The drop-in accepts torch's configuration; it raises torch's errors if torch is imported."""
     from relight import torch_launcher
 
     launch = torch_launcher.elastic_launch(config(), functions.fail)
@@ -101,7 +101,7 @@ def both_at_once() -> None:
     torch_launcher.replace_torchs()
     from torch.distributed import run
 
-    # The parent takes its name once it has started workers.
+    # The parent changes its name once it has started workers.
     named = "until grep 'worker spawner' /proc/$PPID/comm; do sleep 0.1; done"
     run.main(["--nproc-per-node=2", "--no-python", "sh", "-c", named])
 

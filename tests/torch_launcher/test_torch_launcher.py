@@ -1,4 +1,4 @@
-"""`relight.torch_launcher` does what torch.distributed.launcher does."""
+"""`relight.torch_launcher` behaves like torch.distributed.launcher."""
 
 import json
 import socket
@@ -21,20 +21,20 @@ def parse_results(process: "subprocess.Popen[str]", out: str, errors: str) -> di
     assert process.returncode == 0, errors
     if process.args[-1] == "torch":
         shown = [line.strip() for line in out.splitlines()[-2:]]
-        assert shown == ["worker spawner"] * 2  # torchrun, with relight's launcher
+        assert shown == ["worker spawner"] * 2  # torchrun with relight's launcher
     return dict(json.loads(line) for line in out.splitlines() if line.startswith('["'))
 
 
 @pytest.mark.slow
 @pytest.mark.needs_torch
 def test_results_and_errors_match_torch(tmp_path: Path) -> None:
-    """Functions and programs that succeed, fail, are killed, exit and restart, on one and two
-    nodes; then the drop-in next to torch, and in torchrun itself.
+    """Functions and programs succeed, fail, are killed, exit, and restart, on one and two nodes.
+    Then the drop-in runs alongside torch, and inside torchrun itself.
     """
     processes = [
         subprocess.Popen(
             [sys.executable, "cases.py", which], cwd=HERE, text=True,
-            env=clean_environment(TMPDIR=str(tmp_path)),  # torch leaves its directories of logs
+            env=clean_environment(TMPDIR=str(tmp_path)),  # torch leaves its log directories there
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )
         for which in ("torch", "relight")
@@ -66,7 +66,7 @@ def test_logs_go_where_configuration_says(
 
 
 def test_signal_raises_torch_exception_after_workers_ended(tmp_path: Path) -> None:
-    """Torch need not be imported; the program's own handlers are back by then."""
+    """Torch need not be imported, and the program's own handlers are restored by then."""
     (tmp_path / "caller.py").write_text("""
 import os, signal, sys, threading, time
 from relight.torch_launcher import LaunchConfig, SignalException, elastic_launch
@@ -130,7 +130,7 @@ def test_missing_program_is_rejected(arguments: list[str], said: str) -> None:
 
 
 def test_new_fields_reach_relight_run(capfd: pytest.CaptureFixture[str]) -> None:
-    """The prefix has ${hostname} since torch 2.14, the timeout is a field after 2.14."""
+    """The prefix has had ${hostname} since torch 2.14; the timeout becomes a field after 2.14."""
     found = config(
         logs_specs=DefaultLogsSpecs(tee=1),
         log_line_prefix_template="${hostname} ${rank}|",

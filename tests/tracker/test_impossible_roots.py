@@ -1,4 +1,4 @@
-"""A tracker whose directory can't be used says which one, why, and what to do."""
+"""If a tracker's directory can't be used, the error names it, the reason, and a remedy."""
 
 import errno
 import os
@@ -68,7 +68,7 @@ def test_file_system_error_gives_remedy(number: int, hint: str) -> None:
 
 
 def test_missing_directory_has_no_runs(tmp_path: Path) -> None:
-    """It is created on the first record."""
+    """It is created when the first value is recorded."""
     tracker = backends.load("fsspec", config_of(tmp_path / "a/b", tmp_path))
     assert (tracker.run_ids(), tracker.metadata("run"), tracker.sources("run")) == ([], {}, [])
     tracker.add_metadata("run", lr=0.1)

@@ -1,6 +1,6 @@
-"""Runs record metadata, artifacts and sources; `relight tracker` shows them.
+"""Runs record metadata, artifacts, and sources; `relight tracker` shows them.
 
-`written-by-torchx.json` is the directory that TorchX 0.7 writes for the calls in `record`.
+`written-by-torchx.json` has the files that TorchX 0.7 writes for the calls in `record`.
 """
 
 import json
@@ -27,7 +27,7 @@ FromEnv = Callable[..., AppRun]
 
 @pytest.fixture
 def run_from_env(monkeypatch: pytest.MonkeyPatch) -> Iterator[FromEnv]:
-    """The run of a process with these variables alone."""
+    """The run of a process that has only these variables."""
 
     def make(**variables: str) -> AppRun:
         for name in list(os.environ):
@@ -44,7 +44,7 @@ def run_from_env(monkeypatch: pytest.MonkeyPatch) -> Iterator[FromEnv]:
 
 @pytest.fixture
 def config(tmp_path: Path) -> str:
-    """A configuration of the tracker fsspec."""
+    """A configuration for the fsspec tracker."""
     path = tmp_path / "tracker.conf"
     path.write_text(f"# where\nprotocol = file\nroot_path={tmp_path}/runs\nauto_mkdir = true\n")
     return str(path)
@@ -65,7 +65,7 @@ def tree(root: Path) -> dict[str, str]:
 
 
 def shape(files: Mapping[str, str]) -> list[tuple[str, Any]]:
-    """The files of a tracker without the times in their names."""
+    """Return a tracker's files without the times in their names."""
     return sorted(
         (
             re.sub(r"/\d+(_\w+)?$", "/TIME", path),
@@ -91,7 +91,7 @@ def test_files_match_those_torchx_writes(
 
 
 def test_reads_files_written_by_torchx(tmp_path: Path) -> None:
-    """The last value of a name wins; foreign files are skipped."""
+    """For each name, the last value is used; foreign files are skipped."""
     for path, text in {**RECORDED, "notes.txt": "", "NRXWGYLM/x": ""}.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)
@@ -120,7 +120,7 @@ def test_unsubmitted_run_records_nothing(run_from_env: FromEnv) -> None:
 
 
 def test_unloadable_tracker_is_a_warning_in_a_job(run_from_env: FromEnv, config: str) -> None:
-    """The other trackers record."""
+    """The other trackers still record."""
     with pytest.warns(UserWarning, match="unknown tracker: fspec"):
         run = run_from_env(TORCHX_JOB_ID=CHILD, TORCHX_TRACKERS="fspec,fsspec",
                            TORCHX_TRACKER_FSSPEC_CONFIG=config)  # fmt: skip
@@ -156,7 +156,7 @@ def test_values_unsupported_by_json_are_rejected_by_name(config: str) -> None:
 
 @pytest.mark.needs_mlflow
 def test_mlflow_stores_the_same(run_from_env: FromEnv, tmp_path: Path) -> None:
-    """Values become texts, and artifacts are copied."""
+    """Values are converted to strings, and artifacts are copied."""
     model = tmp_path / "model.pt"
     model.write_text("model")
     (tmp_path / ".torchxconfig").write_text(
@@ -220,7 +220,7 @@ def test_submitted_job_records_and_command_shows_it(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The settings of `torchx run` name the tracker; the run's id is the job's handle."""
+    """The settings for `torchx run` name the tracker; the run's id is the job handle."""
     (tmp_path / ".torchxconfig").write_text(
         f"[torchx:tracker]\nfsspec =\n[tracker:fsspec]\nconfig = {config}\n"
     )

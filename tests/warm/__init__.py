@@ -1,1 +1,1 @@
-"""Workers that are forked from a process with modules loaded (--preload)."""
+"""Workers that are forked from a process in which modules are preloaded (--preload)."""

@@ -1,4 +1,4 @@
-"""Here the first generation waits for named modules, unless a test says otherwise."""
+"""By default, the first generation in these tests waits for named modules."""
 
 from functools import partial
 
@@ -8,11 +8,11 @@ from conftest import FIRST_WARM, Launch, Start
 
 @pytest.fixture
 def launch(launch: Launch) -> Launch:
-    """Run a command line of relight."""
+    """Run a relight command line."""
     return partial(launch, command=FIRST_WARM)
 
 
 @pytest.fixture
 def start(start: Start) -> Start:
-    """Start a command line of relight."""
+    """Start a relight command line."""
     return partial(start, command=FIRST_WARM)

@@ -2,11 +2,11 @@
 
     python tests/warm/draws.py MODULE …
 
-runs two workers cold and two warm that import the modules, and prints what is equal in both warm
-ones and differs in the cold ones: the state of random generators, and numbers, texts and bytes that
-modules hold. Times, pids and addresses are listed separately, as they are the same in all warm
-workers, as `docs/decisions/0011-warm.md` says. The exit code is 1 if anything else is found, 2 if
-workers did not start warm.
+runs two cold and two warm workers that import the modules. It prints what is equal in both warm
+workers but differs between the cold ones: the state of random generators, and numbers, text, and
+bytes that modules hold. Times, pids, and addresses are listed separately, because they are the same
+in all warm workers (see `docs/decisions/0011-warm.md`). The exit code is 1 if anything else is
+found, and 2 if workers did not start warm.
 """
 
 import hashlib
@@ -35,12 +35,12 @@ UNITS = (1, 1e3, 1e6, 1e9)
 MOST = 2_000_000
 ATOMS = (int, float, str, bytes, complex, uuid.UUID)
 STATES = ("getstate", "get_state", "bit_generator", "initial_seed")
-"""What random generators have, by their libraries' names."""
+"""The attributes of random generators, with the names that their libraries use."""
 PLAIN = (dict, list, tuple, types.SimpleNamespace)
 
 
 def look(names: list[str]) -> dict[str, str]:
-    """Return all values that can be reached from the modules, by their paths."""
+    """Return all values that can be reached from the modules, by path."""
     for name in names:
         importlib.import_module(name)
     begin = time.time()
@@ -67,7 +67,7 @@ def look(names: list[str]) -> dict[str, str]:
                 return "time "
         if isinstance(value, str):
             numbers = (int(number) for number in re.findall("[0-9]{12,15}", value))
-            if " at 0x" in value or any(map(is_address, numbers)):  # pydantic has the latter
+            if " at 0x" in value or any(map(is_address, numbers)):  # pydantic has such numbers
                 return "address "
         return ""
 
@@ -92,7 +92,7 @@ def look(names: list[str]) -> dict[str, str]:
 
 
 def children(value: object) -> Iterator[tuple[str, object]]:
-    """Return the content of an object; of a random generator its state."""
+    """Return the content of an object, or the state of a random generator."""
     if isinstance(value, dict):
         for key, item in list(dict.items(value)):
             if isinstance(key, (str, int, bytes)):
@@ -117,7 +117,7 @@ def children(value: object) -> Iterator[tuple[str, object]]:
                 state = getattr(value, name)
                 yield f".{name}", _digest(state.state if name == "bit_generator" else state())
             except Exception:
-                pass  # an object that only looks like one
+                pass  # an object that merely resembles one
     if kind.__module__ != "builtins":
         try:
             yield from (
@@ -166,10 +166,11 @@ DRAWS: dict[str, Callable[[Any], object]] = {
 
 
 def compare(modules: list[str], names: str = "") -> tuple[list[str], list[str]]:
-    """Return values equal only in warm workers: drawn ones; and times, pids, addresses.
+    """Return the values that are equal only in warm workers: drawn ones; and times, pids,
+    addresses.
 
     Raises:
-        RuntimeError: if a job failed, or workers did not start warm.
+        RuntimeError: If a job failed, or workers did not start warm.
     """
     found = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -199,11 +200,11 @@ def compare(modules: list[str], names: str = "") -> tuple[list[str], list[str]]:
 
 
 def main() -> None:
-    """Be a worker, or compare workers."""
+    """Act as a worker, or compare workers."""
     if "RESULT" in os.environ:
         values = look(sys.argv[1:])
         Path(os.environ["RESULT"] + os.environ["RANK"]).write_text(json.dumps(values))
-        os._exit(0)  # to take torch apart takes as long as to import it
+        os._exit(0)  # finalizing torch takes as long as importing it
     try:
         drawn, others = compare(sys.argv[1:])
     except RuntimeError as error:

@@ -1,6 +1,6 @@
-"""Everything that a script can see of the process that runs it, as JSON in the file RESULT.
+"""Everything that a script can observe about its process, written as JSON to the file RESULT.
 
-What differs from one run to the next (pids, ports) is left out or replaced by a relation.
+Values that differ between runs (pids, ports) are left out or replaced with a relation.
 """
 
 import ctypes
@@ -204,7 +204,7 @@ def observe() -> dict[str, object]:
 
 
 def drawn() -> dict[str, object]:
-    """State that must differ between two workers."""
+    """Return state that must differ between two workers."""
     return {
         "random": random.random(),
         "authkey": bytes(multiprocessing.current_process().authkey).hex(),

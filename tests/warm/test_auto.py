@@ -1,4 +1,4 @@
-"""--preload=auto: the modules are learned from a worker, without its noticing."""
+"""--preload=auto: the modules are learned from a worker, which can't notice that."""
 
 import json
 import os
@@ -22,7 +22,7 @@ SOON = (
 
 
 PLAIN = ("setpriv", "--bounding-set=-sys_nice", "--inh-caps=-sys_nice")
-"""Runs a program as a user would: a low priority can't be raised again."""
+"""Runs a program like an ordinary user, who can't raise a low priority again."""
 
 
 def events(logs: Path, kind: str) -> list[dict[str, object]]:
@@ -40,7 +40,7 @@ def run(start: Start, script: Script, tmp_path: Path) -> Callable[..., Path]:
         workers: int = 1,
         **variables: str,
     ) -> Path:
-        """Run `text` in two generations, the second with a warm spawner; return the logs."""
+        """Run `text` in two generations, the second one warm; return the log directory."""
         path = script(
             text
             + """
@@ -75,8 +75,8 @@ before = {*sys.modules, *getattr(sys.meta_path[0], "_hidden", ())}
 def test_second_generation_preloads_what_the_first_imported(
     run: Callable[..., Path], script: Script
 ) -> None:
-    """Installed modules that the first generation imported are there; the user's own are not, but
-    not modules that it only looked up, as torch does with many packages.
+    """Installed modules that the first generation imported are preloaded. The user's own modules
+    aren't, and neither are modules that were only looked up, as torch does with many packages.
     """
     script("", "own.py")
     logs = run(
@@ -98,7 +98,7 @@ except ImportError:
 
 @pytest.mark.needs_root
 def test_unprivileged_warm_workers_have_usual_priority(run: Callable[..., Path]) -> None:
-    """Where nothing leads back from SCHED_IDLE, workers that are forked warm are not idle ones."""
+    """Even if a process can't leave SCHED_IDLE again, warm workers don't run with idle priority."""
     logs = run(
         BEFORE + "import csv, os\nprint(os.sched_getscheduler(0), os.getpriority(0, 0))",
         under=PLAIN,
@@ -112,7 +112,7 @@ def test_unprivileged_warm_workers_have_usual_priority(run: Callable[..., Path])
 def test_user_module_on_pythonpath_is_not_preloaded(
     run: Callable[..., Path], script: Script, tmp_path: Path
 ) -> None:
-    """Modules that are not installed stay the user's own, wherever they are found."""
+    """Modules that are not installed remain the user's own, wherever they are found."""
     (tmp_path / "lib").mkdir()
     script("import csv", "lib/own.py")
     path = os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(tmp_path / "lib")])
@@ -124,7 +124,7 @@ def test_user_module_on_pythonpath_is_not_preloaded(
 def test_site_packages_on_pythonpath_count_as_installed(
     run: Callable[..., Path], script: Script, tmp_path: Path
 ) -> None:
-    """A directory site-packages on PYTHONPATH counts as such; omitted modules are reported."""
+    """This holds for a directory named site-packages; omitted modules are reported."""
     for folder in ("site-packages/parts", "lib"):
         (tmp_path / folder).mkdir(parents=True)
     script("import csv", "site-packages/own.py")
@@ -159,7 +159,7 @@ assert os.path.basename(sys._getframe().f_code.co_filename) == "train.py"
 
 
 def test_slow_interpreter_start_is_awaited(run: Callable[..., Path], tmp_path: Path) -> None:
-    """A worker that has imported nothing when it is first looked at is looked at again."""
+    """If a worker has imported nothing when it is first inspected, it is inspected again."""
     venv.create(tmp_path / "env", symlinks=True)
     (installed,) = (tmp_path / "env" / "lib").glob("python3*/site-packages")
     (installed / "slow.pth").write_text("import time; time.sleep(1)\n")
@@ -180,7 +180,7 @@ def test_user_sitecustomize_runs_in_watched_and_forked_workers(
 def test_package_beside_the_script_is_not_imported_from_site_packages(
     run: Callable[..., Path], script: Script, tmp_path: Path
 ) -> None:
-    """As in a clone of timm, where timm is installed, too: nothing is imported in vain."""
+    """An example is a clone of timm in an environment with timm: nothing is imported in vain."""
     (tmp_path / "site-packages").mkdir()
     script("import tomllib", "site-packages/own.py")
     script("import csv", "own.py")
@@ -194,7 +194,7 @@ def test_package_beside_the_script_is_not_imported_from_site_packages(
 def test_unfit_package_is_left_out(
     run: Callable[..., Path], script: Script, tmp_path: Path
 ) -> None:
-    """The workers' own virtual environment counts; what starts a thread there is done without."""
+    """The workers' own virtual environment is used; modules that start a thread are left out."""
     venv.create(tmp_path / "env", symlinks=True)
     (installed,) = (tmp_path / "env" / "lib").glob("python3*/site-packages")
     thread = "import threading, time\n"
@@ -219,7 +219,7 @@ NEVER = (*SOON[:2], SOON[2].replace("0.3, 0.5", "1000, 1000"))
 def test_next_job_of_a_script_knows_what_to_import(
     run: Callable[..., Path], start: Start, tmp_path: Path, script: Script
 ) -> None:
-    """It need not learn it again, nor try a module again that is not fit, but still reports it."""
+    """It neither learns them again nor retries unfit modules, but it still reports those."""
     venv.create(tmp_path / "env", symlinks=True)
     (installed,) = (tmp_path / "env" / "lib").glob("python3*/site-packages")
     thread = "import threading, time\n"
@@ -239,13 +239,13 @@ def test_next_job_of_a_script_knows_what_to_import(
     assert next(second.glob("*/attempt_1/0/stdout.log")).read_text() == "csv own\n"
     reasons = [str(event["reason"]) for event in events(second, "PreloadWithout")]
     assert reasons == ["noisy starts a thread"]
-    assert (tmp_path / "tried").read_text() == tried + "x"  # by the first, cold, worker
+    assert (tmp_path / "tried").read_text() == tried + "x"  # by the first, cold worker
 
 
 def test_module_with_odd_name_is_not_preloaded(
     run: Callable[..., Path], script: Script, tmp_path: Path
 ) -> None:
-    """importlib.import_module takes names that no import statement can have."""
+    """importlib.import_module accepts names that an import statement can't contain."""
     folder = tmp_path / "site-packages" / "good"
     folder.mkdir(parents=True)
     script("", str(folder / "__init__.py"))
@@ -260,7 +260,7 @@ def test_module_with_odd_name_is_not_preloaded(
 def test_script_known_to_set_variables_starts_cold(
     run: Callable[..., Path], start: Start, script: Script, tmp_path: Path
 ) -> None:
-    """Also where the next job would wait for the modules, and nothing in its text says so."""
+    """This holds even if the next job would wait for the modules, and its text doesn't show it."""
     text = BEFORE + "import csv, importlib\nimportlib.import_module('own')"
     script("import os\nos.environ['X_FLAG'] = 'set'", "own.py")
     first = run(text)
@@ -275,8 +275,8 @@ def test_script_known_to_set_variables_starts_cold(
 
 @pytest.mark.needs_root
 def test_import_priority_rises_over_time() -> None:
-    """On a busy machine an import at the lowest priority gets a quarter of a processor after a
-    while, also in a copy that continues in its place, and finally the usual priority.
+    """On a busy machine, an import at the lowest priority gets a quarter of a processor after a
+    while, and finally the usual priority. This also holds for a copy that replaces it.
     """
     program = """
 import os, time
@@ -355,10 +355,10 @@ import torch
 
 
 class Steps:
-    """A job of a script that does steps, with a launcher that learns soon.
+    """A job whose script does steps, with a launcher that learns quickly.
 
     Args:
-        text: the script after its import of torch.
+        text: The part of the script after its import of torch.
     """
 
     def __init__(self, start: Start, script: Script, tmp_path: Path, text: str) -> None:
@@ -375,7 +375,7 @@ class Steps:
         )  # fmt: skip
 
     def await_ready(self, times: int) -> None:
-        """Wait until so many processes have imported the modules."""
+        """Wait until this many processes have imported the modules."""
         deadline = time.monotonic() + LIMIT_S
         while not (list(self.logs.glob("*/events.jsonl")) and self.ready() >= times):
             assert time.monotonic() < deadline and self._agent.poll() is None
@@ -388,7 +388,7 @@ class Steps:
         (self._folder / name).touch()
 
     def preloaded(self, attempts: int) -> "list[str]":
-        """Wait for the end; return the modules that each attempt had from its beginning."""
+        """Wait for the end; return the modules that each attempt had from its start."""
         assert self._agent.wait(LIMIT_S) == 0
         paths = [next(self.logs.glob(f"*/attempt_{n}/0/stdout.log")) for n in range(attempts)]
         return [path.read_text().strip() for path in paths]
@@ -397,8 +397,8 @@ class Steps:
 def test_imports_after_a_long_silence_are_learned_at_first_step(
     start: Start, script: Script, tmp_path: Path
 ) -> None:
-    """A script that reads its data before it builds its model is silent for longer than any other
-    that has imported all.
+    """A script that reads its data before building its model imports nothing for a longer time than
+    a script that has finished its imports.
     """
     job = Steps(start, script, tmp_path, """
 if restart == "0":
@@ -417,7 +417,7 @@ if restart == "0":
 def test_modules_imported_after_the_first_step_are_added(
     start: Start, script: Script, tmp_path: Path
 ) -> None:
-    """In a cold generation, and in a warm one, whose process must stay until its end."""
+    """This holds for a cold generation, and for a warm one, whose process must stay to its end."""
     job = Steps(start, script, tmp_path, """
 torch.optim.sgd.step()
 if restart == "0":

@@ -1,4 +1,4 @@
-"""Without a flag, a job that may be restarted imports in the background what its workers need."""
+"""A job that may restart imports its workers' modules in the background, without any flag."""
 
 import json
 import os
@@ -61,7 +61,7 @@ def _events(logs: Path) -> list[dict[str, object]]:
 def _run(
     start: Start, path: Path, memory: str, is_over: Callable[[], bool], **variables: str
 ) -> Path:
-    """Run a script whose first generation fails when `is_over`; return the logs."""
+    """Run a script whose first generation fails when `is_over`; return the log directory."""
     logs = path.parent / "logs"
     agent = start(
         "run", "--max-restarts=1", f"--log-dir={logs}", "-r1", path,

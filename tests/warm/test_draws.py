@@ -9,6 +9,6 @@ from . import draws
 @pytest.mark.needs_torch
 @pytest.mark.long
 def test_random_state_of_imports_is_not_shared() -> None:
-    """No generator and no value of a module is equal in warm workers only."""
+    """No generators and no values in modules are equal only in warm workers."""
     drawn, _ = draws.compare(["torch", "uuid", "secrets", "tempfile"])
     assert not drawn, "\n".join(drawn)

@@ -1,7 +1,7 @@
-"""A forked worker ends as any other: exit codes, tracebacks, what runs at the end, child processes.
+"""Forked workers end like any others: exit codes, tracebacks, exit handlers, child processes.
 
-Scripts run cold and warm; exit code, stdout and stderr must be equal, byte for byte. All of them run
-in one warm process in test_processes.py, so most are left to `make long` here.
+Scripts run cold and warm; exit code, stdout, and stderr must be equal, byte for byte. All of them
+run in one warm process in test_processes.py, so most are left to `make long` here.
 """
 # ruff: noqa: E501  # scripts of one line are easier to read on one line
 
@@ -189,7 +189,7 @@ FIRST = {
     "keyboard interrupt", "SIGTERM", "core limit", "os._exit", "atexit order", "threads at the end",
     "input", "reading stdin", "subprocess environment", "multiprocessing fork", "timer",
 }  # fmt: skip
-"""What depends most on how a worker is started."""
+"""The cases that depend most on how a worker is started."""
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ FIRST = {
 def test_script_ends_the_same_cold_and_warm(
     name: str, launch: Launch, tmp_path: Path, script: Script
 ) -> None:
-    """Its exit code, stdout and stderr are the same."""
+    """The exit code, stdout, and stderr are the same."""
     script("x = 3\n", "neighbour.py")
     path = script(SCRIPTS[name])
     assert end_of("off", launch, tmp_path, [path]) == end_of(MODULES, launch, tmp_path, [path])
@@ -248,14 +248,14 @@ if __name__ == "__main__":
 def test_torch_script_ends_the_same_cold_and_preloaded(
     name: str, launch: Launch, tmp_path: Path, script: Script
 ) -> None:
-    """Seeds, threads, autograd, processes of loaders and of torch.multiprocessing, an error."""
+    """The scripts cover seeds, threads, autograd, loaders, torch.multiprocessing, and an error."""
     path = script(TORCH_SCRIPTS[name])
     assert end_of("off", launch, tmp_path, [path]) == end_of("torch", launch, tmp_path, [path])
 
 
 @pytest.mark.slow
 def test_numpy_generator_is_reseeded_in_each_worker(launch: Launch, script: Script) -> None:
-    """The global generator of numpy is seeded again in each worker."""
+    """This is numpy's global generator."""
     path = script("import numpy\nprint(numpy.random.rand())")
     result = launch("run", "--preload=numpy", "-v", "--nproc-per-node=3", path)
     assert "workers start with preloaded modules" in result.stderr, result.stderr
@@ -276,7 +276,7 @@ def test_module_ends_the_same_cold_and_warm(
 def test_import_output_is_printed_by_each_worker(
     launch: Launch, tmp_path: Path, script: Script
 ) -> None:
-    """Warnings and texts of imported modules reach every worker's streams, as in a cold start."""
+    """Output from imported modules reaches every worker's streams, as in a cold start."""
     lib = tmp_path / "lib"
     lib.mkdir()
     (lib / "chatty.py").write_text(

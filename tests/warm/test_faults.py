@@ -22,7 +22,7 @@ PYTHONPATH = os.environ.get("PYTHONPATH", "")
 def test_workers_keep_the_descriptor_of_libffi(
     launch: Launch, script: Script, tmp_path: Path
 ) -> None:
-    """When ctypes is imported, libffi 3.5 opens its own file, and maps code from it later."""
+    """When ctypes is imported, libffi 3.5 opens its own file, from which it maps code later."""
     (tmp_path / "lib").mkdir()
     library = tmp_path / "lib" / "libffi.so.8"
     library.touch()
@@ -39,7 +39,7 @@ def test_workers_keep_the_descriptor_of_libffi(
 def test_interpreter_leaving_files_open_is_not_forked(
     launch: Launch, script: Script, tmp_path: Path
 ) -> None:
-    """Descriptors left open by the interpreter's own sitecustomize can't be forked either."""
+    """Descriptors may be left open by the interpreter's own sitecustomize."""
     (tmp_path / "lib").mkdir()
     script("f = open('/dev/null')", "lib/sitecustomize.py")
     path = os.pathsep.join([PYTHONPATH, str(tmp_path / "lib")])
@@ -49,7 +49,7 @@ def test_interpreter_leaving_files_open_is_not_forked(
 
 
 def test_local_module_takes_precedence_over_preloaded_one(launch: Launch, script: Script) -> None:
-    """A script that has a module of its own by a preloaded name gets its own."""
+    """A script with its own module of the same name as a preloaded one gets its own."""
     script("x = 'mine'", "csv.py")
     path = script("import csv\nprint(csv.x)")
     result = launch("run", "--preload=json,csv", "-v", path)
@@ -60,7 +60,7 @@ def test_local_module_takes_precedence_over_preloaded_one(launch: Launch, script
 def test_broken_module_does_not_prevent_preloading_others(
     launch: Launch, script: Script, tmp_path: Path
 ) -> None:
-    """One of two modules is broken, the other one is preloaded anyway."""
+    """One of two modules is broken, but the other one is preloaded nevertheless."""
     (tmp_path / "lib").mkdir()
     script("1 / 0", "lib/broken.py")
     path = os.pathsep.join([PYTHONPATH, str(tmp_path / "lib")])
@@ -74,7 +74,7 @@ def test_broken_module_does_not_prevent_preloading_others(
 def test_wrapper_as_python_exec_starts_workers_cold(
     launch: Launch, script: Script, tmp_path: Path
 ) -> None:
-    """PYTHON_EXEC may be a program that starts Python; then workers start cold, each through it."""
+    """PYTHON_EXEC may be a program that starts Python; each worker then starts cold through it."""
     wrapper = script(f'#!/bin/sh\nexport FROM=$RANK\nexec {sys.executable} "$@"\n', "wrap.sh")
     wrapper.chmod(0o755)
     path = script("import os\nprint(os.environ['FROM'] == os.environ['RANK'])")
@@ -86,7 +86,7 @@ def test_wrapper_as_python_exec_starts_workers_cold(
 def test_isolated_interpreter_runs_the_script_only_once(
     launch: Launch, script: Script, tmp_path: Path
 ) -> None:
-    """Where sitecustomize is not imported, the script runs exactly once per worker."""
+    """If sitecustomize is not imported, the script still runs exactly once per worker."""
     wrapper = script(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n', "wrap.sh")
     wrapper.chmod(0o755)
     path = script("open('ran', 'a').write('x')")
@@ -97,14 +97,14 @@ def test_isolated_interpreter_runs_the_script_only_once(
 
 
 def test_preload_has_no_effect_with_no_python(launch: Launch) -> None:
-    """--no-python says that --preload has no effect."""
+    """With --no-python, a message says that --preload has no effect."""
     result = launch("run", "--preload=json", "--no-python", "true")
     assert result.returncode == 0
     assert "--preload has no effect with --no-python" in result.stderr
 
 
 def warm_spawner(agent: int) -> int:
-    """The pid of the agent's warm spawner, or 0."""
+    """Return the pid of the agent's warm spawner, or 0."""
     for pid in below(agent):
         try:
             if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"warm spawner of"):
@@ -128,7 +128,7 @@ sys.exit(1)
 
 @pytest.fixture
 def marker() -> str:
-    """A sleep of a length that no other process on this machine sleeps."""
+    """The argument of a sleep command that is unique on this machine."""
     return f"{random.randrange(10**6, 10**7)}.{random.randrange(10**6, 10**7)}"
 
 
@@ -137,7 +137,7 @@ def marker() -> str:
 def test_no_process_outlives_killed_agent_or_warm_spawner(
     victim: str, life: str, start: Start, script: Script, marker: str
 ) -> None:
-    """SIGKILL for the agent, or for the warm spawner, at random moments leaves nothing behind."""
+    """The agent or the warm spawner receives SIGKILL at a random moment."""
     chance = random.Random()
     path = script(TREE)
     for _ in range(5):
@@ -153,7 +153,7 @@ def test_no_process_outlives_killed_agent_or_warm_spawner(
             if pid := warm_spawner(agent.pid):
                 os.kill(pid, signal.SIGKILL)
             time.sleep(0.2)
-            assert agent.poll() is None  # it goes on
+            assert agent.poll() is None  # it continues
             agent.send_signal(signal.SIGTERM)
         agent.wait(LIMIT_S)
         wait_until_gone(marker, LIMIT_S)
@@ -162,7 +162,7 @@ def test_no_process_outlives_killed_agent_or_warm_spawner(
 def test_killed_warm_spawner_is_replaced(
     start: Start, script: Script, tmp_path: Path, marker: str
 ) -> None:
-    """SIGKILL for it in the middle of a generation: the next start is cold, the one after warm."""
+    """If it is killed during a generation, the next start is cold and the one after is warm."""
     path = script("""
 import os, pathlib, sys, time
 restart = os.environ["TORCHELASTIC_RESTART_COUNT"]
@@ -185,7 +185,7 @@ sys.exit(1)
 
     until((tmp_path / "up0").exists)
     first = warm_spawner(agent.pid)
-    assert first  # kill(0) would end the tests
+    assert first  # kill(0) would end the test run
     os.kill(first, signal.SIGKILL)
     until((tmp_path / "up1").exists)
     log = next(logs.glob("*/events.jsonl"))
@@ -237,7 +237,7 @@ def test_ddp_job_survives_all_kills(warm_torch: WarmTorch, kills: int) -> None:
 def test_descriptors_exceeding_one_message_reach_warm_workers(
     launch: Launch, script: Script
 ) -> None:
-    """More descriptors than fit into one message reach the workers they are for."""
+    """If the descriptors do not fit into one message, they still reach the right workers."""
     path = script("import os\nprint(os.environ['LOCAL_RANK'])")
     result = launch("run", "--preload=json", "--nproc-per-node=140", "-v", path)
     assert result.returncode == 0, result.stderr

@@ -1,4 +1,4 @@
-"""Leftovers of imports: the module is not used, the reason is shown, and nothing stays."""
+"""Side effects of imports: the module is not used, a reason is shown, and nothing remains."""
 
 import os
 import re
@@ -31,12 +31,12 @@ IMPATIENT = (
     "from relight.cli.main import entry; entry()",
 )  # fmt: skip
 ONE_PROCESSOR = f"exec taskset -c {min(os.sched_getaffinity(0))} {sys.executable}"
-"""Where there are many workers for each processor, the first generation waits for named modules."""
+"""With many workers per processor, the first generation waits for named modules."""
 
 
 @pytest.fixture
 def library(script: Script, tmp_path: Path) -> Callable[..., dict[str, str]]:
-    """Write a module that the job preloads; return the variables that let it be found."""
+    """Write a module that the job preloads; return the variables with which it can be found."""
 
     def write(text: str, name: str = "culprit") -> dict[str, str]:
         (tmp_path / "lib").mkdir(exist_ok=True)
@@ -108,7 +108,7 @@ UNFIT = {
 def test_each_worker_has_its_own_temporary_directory(
     launch: Launch, script: Script, library: Library, tmp_path: Path
 ) -> None:
-    """A TemporaryDirectory that an import makes is another one in each worker, and goes with it."""
+    """If an import creates a TemporaryDirectory, each worker has its own and removes it."""
     found = library("import tempfile\nd = tempfile.TemporaryDirectory('media', 'of-')")
     (tmp_path / "tmp").mkdir()
     result = launch(
@@ -127,7 +127,7 @@ def test_each_worker_has_its_own_temporary_directory(
 def test_module_unfit_for_sharing_is_left_out(
     launch: Launch, script: Script, library: Library
 ) -> None:
-    """Modules that workers can't share, and their dependents, are left out; others are there."""
+    """Modules that workers can't share, and their dependents, are left out; others are loaded."""
     found = library("print('imported')\nimport csv", "fits")
     names = {what: f"culprit{number}" for number, what in enumerate(UNFIT)}
     for what, name in names.items():
@@ -156,8 +156,8 @@ def test_module_unfit_for_sharing_is_left_out(
 def test_unfit_dependencies_are_found_in_few_trials(
     launch: Launch, script: Script, tmp_path: Path
 ) -> None:
-    """An unfit module imports 100 others. All that fit are there after a few trials, not one for
-    each.
+    """An unfit module imports 100 others. All fit modules are loaded after a few trials, instead of
+    one trial per module.
     """
     (tmp_path / "site-packages").mkdir()
     unfit = (50, 70)
@@ -190,8 +190,8 @@ if preload is not None:
 
 
 def test_only_import_reading_all_variables_is_searched() -> None:
-    """A search of all that was imported takes seconds: names alone, which most look for, can't have
-    left a value.
+    """Searching everything that was imported takes seconds. A module that only reads the names, as
+    most do, can't have kept a value.
     """
     program = """
 import os
@@ -234,8 +234,8 @@ print(watch.reads, "TQDM_" in watch.prefixes["__main__"])
 
 @pytest.mark.parametrize("version", ["3.11.7", "3.12.1", "3.13.0", "3.14.0"])
 def test_loop_over_all_variables_reads_none_by_name(version: str) -> None:
-    """As tqdm's does when it is imported. A warm process does not depend on what such a loop skips:
-    TORCHELASTIC_RUN_ID differs between jobs.
+    """The import of tqdm has such a loop. A warm process does not depend on variables that the loop
+    skips, such as TORCHELASTIC_RUN_ID, which differs between jobs.
     """
     python = Path.home() / ".pyenv" / "versions" / version / "bin" / "python"
     if not python.exists():
@@ -260,7 +260,7 @@ BROKEN = {
 def test_process_made_unfit_by_import_is_not_forked(
     what: str, launch: Launch, script: Script, library: Library
 ) -> None:
-    """A process that can't fork workers is not used; one learns why."""
+    """A process that can't fork workers is not used, and the reason is reported."""
     text, reason = BROKEN[what]
     result = launch(
         "run", "--preload=csv,culprit", "--nproc-per-node=2", "-v", script(SAYS_RAN),
@@ -285,7 +285,7 @@ def test_process_made_unfit_by_import_is_not_forked(
 def test_harmless_import_effects_allow_forking(
     text: str, launch: Launch, script: Script, library: Library
 ) -> None:
-    """What each worker would get from its own import just so is no reason to start cold."""
+    """Effects that each worker's own import would have as well are no reason to start cold."""
     result = launch("run", "--preload=culprit", "-v", script(SAYS_RAN), **library(text))
     assert "workers start with preloaded modules" in result.stderr, result.stderr
 
@@ -293,7 +293,7 @@ def test_harmless_import_effects_allow_forking(
 def test_variable_read_by_sitecustomize_is_noticed(
     launch: Launch, script: Script, library: Library
 ) -> None:
-    """What reads a worker's variable before any module is imported is noticed too."""
+    """Code that reads a worker's variables before any module is imported is noticed as well."""
     found = library("import os\nrank = os.environ.get('RANK')", "sitecustomize")
     result = launch("run", "--preload=json", "-v", script(SAYS_RAN), **found)
     assert result.stdout == "ran\n", result.stderr
@@ -314,7 +314,7 @@ def test_hanging_fork_is_given_up(launch: Launch, script: Script, library: Libra
 
 
 def test_hanging_import_is_named(start: Start, script: Script, library: Library) -> None:
-    """Who waits for the first generation learns which module is being imported."""
+    """While the first generation waits, a message names the module that is being imported."""
     agent = start("run", "--preload=json,culprit", script(SAYS_RAN), command=IMPATIENT,
                   variables=library("import time\ntime.sleep(1000)"))  # fmt: skip
     assert agent.stderr is not None
@@ -334,7 +334,7 @@ def test_failed_import_leaves_no_process(
     marker: str,
     tmp_path: Path,
 ) -> None:
-    """Children of an import are gone when it fails, ends its process, or is interrupted."""
+    """The import's child processes end when it fails, exits, or is interrupted."""
     text = f"""
 import os, subprocess, time
 subprocess.Popen(["sleep", "{marker}"])
@@ -353,14 +353,14 @@ subprocess.run(["sh", "-c", "setsid sleep {marker} >&- 2>&- &"])
         while "local rank 0) is pid" not in log.read_text():
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        wait_until_gone(marker, LIMIT_S)  # also those of a second try
+        wait_until_gone(marker, LIMIT_S)  # including those from a second attempt
         agent.send_signal(signal.SIGTERM)
     agent.wait(LIMIT_S)
     assert marked(marker) == []
 
 
 def test_few_descriptors_suffice_for_many_workers(launch: Launch, script: Script) -> None:
-    """The agent takes what descriptors it may have; its workers keep the limit of the user."""
+    """The agent raises its own limit as far as possible; its workers keep the user's limit."""
     path = script("import resource\nprint(resource.getrlimit(7)[0])")
     limited = ("sh", "-c", f'ulimit -Sn 64; {ONE_PROCESSOR} -m relight "$@"', "sh")
     for flags in ((), ("--preload=json",)):
@@ -371,7 +371,7 @@ def test_few_descriptors_suffice_for_many_workers(launch: Launch, script: Script
 
 
 def test_descriptor_shortage_is_named(launch: Launch, script: Script) -> None:
-    """Where even the hard limit does not do, the hint says which limit it is."""
+    """If even the hard limit is too low, the hint names that limit."""
     limited = ("sh", "-c", 'ulimit -n 64; exec "$0" -m relight "$@"', sys.executable)
     result = launch("run", "--nproc-per-node=100", script(SAYS_RAN), command=limited)
     assert result.returncode != 0
@@ -379,7 +379,7 @@ def test_descriptor_shortage_is_named(launch: Launch, script: Script) -> None:
 
 
 def test_job_in_removed_directory_starts_warm(start: Start, script: Script, tmp_path: Path) -> None:
-    """A job whose working directory was removed starts its workers warm, as it would cold."""
+    """If the working directory was removed, workers start warm in the same way as cold."""
     (tmp_path / "gone").mkdir()
     path = script(SAYS_RAN)
     text = f"cd {tmp_path}/gone; rmdir {tmp_path}/gone; {ONE_PROCESSOR} -m relight run"
@@ -391,14 +391,14 @@ def test_job_in_removed_directory_starts_warm(start: Start, script: Script, tmp_
 
 
 def test_preloading_local_module_is_refused_with_a_reason(launch: Launch, script: Script) -> None:
-    """Who names a module of their own learns why it is not found."""
+    """The reason tells users why their own module is not found."""
     script("", "own.py")
     result = launch("run", "--preload=own", "--", script(SAYS_RAN))
     assert "modules beside the script are not preloaded" in result.stderr
 
 
 def test_main_module_has_absolute_file(launch: Launch, script: Script, library: Library) -> None:
-    """An import that looks at `__main__.__file__` sees the same as in a worker."""
+    """An import that reads `__main__.__file__` sees the same value as in a worker."""
     found = library("import __main__\nfile = __main__.__file__")
     script("import culprit\nprint(culprit.file == __file__)")
     result = launch("run", "--preload=culprit", "-v", "train.py", **found)
@@ -409,7 +409,7 @@ def test_main_module_has_absolute_file(launch: Launch, script: Script, library: 
 def test_stream_settings_of_imports_are_kept(
     launch: Launch, script: Script, library: Library
 ) -> None:
-    """Line buffering that a module has switched on is on in the worker."""
+    """If a module enables line buffering, it is enabled in the worker as well."""
     found = library("import sys\nsys.stdout.reconfigure(line_buffering=True)")
     path = script("import culprit, sys\nprint(sys.stdout.line_buffering)")
     result = launch("run", "--preload=culprit", "-v", path, **found)
@@ -420,7 +420,7 @@ def test_stream_settings_of_imports_are_kept(
 def test_excessive_import_output_is_truncated_and_counted(
     launch: Launch, library: Library, script: Script
 ) -> None:
-    """Each worker shows the beginning, and a line says how much is left out."""
+    """Each worker shows the first part, and a line says how much is left out."""
     found = library("import sys\nsys.stdout.write('x' * 3_000_000)")
     result = launch("run", "--preload=culprit", "-v", script("print('main')"), **found)
     assert result.returncode == 0, result.stderr
@@ -434,7 +434,7 @@ def test_excessive_import_output_is_truncated_and_counted(
 def test_processes_started_by_imports_end_with_the_agent(
     how: str, start: Start, script: Script, library: Library, marker: str
 ) -> None:
-    """An agent that is killed while --preload imports leaves no process of the import."""
+    """An agent that is killed while --preload imports leaves no processes of the import behind."""
     found = library(
         "import subprocess, time\n"
         "for command in (['sleep'], ['setsid', 'sleep'], ['env', '-i', 'setsid', 'sleep']):\n"
@@ -443,7 +443,7 @@ def test_processes_started_by_imports_end_with_the_agent(
     )
     agent = start("run", "--preload=culprit", script(SAYS_RAN), marker,
                   variables=found)  # fmt: skip
-    wait_until_up(marker, 5)  # with the agent and the one that imports
+    wait_until_up(marker, 5)  # including the agent and the importing process
     if how == "stopped":
         for pid in marked(marker):
             os.kill(pid, signal.SIGSTOP)
@@ -455,8 +455,8 @@ def test_processes_started_by_imports_end_with_the_agent(
 def test_unseeded_generators_are_reseeded(
     launch: Launch, script: Script, library: Library, tmp_path: Path
 ) -> None:
-    """A generator that an import has made draws other numbers in each worker, unless seeded; the
-    key of dill's multiprocess is drawn again like that of multiprocessing.
+    """A generator that was created during an import draws different numbers in each worker, unless
+    it was seeded. The key in dill's multiprocess is redrawn like the one in multiprocessing.
     """
     found = library("import random\na, b = random.Random(), random.Random(5)")
     (tmp_path / "lib/multiprocess").mkdir()

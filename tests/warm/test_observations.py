@@ -1,4 +1,4 @@
-"""A worker that was forked from a process with modules loaded can't tell it from a cold start."""
+"""A worker that was forked from a process with preloaded modules can't tell that it wasn't cold."""
 
 import json
 import os
@@ -25,7 +25,7 @@ def is_warm(events: str) -> bool:
 
 
 def observations(tmp_path: Path, run: Callable[[str], None], ranks: int = 2) -> list[list[Seen]]:
-    """The observations of each rank, cold and warm."""
+    """Return each rank's observations, cold and warm."""
     found = []
     for preload in ("off", MODULES):
         run(preload)
@@ -51,7 +51,7 @@ def compare(cold: list[Seen], warm: list[Seen]) -> None:
 @pytest.mark.parametrize("form", ["file", "module", "relative import", "directory", "safe path",
                                   "launch", "dev mode", "C locale", "pythonpath"])  # fmt: skip
 def test_script_sees_the_same_cold_and_warm(form: str, launch: Launch, tmp_path: Path) -> None:
-    """More than 40 observations of a process are equal, in each way to name the script."""
+    """More than 40 observations of a process are equal for each way to name the script."""
     package = tmp_path / "package"
     package.mkdir()
     (package / "__init__.py").touch()
@@ -95,7 +95,7 @@ def test_script_sees_the_same_cold_and_warm(form: str, launch: Launch, tmp_path:
 
 
 def test_script_on_a_terminal_sees_the_same_cold_and_warm(tmp_path: Path) -> None:
-    """Streams that are terminals are also the same."""
+    """This includes the streams, which are terminals."""
 
     def run(preload: str) -> None:
         ours, theirs = pty.openpty()
@@ -109,7 +109,7 @@ def test_script_on_a_terminal_sees_the_same_cold_and_warm(tmp_path: Path) -> Non
             while os.read(ours, 65536):
                 pass
         except OSError:
-            pass  # all of them are gone
+            pass  # all of them have exited
         assert process.wait(LIMIT_S) == 0
         os.close(ours)
 
@@ -117,7 +117,7 @@ def test_script_on_a_terminal_sees_the_same_cold_and_warm(tmp_path: Path) -> Non
 
 
 def test_randomness_is_not_shared(launch: Launch, tmp_path: Path) -> None:
-    """Workers of one generation draw different numbers, names and keys."""
+    """Workers in one generation draw different numbers, names, and keys."""
     variables = {"RESULT": str(tmp_path / "result")}
     result = launch("run", f"--preload={MODULES}", "--nproc-per-node=2", PROBE, **variables)
     assert result.returncode == 0, result.stderr

@@ -1,4 +1,4 @@
-"""The warm process, which outlives its job: its users, the state it must not share, its end."""
+"""Warm processes that outlive their job: who uses them, what they must not share, how they end."""
 
 import contextlib
 import json
@@ -44,10 +44,10 @@ Result = subprocess.CompletedProcess[str]
 
 
 class Shell:
-    """A user's shell, with a directory of its own for sockets.
+    """A user's shell, with its own directory for sockets.
 
     Args:
-        folder: the working directory of all jobs.
+        folder: The working directory of all jobs.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -73,7 +73,7 @@ class Shell:
         by: tuple[str, ...] = RELIGHT,
         **variables: str,
     ) -> Result:
-        """Run a command line of relight to its end."""
+        """Run a relight command line to its end."""
         return subprocess.run(
             [*under, *by, *map(str, words)],
             cwd=self.folder,
@@ -86,7 +86,7 @@ class Shell:
         )
 
     def make(self, *flags: str, modules: str = "json", **variables: str) -> int:
-        """Make a warm process for the script; return its pid."""
+        """Create a warm process for the script; return its pid."""
         flags = flags or (str(self.script),)
         made = self.relight("warm", "start", f"--preload={modules}", *flags, **variables)
         said = re.search(r"pid (\d+) keeps", made.stderr)
@@ -94,7 +94,7 @@ class Shell:
         return int(said[1])
 
     def job(self, *flags: str, modules: str = "json", **options: object) -> Result:
-        """Run a job of the script that may take a warm process."""
+        """Run a job with the script, which may use a warm process."""
         result = self.relight(
             "run", f"--preload={modules}", "-v", *(flags or (str(self.script),)), **options
         )
@@ -105,7 +105,7 @@ class Shell:
         return TOOK in self.job(*flags, **options).stderr
 
     def takes_late(self) -> bool:
-        """Whether a job takes the warm process, however late that answers."""
+        """Return whether a job uses the warm process, however late that responds."""
         return TOOK in self.relight("run", "--preload=json", "-v", self.script, by=PATIENT).stderr
 
     def list(self) -> "list[dict[str, object]]":
@@ -148,7 +148,7 @@ def wait(condition: Callable[[], object]) -> None:
 
 
 def is_gone(pid: int) -> bool:
-    """A process has ended, also if nobody has reaped it."""
+    """Return whether a process has ended, even if it has not been reaped."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
     except OSError:
@@ -159,11 +159,11 @@ def parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-# What takes it.
+# Which jobs use a warm process.
 
 
 def test_next_job_takes_warm_process_whatever_its_arguments(shell: Shell) -> None:
-    """Including simultaneous jobs; each worker has its own arguments."""
+    """This includes concurrent jobs; each worker has its own arguments."""
     shell.script.write_text("import json, sys, os\nprint(os.environ['RANK'], sys.argv[1:])\n")
     pid = shell.make()
     for number, arguments in enumerate((["a"], ["--b", ""], [])):
@@ -204,7 +204,7 @@ def test_jobs_without_preload_take_no_warm_process(shell: Shell) -> None:
 
 
 def test_keep_warm_leaves_process_for_next_job(shell: Shell) -> None:
-    """--keep-warm alone means the modules that the script imports, also after a short job."""
+    """--keep-warm alone preloads the modules that the script imports, even after a short job."""
     shell.script.write_text("import decimal, json\nprint('trains')\n")
     first = shell.relight("run", "--keep-warm", "-v", shell.script)
     assert "without preloaded modules" in first.stderr
@@ -234,7 +234,7 @@ def test_warm_process_gets_all_modules_imported_by_worker(shell: Shell) -> None:
 
 
 def test_only_one_warm_process_is_made_at_a_time(shell: Shell) -> None:
-    """A job that begins while it imports waits for it and takes it, instead of making another."""
+    """A job that starts while the process is importing waits for it and uses it."""
     (shell.packages / "slow.py").write_text(
         "import os, time\nopen('began', 'w')\n"
         "while not os.path.exists('go'):\n    time.sleep(0.02)\n"
@@ -257,8 +257,8 @@ def test_only_one_warm_process_is_made_at_a_time(shell: Shell) -> None:
 
 
 def test_variable_set_by_a_library_is_found_once(shell: Shell) -> None:
-    """A library that is not preloaded, as it reads RANK, sets a variable in its own import. The
-    second job finds that out; the process that it leaves has the value.
+    """A library that isn't preloaded, because it reads RANK, sets a variable during its own import.
+    The second job finds that out, and the process that it leaves behind has the value.
     """
     (shell.packages / "setter.py").write_text(
         "import os\nos.environ['RANK']\nos.environ['LIBRARY_MODE'] = 'new'\n"
@@ -283,11 +283,11 @@ IMPATIENT = (
     "from relight.core.workers import import_ahead; import_ahead.UNKNOWN_S = 0.0\n"
     "from relight.cli.main import entry; entry()",
 )  # fmt: skip
-"""relight, which waits for no imports whose length it does not know."""
+"""Relight that doesn't wait for imports if it does not know how long they take."""
 
 
 def test_restart_takes_process_that_was_not_ready_at_the_start(shell: Shell) -> None:
-    """A job that starts cold beside another one's imports takes them when they are done."""
+    """A job that starts cold during another job's imports uses them once they are done."""
     (shell.packages / "slow.py").write_text(
         "import os, time\nopen('began', 'w')\n"
         "while not os.path.exists('go'):\n    time.sleep(0.02)\n"
@@ -322,8 +322,8 @@ def test_restart_takes_process_that_was_not_ready_at_the_start(shell: Shell) -> 
 
 @pytest.mark.parametrize("how", ["stop", "stop by pid", "while"])
 def test_warm_process_stuck_in_imports_is_ended(shell: Shell, how: str) -> None:
-    """By its user, or when the process has ended that it must not outlive: the job that has started
-    it is long over.
+    """It is ended by its user, or when the process that it must not outlive has ended. The job that
+    started it is long over.
     """
     (shell.packages / "hangs.py").write_text(
         "import os, subprocess, sys, time\n"
@@ -353,8 +353,8 @@ def test_warm_process_stuck_in_imports_is_ended(shell: Shell, how: str) -> None:
 
 @pytest.mark.parametrize("kind", ["file", "module", "directory"])
 def test_script_sees_the_same_cold_and_taken(shell: Shell, kind: str) -> None:
-    """The process was made from another session, with other arguments, variables and streams, and
-    the script was edited since.
+    """The process was created from another session, with different arguments, variables, and
+    streams, and the script has been edited since.
     """
     package = shell.folder / "package"
     package.mkdir()
@@ -380,7 +380,7 @@ def test_script_sees_the_same_cold_and_taken(shell: Shell, kind: str) -> None:
 @pytest.mark.slow
 @pytest.mark.long
 def test_script_ends_the_same_cold_and_taken(shell: Shell) -> None:
-    """All 71 ways to end, of one file that is edited between the jobs of one process."""
+    """The script ends in all 71 ways; it is edited between the jobs that use one process."""
     pid = shell.make(modules=ENDING_MODULES)
     (shell.folder / "neighbour.py").write_text("x = 3\n")
     different = []
@@ -405,12 +405,12 @@ def test_script_ends_the_same_cold_and_taken(shell: Shell) -> None:
     assert shell.pids() == [pid]
 
 
-# Right or not used.
+# Used only if it fits.
 
 
 @pytest.fixture(scope="module")
 def made_shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
-    """A shell with a warm process, which some jobs do not fit, and all others do."""
+    """A shell with a warm process that doesn't fit some jobs, but fits all others."""
     shell = Shell(tmp_path_factory.mktemp("made"))
     (shell.packages / "reader.py").write_text(
         "import os\n"
@@ -476,8 +476,8 @@ def test_mismatch_is_named_and_job_starts_cold(
 
 
 def test_signals_reserved_by_libc_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are ignored or not, by how a shell or make has started a process, until it has a thread
-    (nptl(7)).
+    """Until the process has a thread, they may or may not be ignored, depending on how a shell or
+    make started it (nptl(7)).
     """
     facts = []
     for mask in ("0000000181001000", "0000000001001000"):
@@ -521,7 +521,7 @@ def test_other_interpreter_directory_or_module_does_not_fit(
     ],
 )
 def test_changed_package_is_detected_immediately(shell: Shell, change: str) -> None:
-    """Also within the same second, with the same size; such a process ends."""
+    """This holds even for changes within the same second that keep the size; the process ends."""
     module = shell.packages / "package.py"
     data = shell.folder / "data.txt"
     data.write_text("1")
@@ -572,7 +572,7 @@ def test_changed_package_is_detected_immediately(shell: Shell, change: str) -> N
 def test_variables_quoted_by_pth_modules_count_as_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is read before anything can be watched, so any name that such a module quotes counts."""
+    """Such modules are read before anything can be traced, so any name that they quote counts."""
     path = tmp_path / "site-packages" / "early.py"
     path.parent.mkdir()
     path.write_text("import os\nMODE = os.environ.get('MYMODE', \"none\")\n")
@@ -583,7 +583,7 @@ def test_variables_quoted_by_pth_modules_count_as_read(
 
 
 def test_irrelevant_changes_still_fit(shell: Shell) -> None:
-    """The script, its neighbours, compiled files, and other variables."""
+    """The script, its neighbours, compiled files, and other variables may change."""
     shell.make()
     shell.script.write_text("import json, neighbour\nprint('edited', neighbour.x)\n")
     (shell.folder / "neighbour.py").write_text("x = 1\n")
@@ -604,7 +604,7 @@ def test_file_changed_while_imported_spoils_warm_process(shell: Shell) -> None:
 
 
 def test_module_reading_a_changing_file_is_left_out(shell: Shell) -> None:
-    """It alone: the process with the others stays."""
+    """Only that module is left out: the process keeps the others."""
     (shell.packages / "busy.py").write_text(
         "open('status', 'w').write('new')\nopen('status').read()\n"
     )
@@ -616,7 +616,7 @@ def test_module_reading_a_changing_file_is_left_out(shell: Shell) -> None:
 
 
 def test_only_new_content_of_data_counts(shell: Shell) -> None:
-    """A file rewritten with the same content, as by a package manager, changes nothing."""
+    """A file rewritten with the same content, as by a package manager, doesn't matter."""
     data = shell.packages / "settings.json"
     data.write_text("1")
     (shell.packages / "reader.py").write_text(
@@ -653,11 +653,11 @@ def test_import_reading_arguments_is_left_to_each_worker(shell: Shell) -> None:
     assert result.stdout == "['a']\n"
 
 
-# Nothing of it is a hole.
+# Nothing leaks.
 
 
 def test_variables_and_arguments_do_not_leak_between_jobs(shell: Shell) -> None:
-    """Neither in the environment nor in proc(5), of all processes that stay or come."""
+    """They don't appear in the environment or in proc(5), for any existing or future process."""
     shell.script.write_text(
         "import os, pathlib\n"
         "environ = pathlib.Path('/proc/self/environ').read_bytes()\n"
@@ -683,7 +683,7 @@ def test_variables_and_arguments_do_not_leak_between_jobs(shell: Shell) -> None:
 
 
 def test_warm_directory_must_be_private(shell: Shell) -> None:
-    """One that others can enter is not used, and the job runs cold."""
+    """A directory that others can access is not used, and the job runs cold."""
     shell.make()
     folder = shell.runtime / "relight"
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
@@ -700,7 +700,7 @@ def test_warm_directory_must_be_private(shell: Shell) -> None:
 
 @pytest.mark.needs_root
 def test_other_users_get_no_answer(shell: Shell) -> None:
-    """Even where the modes of the directory and of the socket have been opened."""
+    """This holds even if the permissions of the directory and the socket have been opened up."""
     shell.make()
     folder = shell.runtime / "relight"
     (path,) = (x for x in folder.iterdir() if stat.S_ISSOCK(x.stat().st_mode))
@@ -709,7 +709,7 @@ def test_other_users_get_no_answer(shell: Shell) -> None:
         "s = socket.socket(socket.AF_UNIX)\ns.settimeout(5)\ns.connect(sys.argv[1])\n"
         "s.sendall(b'take\\n')\nprint(s.recv(100))\n"
     )
-    short = Path("/tmp") / f"relight-test-{os.getpid()}"  # others can enter it
+    short = Path("/tmp") / f"relight-test-{os.getpid()}"  # other users can access it
     other = ["setpriv", "--reuid=65534", "--clear-groups", "/usr/bin/env", "python3"]
     os.link(path, short)
     try:
@@ -784,7 +784,7 @@ def pids_of(process: "subprocess.Popen[str]", workers: int) -> list[int]:
     ],
 )
 def test_no_worker_survives_any_kill(shell: Shell, victims: str, stopped: str) -> None:
-    """Nor processes that it started in another session; the process serves the next job."""
+    """This includes processes started in another session; the warm process serves the next job."""
     pid = shell.make()
     text = shell.script.read_text()
     shell.script.write_text(FAMILY)
@@ -820,7 +820,7 @@ def test_no_worker_survives_any_kill(shell: Shell, victims: str, stopped: str) -
 
 
 def test_taken_job_restarts_its_workers(shell: Shell) -> None:
-    """By the same process; if that is killed, without it."""
+    """The same process forks the new workers; if it is killed, the job continues without it."""
     pid = shell.make()
     shell.script.write_text(
         "import os, signal, time\n"
@@ -841,11 +841,11 @@ def test_taken_job_restarts_its_workers(shell: Shell) -> None:
     process.stdout.close()
 
 
-# Its end.
+# How it ends.
 
 
 def test_warm_process_ends_when_unused(shell: Shell) -> None:
-    """Not while a job runs."""
+    """It does not end while a job is running."""
     pid = shell.make("--keep-warm=0.02", str(shell.script))  # 1.2 s
     shell.script.write_text("import time\ntime.sleep(2.5)\n")
     assert shell.takes()
@@ -865,7 +865,7 @@ def test_warm_process_ends_with_watched_process(shell: Shell) -> None:
 
 @pytest.mark.parametrize("what", ["socket", "directory"])
 def test_warm_process_ends_when_unreachable(shell: Shell, what: str) -> None:
-    """As at logout, when the user's directory is removed."""
+    """At logout, for example, the user's directory is removed."""
     pid = shell.make()
     folder = shell.runtime / "relight"
     if what == "socket":
@@ -877,7 +877,7 @@ def test_warm_process_ends_when_unreachable(shell: Shell, what: str) -> None:
 
 
 def test_warm_stop_ends_process_after_current_job(shell: Shell) -> None:
-    """After the job that uses it; it takes no other."""
+    """It finishes the current job and accepts no other."""
     pid = shell.make()
     shell.script.write_text("import time\nprint('pids', flush=True)\ntime.sleep(1000)\n")
     process = shell.begin(str(shell.script))
@@ -894,7 +894,7 @@ def test_warm_stop_ends_process_after_current_job(shell: Shell) -> None:
 
 
 def test_user_has_at_most_three_warm_processes(shell: Shell) -> None:
-    """The one that was idle for longest goes."""
+    """The process that has been idle for longest ends."""
     scripts = [shell.folder / f"{name}.py" for name in "abcd"]
     pids = []
     for path in scripts:
@@ -915,14 +915,14 @@ def test_idle_warm_process_never_wakes_up(shell: Shell) -> None:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
         return sum(int(line.split()[1]) for line in lines if "ctxt_switches" in line)
 
-    time.sleep(0.5)  # of the connection that has asked it
+    time.sleep(0.5)  # from the connection that queried it
     before = switches()
     time.sleep(2)
     assert switches() == before
 
 
 def test_warm_process_is_bound_to_its_login_session(shell: Shell) -> None:
-    """A session as begun by pam_loginuid(8) ends with its first process."""
+    """A session started by pam_loginuid(8) ends with its first process."""
     login = 'echo 0 > /proc/self/loginuid && "$@" && echo made && read word'
     command = [*RELIGHT, "warm", "start", "--preload=json", str(shell.script)]
     session = subprocess.Popen(
@@ -943,9 +943,9 @@ def test_warm_process_is_bound_to_its_login_session(shell: Shell) -> None:
 
 
 def test_warm_process_ends_when_memory_is_scarce(tmp_path: Path) -> None:
-    """Pressure counts on the whole machine: another container may make it. A socket with urgent
-    data replaces the kernel's file, as real pressure would harm other tests: poll(2) shows
-    both alike.
+    """Memory pressure affects the whole machine, so another container may cause it. Real pressure
+    would harm other tests, so a socket with urgent data replaces the kernel's file; poll(2) reports
+    both in the same way.
     """
     program = """
 import os, socket, sys
@@ -982,7 +982,7 @@ process.run(ours, os.getppid())
 
 
 def test_memory_pressure_is_watched_through_the_kernel() -> None:
-    """Where /proc/pressure is writable. Real pressure would harm other tests."""
+    """This requires a writable /proc/pressure. Real pressure would harm other tests."""
     from relight.preload import warm_process
 
     fd = warm_process._pressure()
@@ -1061,7 +1061,7 @@ WarmProcesses.start = start_and_be_late
 from relight.cli.main import entry
 entry()
 """
-"""relight on a machine so busy that the process imports before its starter waits for it."""
+"""Relight on a machine so busy that the process imports before its starter waits for it."""
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -1082,7 +1082,7 @@ def test_interrupted_warm_start_leaves_nothing(
 
 
 def test_function_calls_take_the_warm_process(shell: Shell) -> None:
-    """As long as the caller runs; the first call leaves it."""
+    """The first call leaves the process behind, and it stays as long as the caller runs."""
     (shell.packages / "package.py").write_text("value = 1\n")
     shell.script.write_text("""
 import os, relight, threading, time, atexit
@@ -1122,7 +1122,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("kind", ["silent", "slow"])
 def test_unresponsive_warm_process_does_not_block_another(shell: Shell, kind: str) -> None:
-    """A process hangs, or sends its answer byte by byte, on a socket that looks newer."""
+    """A process hangs, or sends its response byte by byte, on a socket that looks newer."""
     shell.make()
     (path,) = (path for path in (shell.runtime / "relight").iterdir() if path.is_socket())
     other = path.with_name(path.name.partition(".")[0] + ".hangs")
@@ -1160,8 +1160,8 @@ def test_endless_imports_are_ended() -> None:
 
 @pytest.mark.parametrize("what", ["directory", "descriptors"])
 def test_querying_warm_process_does_not_disturb_job(shell: Shell, what: str) -> None:
-    """Also where it can't look at its files any more: the job's directory was removed, or all
-    descriptors are in use.
+    """This holds even if the process can no longer check its files, because the job's directory was
+    removed or all descriptors are in use.
     """
     work = shell.folder / "work"
     work.mkdir()
@@ -1216,7 +1216,7 @@ def test_ineffective_keep_warm_flags_are_refused_or_noted(shell: Shell) -> None:
 
 
 def test_second_start_of_short_script_knows_its_modules(shell: Shell) -> None:
-    """It has ended before a process could import them beside it."""
+    """The script ends before a process could import its modules alongside it."""
     module = shell.packages / "slow.py"
     module.write_text("import time\ntime.sleep(0.1)\n")
     shell.script.write_text("import slow\nprint('trains')\n")

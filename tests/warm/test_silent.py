@@ -1,4 +1,4 @@
-"""Warm processes that do not answer: `relight warm` names them."""
+"""Warm processes that do not respond: `relight warm` names them."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ __all__ = ["shell"]  # a fixture
 
 
 def test_suspended_warm_process_is_named(shell: Shell) -> None:
-    """The message says how to end it, which also ends its guard."""
+    """The message explains how to end the process, which also ends its guard."""
     pid = shell.make()
     os.kill(pid, signal.SIGSTOP)
     for words in (("warm",), ("warm", "stop"), ("warm", "stop", str(pid))):

@@ -1,4 +1,4 @@
-"""A process that holds the workers and is stopped (SIGSTOP) keeps neither the job nor anybody."""
+"""A stopped spawner (SIGSTOP) delays neither the end of the job nor anybody who waits for it."""
 
 import json
 import os
@@ -27,7 +27,7 @@ subprocess.Popen(["setsid", "sleep", sys.argv[1]])
 subprocess.Popen(["sleep", sys.argv[1]])
 time.sleep(1000)
 """
-# As a debugger does it: PTRACE_SEIZE, then PTRACE_INTERRUPT.
+# Acts like a debugger: PTRACE_SEIZE, then PTRACE_INTERRUPT.
 HOLD = """
 import ctypes, os, sys
 libc, pid = ctypes.CDLL(None), int(sys.argv[1])
@@ -40,18 +40,18 @@ os.waitpid(pid, 0x40000000)  # its end
 
 
 def spawner_pid(agent: int, name: str = "spawner of") -> int:
-    """The pid of the process that holds the workers of this agent."""
+    """Return the pid of the process that is the parent of this agent's workers."""
     for pid in below(agent):
         try:
             if name.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
                 return int(pid)
         except OSError:
-            pass  # it has ended
+            pass  # it has exited
     raise AssertionError("the agent has none")
 
 
 def stop(pid: int) -> None:
-    """Stop a process and wait until it stands still."""
+    """Stop a process, and wait until it has stopped."""
     os.kill(pid, signal.SIGSTOP)
     deadline = time.monotonic() + LIMIT_S
     while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
@@ -66,10 +66,10 @@ def agent(
     script: Script,
     marker: str,
 ) -> "subprocess.Popen[bytes]":
-    """A job of two workers whose spawner is stopped."""
+    """A job with two workers whose spawner is stopped."""
     process = start("run", *request.param, "--nproc-per-node=2", "--shutdown-timeout=300",
                     script(TREE), marker, stderr=subprocess.DEVNULL)  # fmt: skip
-    wait_until_up(marker, 7)  # the agent, two workers, two sleeps each
+    wait_until_up(marker, 7)  # the agent, two workers, and two sleeps for each worker
     stop(spawner_pid(process.pid))
     return process
 
@@ -79,7 +79,7 @@ def test_job_with_stopped_spawner_can_be_terminated(
     agent: "subprocess.Popen[bytes]",
     marker: str,
 ) -> None:
-    """A signal for the agent wakes its spawner; the job ends as any other."""
+    """A signal to the agent wakes its spawner, and the job ends as usual."""
     agent.send_signal(signal.SIGTERM)
     assert agent.wait(LIMIT_S) == 128 + signal.SIGTERM
     assert marked(marker) == []
@@ -90,7 +90,7 @@ def test_stopped_spawner_cleans_up_when_agent_is_killed(
     agent: "subprocess.Popen[bytes]",
     marker: str,
 ) -> None:
-    """The kernel wakes the spawner when the agent dies, and it cleans up."""
+    """The kernel wakes the spawner when the agent exits, and the spawner cleans up."""
     agent.send_signal(signal.SIGKILL)
     agent.wait()
     wait_until_gone(marker, LIMIT_S)
@@ -101,7 +101,7 @@ def test_spawner_held_by_debugger_is_killed(
     script: Script,
     marker: str,
 ) -> None:
-    """A spawner that SIGCONT does not wake goes a second after the job must end, with all."""
+    """If SIGCONT doesn't wake a spawner, it is killed a second later, with everything below it."""
     agent = start("run", "--shutdown-timeout=300", script(TREE), marker, stderr=subprocess.DEVNULL)
     wait_until_up(marker, 4)
     tracer = start("-c", HOLD, str(spawner_pid(agent.pid)), command=(sys.executable,))
@@ -109,13 +109,13 @@ def test_spawner_held_by_debugger_is_killed(
     assert tracer.stdout.readline() == b"held\n"
     for _ in range(2):
         agent.send_signal(signal.SIGTERM)
-        time.sleep(0.1)  # two simultaneous ones are merged
+        time.sleep(0.1)  # two concurrent signals would be merged
     assert agent.wait(LIMIT_S) == 128 + signal.SIGTERM
     assert marked(marker) == []
 
 
 def test_never_started_workers_are_not_reported_as_killed() -> None:
-    """Where the process that should start the workers breaks, the reason says so, not SIGKILL."""
+    """If the process that should start the workers fails, that is the reason, and not SIGKILL."""
 
     def fork(plans: object, scratch: str) -> tuple[int, socket.socket]:
         ours, theirs = socket.socketpair()
@@ -149,7 +149,7 @@ sys.exit(restart == "0")
 def test_signals_to_the_spawner_end_nothing(
     start: Start, script: Script, tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
-    """A signal to it ends neither the workers nor, when they have ended, a warm one."""
+    """A signal to it ends neither the workers nor, after they have ended, a warm spawner."""
     logs = tmp_path / "logs"
     agent = start("run", *flags, "--max-restarts=1", f"--log-dir={logs}", script(RESTARTS))
     deadline = time.monotonic() + LIMIT_S

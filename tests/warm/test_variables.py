@@ -1,4 +1,4 @@
-"""A script that sets a variable before it imports is obeyed, whatever was preloaded."""
+"""If a script sets a variable before an import, the import uses it, whatever was preloaded."""
 
 import os
 from collections.abc import Callable
@@ -18,7 +18,7 @@ SAYS = "import library\nprint(library.value, library.prefix, flush=True)\n"
 
 @pytest.fixture
 def library(script: Script, tmp_path: Path) -> dict[str, str]:
-    """A module that reads variables when it is imported; the variables that let it be found."""
+    """A module that reads variables during import; returns the variables with which to find it."""
     (tmp_path / "site-packages").mkdir()
     script(LIBRARY, "site-packages/library.py")
     script("", "site-packages/other.py")
@@ -27,7 +27,7 @@ def library(script: Script, tmp_path: Path) -> dict[str, str]:
 
 
 def run(launch: Launch, library: dict[str, str], path: Path, *flags: str) -> tuple[str, str]:
-    """Run a script of one worker that is forked warm; return its output and relight's."""
+    """Run a script with one worker that is forked warm; return its output and relight's."""
     result = launch("run", "--preload=library,other", "-v", *flags, path, **library)
     assert result.returncode == 0, result.stderr
     assert "workers start with preloaded modules" in result.stderr
@@ -47,7 +47,7 @@ SETS = {
 def test_variable_set_before_import_is_respected(
     what: str, launch: Launch, script: Script, library: dict[str, str]
 ) -> None:
-    """A worker that was forked with the module becomes a cold one, in the same process."""
+    """A worker that was forked with the module starts over cold, in the same process."""
     text, expected = SETS[what]
     path = script(f"import os, other\n{text}\n{SAYS}")
     stdout, stderr = run(launch, library, path)
@@ -64,7 +64,7 @@ print(numpy._core._multiarray_umath.__cpu_features__.get("X86_V3", False))
 
 
 def test_putenv_is_respected_by_compiled_code(launch: Launch, script: Script) -> None:
-    """os.putenv alone is obeyed where a cold worker would: by what reads with getenv."""
+    """With os.putenv alone, only code that calls getenv sees the value, as in a cold worker."""
     result = launch("run", "--preload=numpy", "-v", script(NUMPY))
     assert "workers start with preloaded modules" in result.stderr
     assert (result.returncode, result.stdout) == (0, "False\n")
@@ -91,7 +91,7 @@ def test_variable_of_torch_is_harmless_to_other_compiled_modules(
 def test_variable_read_by_no_module_is_harmless(
     text: str, launch: Launch, script: Script, library: dict[str, str]
 ) -> None:
-    """What no module has read, or what is set after the import, is no reason to start again."""
+    """A variable that no module has read, or that is set after the import, causes no new start."""
     stdout, stderr = run(launch, library, script(f"import os\n{text}\n{SAYS}"))
     assert stdout == "unset {}\n"
     assert "starts again" not in stderr
@@ -100,7 +100,7 @@ def test_variable_read_by_no_module_is_harmless(
 def test_script_that_wrote_a_file_is_not_restarted(
     launch: Launch, script: Script, library: dict[str, str], tmp_path: Path
 ) -> None:
-    """A script that has written a file continues, with a note that the variable comes too late."""
+    """The script continues, with a note that the variable was set too late."""
     text = 'import os\nos.mkdir("once")\nos.environ["LIBRARY_MODE"] = "new"\n'
     stdout, stderr = run(launch, library, script(text + SAYS))
     assert stdout == "unset {}\n"
@@ -111,7 +111,7 @@ def test_script_that_wrote_a_file_is_not_restarted(
 def test_modules_stay_hidden_until_imported(
     launch: Launch, script: Script, library: dict[str, str]
 ) -> None:
-    """A worker has the modules when it imports them, and can be asked where they are."""
+    """A worker has the modules once it imports them, and importlib can find them before."""
     text = """
 import importlib.util, sys
 assert not {"library", "other"} & set(sys.modules)
@@ -131,8 +131,8 @@ print([type(finder).__name__ for finder in sys.meta_path if "Deferred" in repr(f
 def test_submodules_come_with_their_preloaded_module(
     launch: Launch, script: Script, library: dict[str, str]
 ) -> None:
-    """Modules that compiled code has put below one that is no package, as torch._C has, are there
-    when that one is.
+    """Compiled code can put modules below one that is not a package, as torch._C does. They appear
+    together with that module.
     """
     below = "import sys, types\nname = __name__ + '.below'\n"
     below += "sys.modules[name] = types.ModuleType(name)\nsys.modules[name].value = 7\n"
@@ -156,7 +156,7 @@ sys.exit(restart != "{last}")
 def test_next_process_imports_with_variables_of_first_workers(
     start: Start, script: Script, library: dict[str, str], tmp_path: Path
 ) -> None:
-    """The first generation starts cold; its variables are there when the modules are imported."""
+    """The first generation starts cold; its variables are set when the modules are imported."""
     path = script(FAILS.format(value="'new'", last=1))
     agent = start("run", "--preload=library", "-v", "--max-restarts=1", path, command=RELIGHT,
                   variables=library)  # fmt: skip
@@ -173,14 +173,14 @@ def test_next_process_imports_with_variables_of_first_workers(
 def test_variable_changing_every_attempt_starts_workers_cold(
     start: Start, script: Script, library: dict[str, str], tmp_path: Path
 ) -> None:
-    """A variable that gets another value in each attempt can't be taken over; one learns why."""
+    """A variable with a different value in each attempt can't be adopted; the reason is shown."""
     path = script(FAILS.format(value="'mode' + restart", last=3))
     (tmp_path / "go2").touch()
     agent = start("run", "--preload=library", "-v", "--max-restarts=3", path, variables=library)
     assert agent.stderr is not None
     for count in range(
         2
-    ):  # the first process, and the one that imports with the variables set then
+    ):  # the first process, and the one that then imports with the variables set
         while b"is ready" not in agent.stderr.readline():
             assert agent.poll() is None
         (tmp_path / f"go{count}").touch()
@@ -202,7 +202,7 @@ print(library.__file__.split(os.sep)[-2], library.below.WHO, flush=True)
 def test_package_put_first_on_path_is_imported(
     launch: Launch, script: Script, library: dict[str, str], before: str, tmp_path: Path
 ) -> None:
-    """Also by a script that can't be started again, and with the modules below it."""
+    """This also holds for a script that can't be restarted, and for modules below the package."""
     for folder in ("vendor/library", "site-packages/library"):
         (tmp_path / folder).mkdir(parents=True)
         script("from . import below", f"{folder}/__init__.py")
@@ -217,7 +217,7 @@ def test_package_put_first_on_path_is_imported(
 def test_directory_above_installed_packages_hides_no_package(
     launch: Launch, script: Script, library: dict[str, str], tmp_path: Path
 ) -> None:
-    """As with a virtual environment in the project's directory."""
+    """An example is a virtual environment in the project's directory."""
     (tmp_path / "third_party").mkdir()
     script("value, prefix = 'third', {}", "third_party/library.py")
     folder = "os.path.join(sys.path[0], 'third_party')"
@@ -250,7 +250,7 @@ print(user.value, sys.modules["library"] is mine, flush=True)
 def test_module_put_into_sys_modules_stays(
     launch: Launch, script: Script, library: dict[str, str], before: str
 ) -> None:
-    """If a script can be started again, others also use its own module."""
+    """If a script can be restarted, other modules also use the script's own module."""
     script("import library\nvalue = library.value", "site-packages/user.py")
     path = script(STUB.format(before=before))
     result = launch("run", "--preload=user", "-v", path, **library)

@@ -1,4 +1,4 @@
-"""A waiting node imports the modules, so that its first workers are warm."""
+"""A node imports the modules while it waits, so that its first workers are warm."""
 
 import json
 import signal
@@ -19,7 +19,7 @@ AT_ONCE = (
     "sys.argv = sys.argv[3:]\n"  # without `python -m`
     "entry()",
 )  # fmt: skip
-"""Starts an agent that imports modules as soon as it waits, not after a second."""
+"""Starts an agent that imports modules as soon as it waits, instead of after a second."""
 
 
 def events(logs: Path, kind: str) -> list[dict[str, object]]:
@@ -30,7 +30,7 @@ def events(logs: Path, kind: str) -> list[dict[str, object]]:
 
 
 class WarmJob(Job):
-    """A job of two nodes on this machine that meet in a directory."""
+    """A two-node job on this machine that meets in a directory."""
 
     def __init__(self, machine: OneMachine, directory: Path) -> None:
         meet = ("--rdzv-backend=file", f"--rdzv-endpoint={directory / 'meet'}", "--rdzv-id=j")
@@ -73,7 +73,7 @@ def test_spare_replaces_lost_node_with_its_modules_imported(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("where", ["train.py", "conf.py"])
 def test_script_setting_variables_starts_cold_after_waiting(tmp_path: Path, where: str) -> None:
-    """Nothing is imported while the node waits, as these variables would be missing."""
+    """Nothing is imported while the node waits, because these variables would not be set yet."""
     with OneMachine() as machine:
         job = WarmJob(machine, tmp_path)
         script = tmp_path / "train.py"
@@ -99,7 +99,7 @@ subprocess.run([sys.executable, "-c", child])
 
 
 def test_workers_of_waiting_node_have_usual_environment(tmp_path: Path) -> None:
-    """Nothing of relight's is in it, and nothing reports the imports of their children."""
+    """It contains nothing from relight, and nothing reports the imports of child processes."""
     with OneMachine() as machine:
         job = WarmJob(machine, tmp_path)
         script = tmp_path / "train.py"
