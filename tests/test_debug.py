@@ -230,7 +230,7 @@ def test_pythonbreakpoint_is_respected(hook: str, script: str) -> None:
 
 
 def test_breakpoint_works_in_python_without_relight(tmp_path: Path, script: str) -> None:
-    """This is an empty virtual environment, which stands for one with torch but without relight."""
+    """The workers' virtual environment is empty; in practice, it has torch but not relight."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "env"], check=True)
     python = tmp_path / "env" / "bin" / "python"
     assert (

@@ -196,7 +196,7 @@ def test_caller_handler_runs_after_signal_stops_job(caller: Caller) -> None:
 
 
 def test_in_process_rejected_when_unsafe(caller: Caller) -> None:
-    """It is unsafe from another thread, alongside threads or children, and with --preload."""
+    """The job would share a process with threads or children, use another thread, or --preload."""
     result = caller(
         """
         import subprocess
@@ -379,7 +379,7 @@ def test_failing_sys_stdout_does_not_disturb_job(
 
 
 def test_failed_in_process_job_leaks_no_descriptors(caller: Caller) -> None:
-    """This holds even if the garbage collector never runs."""
+    """Descriptors are closed even if the garbage collector never runs."""
     result = caller(
         """
         import gc

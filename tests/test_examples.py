@@ -146,7 +146,7 @@ def test_training_examples_do_not_import_relight(path: Path) -> None:
 
 
 def test_digits_reaches_95_percent_accuracy(uninterrupted: tuple[str, Path]) -> None:
-    """It prints one line per epoch."""
+    """The example prints one line per epoch."""
     lines = uninterrupted[0].splitlines()
     assert lines[0] == "2 workers on cpu with gloo, starting"
     epochs = [re.match(r"epoch +(\d+) of 30: loss [\d.]+, test accuracy [\d.]+$", x) for x in lines]
@@ -159,7 +159,7 @@ def test_digits_reaches_95_percent_accuracy(uninterrupted: tuple[str, Path]) -> 
 def test_digits_result_unchanged_by_worker_kill(
     warm_torch: WarmTorch, uninterrupted: tuple[str, Path]
 ) -> None:
-    """It is identical bit for bit, whether rank 0, which saves, or another rank is killed."""
+    """The result is identical bit for bit, whether rank 0 (which saves) or another is killed."""
     done = warm_torch.run(INTERRUPTED, "--nproc-per-node=2", "--max-restarts=2")
     assert done.returncode == 0, done.stderr
     starts = re.findall(r"with gloo, (.*)", done.stdout)
@@ -205,7 +205,7 @@ def test_digits_resumes_with_different_world_size(
 def test_digits_result_matches_torchrun(
     launch: Launch, tmp_path: Path, uninterrupted: tuple[str, Path]
 ) -> None:
-    """It is identical bit for bit, and the script is unmodified."""
+    """The result is identical bit for bit, and the script is unmodified."""
     done = launch("--nproc-per-node=2", DIGITS, command=TORCHRUN, **OWN_STORE)
     assert done.returncode == 0, done.stderr
     assert done.stdout == uninterrupted[0]
@@ -365,7 +365,7 @@ def test_demo_names_failed_step(lines: str, flaw: str) -> None:
 
 @pytest.mark.long
 def test_demo_shows_kill_restart_and_warm_start(start: Start, tmp_path: Path) -> None:
-    """It also shows the resume, and leaves nothing behind."""
+    """The demo also shows the resume, and leaves nothing behind."""
     process = start(
         DEMO,
         command=(sys.executable,),
@@ -410,7 +410,7 @@ def test_demo_shows_kill_restart_and_warm_start(start: Start, tmp_path: Path) ->
 def test_interrupted_demo_cleans_up(
     start: Start, tmp_path: Path, number: signal.Signals, moment: str
 ) -> None:
-    """It removes files and processes, even while relight is still starting."""
+    """The demo removes its files and processes, even while relight is still starting."""
     process = start(
         DEMO,
         command=(sys.executable,),

@@ -107,7 +107,7 @@ except OSError as error:
 
 
 def test_rank_stopped_during_cleanup_reports_its_exception(tmp_path: Path) -> None:
-    """It is stopped because another rank has lost its connection to it."""
+    """The rank is stopped because another rank has lost its connection to it."""
     script = tmp_path / "train.py"
     script.write_text(f"import os, sys, time\n{CLEANS_UP}")
     ready = str(tmp_path / "ready")

@@ -106,7 +106,7 @@ def test_failure_report_matches_expected_text(expected: Path, launch: Launch, pl
 
 
 def test_restart_reason_is_one_line(launch: Launch, script: Script) -> None:
-    """It names the rank, the exception, and the line in the script."""
+    """The line names the rank, the exception, and the line in the script."""
     path = script("""
 import os, sys
 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
@@ -293,7 +293,7 @@ time.sleep(1000)
 def test_error_file_has_the_time_of_the_failure(
     launch: Launch, script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is not the time when the job ended, which comes after other processes have ended."""
+    """The job itself ends later, after other processes have ended."""
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "error.json"
     path = script(FAILS_AND_DAWDLES)

@@ -305,7 +305,7 @@ def wait(condition: Callable[[], object]) -> None:
 
 
 def test_importing_relight_does_not_load_launch() -> None:
-    """It is loaded on first use."""
+    """`relight.launch` is loaded on first use."""
     text = (
         "import sys, relight; print('relight.api.function' in sys.modules, 'pickle' in sys.modules)"
     )

@@ -132,7 +132,7 @@ def test_signal_during_check_ends_agent(tmp_path: Path, script: Path) -> None:
 
 
 def test_node_is_rechecked_before_restart(tmp_path: Path) -> None:
-    """Its worker fails and also breaks the disk; the worker's failure is reported."""
+    """A worker fails and also breaks the disk; the worker's failure is reported."""
     script = tmp_path / "train.py"
     script.write_text(f"open({str(tmp_path / 'broken')!r}, 'w'); raise SystemExit(7)")
     check = program(tmp_path / "check.sh", f"! test -e {tmp_path}/broken")
@@ -216,7 +216,7 @@ def test_node_that_never_passes_does_not_disturb_others(tmp_path: Path, script: 
 
 @pytest.mark.parametrize("seconds", ["0", "1.5"])
 def test_waiting_node_reports_who_left_and_why(seconds: str, tmp_path: Path, script: Path) -> None:
-    """This holds even if the check finishes before the node has joined."""
+    """The check may finish before the waiting node has joined."""
     bad = program(tmp_path / "bad.sh", f"sleep {seconds}; echo GPU 3 is gone; exit 9")
     good = agents(tmp_path, ["true ;"], "2", script)[0]
     assert good.stderr is not None

@@ -100,9 +100,9 @@ entry()
 def test_unexpected_exception_in_coordinator_exits_70(
     start: Start, tmp_path: Path, verb: str, method: str
 ) -> None:
-    """This concerns both an agent that coordinates and `relight coordinator`. If a message
-    triggered the exception, only the connection to its sender is closed; that node reconnects after
-    a delay and reports that once.
+    """Both a coordinating agent and `relight coordinator` exit. If a message triggered the
+    exception, only the connection to its sender is closed; that node reconnects after a delay and
+    reports that once.
     """
     code = BROKEN_LATER.format(method=method)
     where = ("--rdzv-backend=file", f"--rdzv-endpoint={tmp_path}/meet", "--rdzv-id=job")
@@ -136,7 +136,7 @@ def until(process: "subprocess.Popen[Any]", words: str) -> None:
 
 
 def test_descriptor_exhaustion_exits_4_with_reason(tmp_path: Path) -> None:
-    """This holds however few files may be open."""
+    """However low the limit on open files is, no traceback is printed."""
     for most in (11, 13, 14, 14, 15, 15, 17):  # for 14 and 15, spawner and guard are racing
         command = f"ulimit -n {most}; exec {sys.executable} -m relight run --no-python true"
         result = subprocess.run(
@@ -339,7 +339,7 @@ def test_peers_that_never_join_are_evicted() -> None:
 
 
 def test_machine_error_during_message_is_not_a_bug() -> None:
-    """It ends the command as usual."""
+    """Such an error ends the command as usual."""
     with pytest.raises(MachineError):
         serve(MachineError("no socket is to be had"), {})
 

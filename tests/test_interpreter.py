@@ -139,7 +139,7 @@ def test_relight_beside_torch_runs_own_python(tmp_path: Path) -> None:
 
 
 def test_missing_module_report_names_worker_python(machine: Machine) -> None:
-    """It explains how to choose another Python, unless the shell's Python lacks the module too."""
+    """The report explains how to choose another Python, unless the shell's lacks the module too."""
     place = machine.place
     done = machine.run(path="{mine}/bin")
     assert "No module named 'torch'" in done.stderr

@@ -170,14 +170,14 @@ def test_no_folders_of_the_core_import_in_a_circle() -> None:
 
 
 def test_launcher_stands_alone() -> None:
-    """It imports nothing that concerns jobs, schedulers, commands on jobs, or tools."""
+    """The launcher imports no jobs, schedulers, commands on jobs, or tools."""
     for path, name in all_imports():
         if layer_of(path) in LAUNCHER and name.startswith("relight."):
             assert name.split(".")[1] in (*LAUNCHER, "__version__"), f"{path} imports {name}"
 
 
 def test_travelling_file_holds_launcher_alone() -> None:
-    """It also has the launcher's commands, and what starts a replica over SSH."""
+    """The file also has the launcher's commands, and what starts a replica over SSH."""
     others = {path for path in launcher_file.modules() if path.split("/")[0] not in LAUNCHER}
     assert set(LAUNCHER) == launcher_file.ROOMS
     assert others == launcher_file.FOR_SSH | launcher_file.COMMANDS

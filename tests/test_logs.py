@@ -338,7 +338,7 @@ SAYS_NOTHING = "import os\nos._exit(1)"
 def test_report_says_if_log_disk_is_full(
     launch: Launch, script: Script, tmp_path: Path, disk_type: str, text: str, says: str
 ) -> None:
-    """It warns that output may be lost."""
+    """The report warns that output may be lost."""
     unshare = ("unshare", "--mount", "--map-root-user")
     if subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode:
         pytest.skip("no mount namespaces here, so no disk of a few kilobytes")

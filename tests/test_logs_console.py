@@ -241,7 +241,7 @@ def test_terminal_shows_the_same_line_of_several_ranks_once(
 def test_terminal_is_a_terminal_for_workers(
     start: Start, terminal: Terminal, script: Script
 ) -> None:
-    """It has the size of the agent's terminal, and follows changes to it."""
+    """The workers' terminal has the size of the agent's terminal, and follows changes to it."""
     train = script(
         "import os, sys, time\n"
         "size = os.get_terminal_size()\n"
@@ -309,7 +309,7 @@ def test_killed_worker_loses_no_output_on_terminal(
 
 
 def test_stream_to_pipe_is_not_a_terminal(start: Start, terminal: Terminal, script: Script) -> None:
-    """This holds even if the other stream is a terminal."""
+    """The other stream may be a terminal."""
     train = script("import sys\nprint(sys.stdout.isatty(), sys.stderr.isatty())\n"
                    "print('error', file=sys.stderr)\n")  # fmt: skip
     agent = start("run", "--nproc-per-node=1", train, stdout=terminal.agents_end)

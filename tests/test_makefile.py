@@ -35,7 +35,7 @@ def installed(target: str) -> list[str]:
 
 
 def test_make_demo_installs_no_test_tools() -> None:
-    """It installs the examples' imports, with a progress bar."""
+    """`make demo` installs the examples' imports, with a progress bar."""
     assert installed("demo") == ["--progress-bar on -e '.[examples]'"]
 
 
@@ -47,7 +47,7 @@ def test_make_quick_installs_no_torch() -> None:
 
 
 def test_make_test_completes_one_environment() -> None:
-    """It adds the test tools to the environment created by `make quick` and `make demo`."""
+    """`make test` adds the test tools to the environment of `make quick` and `make demo`."""
     assert len({line for line in commands("test").split("\n") if "-m venv" in line}) == 1
     steps = installed("test")
     assert steps[:3] == [*installed("quick"), *installed("demo")]

@@ -313,7 +313,7 @@ def test_workers_checkpoint_alone_if_group_sets_no_time(
     node: Node, job: AgentConfig, clock: Any, link: Link, journal: Any,
     silent_since: float | None, seconds: float,
 ) -> None:  # fmt: skip
-    """They start two seconds after the coordinator's last message, or later in any case."""
+    """Checkpoints start two seconds after the coordinator's last message, or later in any case."""
     workers = Workers()
     node.attach_workers(workers)
     Interruption(job, clock, journal, node)
@@ -372,7 +372,7 @@ def test_checkpointed_node_stays_for_the_others(
 def test_preempted_node_with_stopped_workers_is_not_blamed(
     node: Node, job: AgentConfig, clock: Any, link: Link, journal: Any
 ) -> None:
-    """It leaves immediately: they have not saved, and their exits are not this node's failures."""
+    """The node leaves immediately: its workers have not saved, and their exits are not failures."""
     workers = Workers()
     workers.ended_well = False
     node.attach_workers(workers)

@@ -157,7 +157,7 @@ def test_nothing_outlives_agent_killed_at_any_moment(
 def test_nothing_outlives_agent_however_it_ends(
     number: int, tmp_path: Path, start: Start, marker: str, bystanders: object
 ) -> None:
-    """This includes descendants that left its session and ignore SIGTERM."""
+    """Descendants that left the session and ignore SIGTERM end as well."""
     program = tmp_path / "tree.sh"
     program.write_text(TREE.format(marker=marker, lifetime="600", code=0))
     agent = start(
@@ -172,7 +172,7 @@ def test_nothing_outlives_agent_however_it_ends(
 def test_nothing_outlives_successful_job(
     tmp_path: Path, launch: Launch, marker: str, bystanders: object
 ) -> None:
-    """This includes background processes that workers leave behind."""
+    """Background processes that workers leave behind end as well."""
     program = tmp_path / "tree.sh"
     program.write_text(SHORT_TREE.format(marker=marker, lifetime="0.1", code=0))
     result = launch("run", "--nproc-per-node=2", "--no-python", "sh", program)
@@ -296,8 +296,8 @@ def test_nothing_outlives_any_two_killed_processes(
 def test_job_directory_is_always_removed(
     tmp_path: Path, start: Start, launch: Launch, marker: str
 ) -> None:
-    """This holds even if the agent is killed. If everything that could remove it is killed, the
-    next job does so, and removes nothing else.
+    """The directory is removed even if the agent is killed. If everything that could remove it is
+    killed, the next job does so, and removes nothing else.
     """
     scratch = tmp_path / "tmp"
     scratch.mkdir()
@@ -339,7 +339,7 @@ def test_job_directory_is_always_removed(
 def test_waiting_agent_has_no_job_directory(
     tmp_path: Path, start: Start, script: Callable[[str], Path]
 ) -> None:
-    """It may be waiting for other nodes, or for --preload to finish its imports."""
+    """The agent waits for other nodes, or for --preload to finish its imports."""
     scratch = tmp_path / "tmp"
     (tmp_path / "lib").mkdir()
     scratch.mkdir()

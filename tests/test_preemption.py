@@ -108,7 +108,7 @@ def end(agent: Agent) -> tuple[int, str, str]:
 def test_all_ranks_leave_at_same_checkpoint_call(
     start: Start, script: Callable[[str], Path]
 ) -> None:
-    """This holds for a signal at any moment, and for workers of any speed."""
+    """The signal may arrive at any moment, and workers may run at any speed."""
     for sleep_s in 2 * (0, 1e-5, 1e-3, 0.02):
         agent = start("run", "--nproc-per-node=4", script(trains(sleep_s)))
         wait_until_up(agent, 4)
@@ -168,7 +168,7 @@ def test_workers_that_never_poll_are_stopped_normally(
 def test_workers_that_never_poll_get_advisory_signal(
     start: Start, script: Callable[[str], Path]
 ) -> None:
-    """They may handle it; workers that don't may be cut off when the node is taken away."""
+    """Workers may handle the signal; those that don't may be cut off when the node goes away."""
     agent = start("run", "--on-preempt=SIGUSR1", "--nproc-per-node=2", script(HANDLES_ITSELF))
     wait_until_up(agent, 2)
     agent.send_signal(signal.SIGUSR1)

@@ -106,8 +106,8 @@ def wait_for(condition: Callable[[], bool]) -> None:
 def test_waiting_agent_with_saved_workers_exits_75(
     start: Start, script: Callable[[str], Path], tmp_path: Path, later_s: float
 ) -> None:
-    """It receives the signal while it waits for the node that was preempted first, possibly after
-    the workers' grace period has ended.
+    """The agent receives the signal while it waits for the node that was preempted first, possibly
+    after the workers' grace period has ended.
     """
     path = script(TRAINS)
     words = ("--nnodes=2", "--rdzv-backend=file", f"--rdzv-endpoint={tmp_path}/meet", "--rdzv-id=j",
@@ -139,7 +139,7 @@ def test_node_preempted_during_restart_exits_75_if_saved(
     restarts: int,
     code: int,
 ) -> None:
-    """It does not if workers have trained since the checkpoint."""
+    """The exit code is 143 if workers have trained since the checkpoint."""
     path = script(SAVES_THEN_IMPORTS)
     words = ("--nnodes=1:2", "--rdzv-backend=file", f"--rdzv-endpoint={tmp_path}/meet",
              "--rdzv-id=j", "--max-restarts=1", "--rdzv-conf=last_call_timeout=60")  # fmt: skip
@@ -158,7 +158,7 @@ def test_node_preempted_during_restart_exits_75_if_saved(
 def test_preempted_node_whose_workers_finish_does_not_rejoin(
     start: Start, script: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """Its script ends before the nodes agree on a call, because the other node's agent is stopped;
+    """The script ends before the nodes agree on a call, because the other node's agent is stopped;
     the job continues without this node.
     """
     path = script(ENDS_OR_SAVES)
@@ -185,7 +185,7 @@ def test_preempted_node_whose_workers_finish_does_not_rejoin(
 def test_node_preempted_without_coordinator_checkpoints(
     start: Start, script: Callable[[str], Path]
 ) -> None:
-    """This holds even if it reaches the next coordinator before the other node does."""
+    """The preempted node may reach the next coordinator before the other node does."""
     (port,) = free_ports(1)
     path = script(TRAINS)
     bind, patience = f"--bind=127.0.0.1:{port}", "--rdzv-conf=keep_alive_interval=5"
@@ -237,7 +237,7 @@ def test_checkpointed_node_does_not_cut_others_short(
 def test_exit_after_notice_does_not_stop_saving_on_other_nodes(
     start: Start, script: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """This holds even if the other node gets the notice later."""
+    """The other node may even get the notice later."""
     words = ("--nnodes=2", "--rdzv-backend=file", f"--rdzv-endpoint={tmp_path}/meet", "--rdzv-id=j",
              "--on-preempt=SIGUSR1", script(SAVES_AFTER_NOTICE))  # fmt: skip
     agents = [start("run", *words) for _ in range(2)]

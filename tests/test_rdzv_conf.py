@@ -244,7 +244,7 @@ def test_every_key_has_a_field_and_a_documented_row() -> None:
 
 @pytest.mark.processes
 def test_key_table_imports_nothing_extra() -> None:
-    """It only imports what the command line needs anyway."""
+    """The table only imports what the command line needs anyway."""
     code = (
         "import sys, relight.flags.spec; before = set(sys.modules); import relight.rendezvous.conf;"
         "print(*sorted(set(sys.modules) - before))"

@@ -138,7 +138,7 @@ sys.exit(3)
 def test_twenty_simultaneous_jobs_get_own_ports(
     start: Callable[..., object], script: Script
 ) -> None:
-    """This holds even if port 29500 is taken."""
+    """Port 29500 is already taken."""
     import json
     import socket
 

@@ -85,7 +85,7 @@ def test_killed_rank_costs_a_restart(launch: Launch, script: Script, tmp_path: P
 @pytest.mark.slow
 @pytest.mark.parametrize("killed", ["asked", "killed", "with its switch", "its switch"])
 def test_sandbox_leaves_nothing_behind(start: Start, script: Script, killed: str) -> None:
-    """It may receive SIGTERM, be killed alone or with its switch, or lose the switch."""
+    """The sandbox receives SIGTERM, is killed alone or with its switch, or loses the switch."""
     process = start("sandbox", "2", "--", script(SCRIPT))
     await_line(process, "rank 0 of 2")
     pids = system.tree(process.pid)

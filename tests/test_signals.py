@@ -50,7 +50,7 @@ def started(
 
 @pytest.mark.parametrize("how", ["flag", "variable"])
 def test_end_of_parent_stops_job_on_request(how: str, start: Start, script: Script) -> None:
-    """It acts like SIGTERM, so workers may save."""
+    """The job stops as if it had received SIGTERM, so workers may save."""
     flags = ["--end-with-parent"] if how == "flag" else []
     variables = {"CATCH": "SIGTERM", "LEAVE_ON": "SIGTERM"}
     if how == "variable":
@@ -77,7 +77,7 @@ def test_stop_signal_is_forwarded_once(name: str, start: Start, script: Script) 
 
 
 def test_grace_period_ends_with_sigkill(start: Start, script: Script) -> None:
-    """It is sent after --shutdown-timeout, to all workers at the same time."""
+    """All workers are killed at the same time, after --shutdown-timeout."""
     agent = started(start, script, "--shutdown-timeout=0.5", CATCH="SIGTERM")
     begin = time.monotonic()
     agent.send_signal(signal.SIGTERM)

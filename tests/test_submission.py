@@ -113,7 +113,7 @@ def test_rank_that_exits_early_is_an_error() -> None:
 
 
 def test_map_returns_futures_in_order() -> None:
-    """It accepts iterables and keyword arguments; `as_completed` and `wait` take its futures."""
+    """`map` accepts iterables and keyword arguments; `as_completed` and `wait` take its futures."""
     futures = relight.map(operator.add, [1, 2, 3], (10, 20, 30), at_once=3)
     assert {each.result() for each in as_completed(futures, LIMIT_S)} == {11, 22, 33}
     assert wait(futures, LIMIT_S, ALL_COMPLETED).not_done == set()
@@ -125,7 +125,7 @@ def test_map_returns_futures_in_order() -> None:
 
 
 def test_job_has_the_name_of_the_function() -> None:
-    """This holds even if arguments are bound to it."""
+    """The function may be a partial with bound arguments."""
     future = relight.submit(partial(partial(pow, 2), exp=5))
     assert future.result(LIMIT_S) == 32
     assert future.handle.startswith("local://relight/pow-")

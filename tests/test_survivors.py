@@ -325,7 +325,7 @@ dist.destroy_process_group()
 @pytest.mark.needs_torch
 @pytest.mark.parametrize("kills", ["0:3", "1:3 2:3"])
 def test_losses_equal_uninterrupted_run(warm_torch: WarmTorch, kills: str) -> None:
-    """They are identical, bit for bit, to those of a run that rewraps its model at that step,
+    """The losses are identical, bit for bit, to those of a run that rewraps its model at that step,
     because DDP's first step sums in a different order. BatchNorm doesn't count the failed step.
     """
     flags = ("--nproc-per-node=3", "--max-restarts=1")

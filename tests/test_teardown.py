@@ -57,7 +57,7 @@ libc.pthread_mutex_lock(mutex)
 def test_teardown_does_not_wait_for_workers_without_handler(
     body: str, launch: Launch, script: Script
 ) -> None:
-    """This holds wherever the workers are stuck."""
+    """Workers may be stuck anywhere."""
     result = launch("run", "--nproc-per-node=3", "--max-restarts=1", LONG, script(FAIL + body))
     assert result.returncode == 0, result.stderr
     assert "restart 1 of 1" in result.stderr

@@ -84,7 +84,7 @@ def shown(
 
 @pytest.mark.parametrize("text", [SAME, "if x\n"], ids=["exception", "syntax error"])
 def test_error_of_all_ranks_is_shown_once(shown: Callable[..., str], text: str) -> None:
-    """It is part of the report; the workers' own copies are hidden."""
+    """The report has the traceback; the workers' own copies are hidden."""
     output = shown(text, "--nproc-per-node=4")
     assert output.startswith("relight: ranks 0-3 raised ")
     assert len(re.findall(r"^\w+Error: ", output, re.MULTILINE)) == 1
@@ -274,7 +274,7 @@ def test_output_after_last_traceback_is_shown(shown: Callable[..., str]) -> None
 def test_workers_hanging_at_exit_show_their_traceback(
     start: Start, terminal: Terminal, script: Script, tmp_path: Path, waits: str
 ) -> None:
-    """It is shown exactly once."""
+    """The traceback is shown exactly once."""
     train = script(
         f"{waits}\n"
         "import os\n"
@@ -386,7 +386,7 @@ main()
 
 @pytest.fixture
 def shown_warm(warm_torch: WarmTorch) -> Callable[..., str]:
-    """The same for warm torch workers."""
+    """Run a script on warm torch workers and a terminal; return the terminal's final content."""
 
     def run(text: str, *flags: str) -> str:
         terminal = Terminal(columns=200)
@@ -421,7 +421,7 @@ def test_torch_job_shows_culprit_once(
 @pytest.mark.slow
 @pytest.mark.needs_torch
 def test_exception_recorded_by_torch_is_shown_once(shown_warm: Callable[..., str]) -> None:
-    """Its error file has different frames from Python's traceback."""
+    """Torch's error file has different frames from Python's traceback."""
     output = shown_warm(RECORD, "--nproc-per-node=2")
     is_late = "relight: traceback of rank 0; rank 1: the same" in output
     assert output.count("\nValueError: recorded\n") == 1 + is_late

@@ -208,7 +208,7 @@ while True:
 def test_preempted_job_checkpoints_after_upgrade(
     change: str, copy: Copy, start: Start, script: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """Its script has imported `relight.worker`, which loads nothing else."""
+    """The script has imported `relight.worker`, which loads nothing else."""
     one = RunningAgent(start, copy, tmp_path / "output", "run", str(script(SAVES)))
     one.wait_for("training")
     one.wait_until_loaded()

@@ -32,7 +32,7 @@ def on_screen(data: bytes) -> str:
 def test_waiting_line_is_rewritten_until_work_continues(
     start: Start, terminal: Terminal, script: Script, tmp_path: Path
 ) -> None:
-    """It fits the terminal, has no colours if unwanted, and never mixes with worker output."""
+    """The line fits the terminal, can do without colours, and never mixes with worker output."""
     flags = (*TWO_NODES, f"--rdzv-endpoint={tmp_path}", script("print('at work')"))
     variables = {"TERM": "xterm", "NO_COLOR": "1"}
     first = start(*flags, stdout=terminal.agents_end, stderr=terminal.agents_end,
@@ -74,7 +74,7 @@ time.sleep(600)
 def test_waiting_line_never_mixes_with_worker_output(
     start: Start, terminal: Terminal, script: Script
 ) -> None:
-    """It is never in the middle of a worker's line, and it is dim if colours are enabled."""
+    """The line never interrupts a worker's line, and it is dim if colours are enabled."""
     agent = start("run", script(STUBBORN), stdout=terminal.agents_end, stderr=terminal.agents_end,
                   variables={"TERM": "xterm"})  # fmt: skip
     terminal.read_until(b"ready")

@@ -231,7 +231,7 @@ def test_failed_index_leaves_others_running(server: ApiServer, tmp_path: Path) -
 
 
 def test_failing_job_deletes_pods_that_still_run(server: ApiServer) -> None:
-    """Their logs are deleted with them. The Job has failed once they have ended."""
+    """Logs are deleted with their pods. The Job has failed once all pods have ended."""
     codes = {"operator": "In", "values": [3]}
     policy = {"rules": [{"action": "FailJob", "onExitCodes": codes}]}
     command = "[ $JOB_COMPLETION_INDEX = 0 ] && exit 3; exec sleep 1000"

@@ -75,7 +75,7 @@ def test_one_process_per_host_with_many_slots_forms_one_job(mpi: Mpi) -> None:
 
 
 def test_several_agents_per_host_rejected_with_remedy(mpi: Mpi) -> None:
-    """That is what mpirun does by default, since it starts one process per slot."""
+    """By default, mpirun starts one process per slot."""
     text, code = relight(mpi, "login", "-np", "4", "--host", slots(NODES[:2], 2))
     assert code == 2 and not seen(text), text
     assert "2 on this host (OMPI_COMM_WORLD_LOCAL_SIZE=2)" in text

@@ -112,7 +112,7 @@ def test_srun_exits_with_job_exit_code(slurm: Slurm) -> None:
 
 
 def test_several_agents_per_node_rejected_with_remedy(slurm: Slurm) -> None:
-    """They are accepted if the user states that each agent is a node."""
+    """Several agents per node are accepted if the user states that each is a node."""
     tasks = ("srun", "-w", "node1,node2", "--ntasks-per-node=2")
     text, code = relight(slurm, *tasks, "--", "worker.py")
     assert code == 2 and not seen(text), text
@@ -141,7 +141,7 @@ def test_several_agents_per_node_rejected_despite_endpoint(slurm: Slurm) -> None
 
 
 def test_batch_script_ignores_step_that_called_sbatch(slurm: Slurm) -> None:
-    """It inherits that step's variables, but it is a single-node job of its own."""
+    """A batch script inherits that step's variables, but is a single-node job of its own."""
     script, output = slurm.directory / "from_a_step.sh", slurm.directory / "from_a_step.txt"
     script.write_text(f"#!/bin/sh\n{' '.join(RELIGHT_RUN)} worker.py\n")
     submit = f"sbatch --wait -N2 -w node3,node4 -o {output} {script}"
@@ -164,7 +164,7 @@ def test_flags_override_slurm(slurm: Slurm) -> None:
 
 
 def test_runs_on_one_node_without_srun(slurm: Slurm) -> None:
-    """This holds in salloc's shell and in a batch script, with a note."""
+    """Both salloc's shell and a batch script run one node, with a note."""
     text, code = relight(slurm, "salloc", "-N3", "--", "worker.py")
     assert code == 0, text
     assert [worker.world for worker in seen(text)] == [1], text

@@ -150,7 +150,7 @@ def test_flag_without_effect_is_noted(
 def test_events_go_to_stderr_as_json_lines(
     case: Case, reference: Callable[[Case], Recording], tmp_path: Path
 ) -> None:
-    """Both launchers do this, but relight has its own events."""
+    """Both launchers can write events to stderr, but relight has its own events."""
     theirs = [line for line in reference(case).says if "torchelastic.worker.status" in line]
     ours = [json.loads(line) for line in record(case, RELIGHT, tmp_path / "ours").says]
     assert theirs
@@ -206,7 +206,7 @@ def test_static_endpoint_has_default_port() -> None:
 
 @shows("log-level")
 def test_log_level_only_reaches_worker(tmp_path: Path) -> None:
-    """This includes a level that would prevent torchrun from starting."""
+    """A level that prevents torchrun from starting is passed on as well."""
     found = record(Case("", variables={"LOGLEVEL": "chatty"}), RELIGHT, tmp_path / "ours")
     assert (found.exit_code, found.says) == (0, [])
     assert found.workers["0.0"]["environment"]["LOGLEVEL"] == "chatty"
@@ -305,7 +305,7 @@ def test_worker_in_uninterruptible_call_fails_job(tmp_path: Path) -> None:
 
 @shows("grace-time")
 def test_shutdown_timeout_applies_after_failure(tmp_path: Path) -> None:
-    """It limits how long peers of a failed worker may take, and not only the end of the job."""
+    """The timeout also limits how long a failed worker's peers may take to stop."""
     ends = {"PROBE_END": "0.0=stay,0.1=7", "PROBE_STAY": "25"}  # torchrun kills after 30 s
     found = record(two("", "--shutdown-timeout=0.2", variables=ends), RELIGHT, tmp_path / "ours")
     assert found.exit_code == 7

@@ -184,7 +184,7 @@ ALL = {f"node{a}>node{b}" for a in (1, 2, 3) for b in (1, 2, 3) if a != b}
 
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
 def test_hosts_connect_by_name(lab: Lab, family: socket.AddressFamily) -> None:
-    """This works over IPv4 and IPv6."""
+    """Names resolve to IPv4 and IPv6 addresses."""
     serve(lab["node1"], SERVER)
     client = """
 import socket, sys
@@ -200,7 +200,7 @@ print(connection.recv(100).decode(), connection.getpeername()[0], connection.get
 
 
 def test_program_sees_only_its_own_host(tmp_path: Path) -> None:
-    """It has its own hostname, pid, and session, and runs in the requested directory."""
+    """The program has its own hostname, pid, and session, and runs in the requested directory."""
     who = "import os, socket; print(socket.gethostname(), os.getpid(), os.getsid(0), os.getcwd())"
     before = socket.gethostname()
     with Lab(hosts=["node1", "node2"], hostnames={"node2": "twin"}) as lab:
@@ -328,7 +328,7 @@ def test_delay_and_jitter_are_added(lab: Lab) -> None:
 
 
 def test_two_labs_are_isolated(lab: Lab) -> None:
-    """They have the same names, addresses, and ports."""
+    """Both labs use the same names, addresses, and ports."""
     with Lab(hosts=["node1", "node2"]) as other:
         one, two = Peers(lab), Peers(other)
         lab.cut("node1")
@@ -367,7 +367,7 @@ def users_of(namespace: str) -> list[str]:
 
 
 def test_killed_owner_leaves_nothing(tmp_path: Path) -> None:
-    """Its processes, hosts, and switch are gone."""
+    """The owner's processes, hosts, and switch are gone."""
     owner = f"""
 import json, os, subprocess, sys
 sys.path.insert(0, {str(TESTS)!r})
@@ -397,7 +397,7 @@ with Lab(hosts=["node1", "node2"]) as lab:
 
 
 def test_closing_a_lab_ends_its_processes() -> None:
-    """This includes processes left behind in another session."""
+    """Processes left behind in another session end as well."""
     with Lab(hosts=["node1"]) as lab:
         program = "setsid sleep 1000 & echo $!"
         process = lab["node1"].start(["sh", "-c", program], stdout=subprocess.PIPE, text=True)
@@ -449,7 +449,7 @@ def test_lab_unavailable_names_what_is_missing(prefix: list[str], reason: str) -
 @pytest.mark.slow
 @pytest.mark.needs_torch
 def test_torchrun_trains_across_hosts(lab: Lab, tmp_path: Path) -> None:
-    """It runs a gloo all_reduce across two hosts, with the endpoint given by name."""
+    """Two hosts run a gloo all_reduce, with the endpoint given by name."""
     script = tmp_path / "train.py"
     script.write_text(
         "import socket, torch, torch.distributed as dist\n"

@@ -64,8 +64,9 @@ def test_workers_survive_restart_of_killed_head(lab: Lab, tmp_path: Path) -> Non
 
 @pytest.mark.needs_hosts
 def test_node_missed_by_two_coordinators_is_not_a_member(lab: Lab, tmp_path: Path) -> None:
-    """Its generation has the same number and size as the running one, and also a free place. The
-    two are not confused: its worker does not run alongside those of a group that it was never in.
+    """The absent node's generation has the same number and size as the running one, which also has
+    a free place. The two are not confused: the node's worker does not run alongside a group that it
+    was never in.
     """
     first = coordinate(lab, tmp_path / "first.txt")
     job = Job(lab, tmp_path, *c10d("node4", "2"))
@@ -91,8 +92,8 @@ def test_node_missed_by_two_coordinators_is_not_a_member(lab: Lab, tmp_path: Pat
 
 @pytest.mark.needs_hosts
 def test_absent_node_does_not_run_beside_its_successor(lab: Lab, tmp_path: Path) -> None:
-    """Its group was complete with one node, and it is the first to reach the next coordinator. The
-    other node keeps running, because its connections were refused.
+    """The absent node's group was complete with one node, and it is the first to reach the next
+    coordinator. The other node keeps running, because its connections were refused.
     """
     head = tmp_path / "first.txt"
     first = coordinate(lab, head)
@@ -158,7 +159,7 @@ def test_head_with_token_rejects_agents_without_it(lab: Lab, tmp_path: Path) -> 
 def test_bad_coordinator_flags_are_refused_before_binding(
     launch: Launch,
 ) -> None:
-    """They are refused before anything is bound, and the message suggests what to write instead."""
+    """The message suggests what to write instead."""
     for flags, message in (
         (["x"], "takes flags only"),
         (["--bind=192.0.2.250:1"], "can't listen at 192.0.2.250:1"),

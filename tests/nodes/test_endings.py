@@ -70,7 +70,7 @@ def test_coordinator_lost_after_success_is_not_missed(tmp_path: Path, number: in
 def test_late_coordinator_does_not_miss_departed_done_node(
     tmp_path: Path,
 ) -> None:
-    """The same holds for `relight coordinator`, which keeps nothing on disk."""
+    """`relight coordinator` keeps nothing on disk, so a new one learns from the others who is done."""
 
     def coordinate() -> "subprocess.Popen[bytes]":
         return here.start([*RELIGHT, "coordinator", f"--bind=127.0.0.1:{port}"],

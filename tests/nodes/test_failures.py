@@ -99,7 +99,7 @@ def test_deaf_node_stops_its_workers_and_is_left_out(lab: Lab, tmp_path: Path) -
 
 
 def test_survivors_below_minimum_wait_for_replacement(lab: Lab, tmp_path: Path) -> None:
-    """They report that they are waiting for a node; a replacement takes the lost node's place."""
+    """The survivors report the missing node, and a replacement takes the lost node's place."""
     job, agents = begin(lab, tmp_path, "3", 3)
     job.kill(agents[1])
     text = r"node2 was lost: .*; 2 of 3 nodes left: node1, node3; waiting for 1 more"
@@ -208,7 +208,7 @@ def test_done_node_leaves_when_another_fails_for_good(lab: Lab, tmp_path: Path) 
 
 
 def test_node_without_the_script_fails_alone(lab: Lab, tmp_path: Path) -> None:
-    """That node fails before it joins; the others wait for a proper one."""
+    """That node fails before it joins, and the others wait for one that has the script."""
     job = Job(lab, tmp_path, *c10d("node1", "2"))
     first = job.start("node1")
     wrong = job.start("node2", script=("trian.py",))

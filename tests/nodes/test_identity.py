@@ -88,7 +88,7 @@ def test_endpoint_address_decides_between_hosts_of_one_name(tmp_path: Path, firs
 
 
 def test_agents_with_equal_pids_are_different_nodes(lab: Lab, tmp_path: Path) -> None:
-    """They may run in containers on one host or on several."""
+    """Such agents run in containers, on one host or on several."""
     job = Job(lab, tmp_path, *c10d("node1", "3", "--max-restarts=1"))
     agents = [job.start(host, under=OWN_PIDS) for host in ("node1", "node1", "node2")]
     job.until_runs(agents, 3)
@@ -100,7 +100,7 @@ def test_agents_with_equal_pids_are_different_nodes(lab: Lab, tmp_path: Path) ->
 
 @pytest.mark.parametrize("host", ["node1", "node2"])
 def test_unresolvable_hostname_is_harmless(tmp_path: Path, host: str) -> None:
-    """It may be the endpoint's host or another one; nobody looks up the name."""
+    """Nobody looks up a node's own hostname, whether or not it hosts the endpoint."""
     with lab_with_hostnames({host: "no-such-name"}) as lab:
         job = Job(lab, tmp_path, *c10d("10.77.0.1", "2"))
         agents = [job.start("node2"), job.start("node1")]

@@ -107,7 +107,7 @@ def test_distant_lossy_hosts_keep_their_coordinator(lab: Lab, tmp_path: Path) ->
 
 
 def test_node_distant_from_all_endpoint_hosts_joins(lab: Lab, tmp_path: Path) -> None:
-    """Its packets take 600 ms, so no connection opens within the first timeout of a second."""
+    """Packets take 600 ms, so no connection opens within the first timeout of a second."""
     job = Job(lab, tmp_path, *c10d("node1,node2,node3", "4"))
     lab.set(delay_ms=600, host="node4")
     agents = [job.start(f"node{number}") for number in (1, 2, 3, 4)]
@@ -247,7 +247,7 @@ def test_without_udp_nodes_stay_and_a_lost_one_is_detected(lab: Lab, tmp_path: P
 
 @pytest.mark.needs_iptables
 def test_node_refused_by_firewall_freezes_its_workers(lab: Lab, tmp_path: Path) -> None:
-    """They freeze 5 s after the first refusal, before the others continue without that node."""
+    """Workers freeze 5 s after the first refusal, before the others continue without that node."""
     job, agents = begin(lab, tmp_path, "1:3", 3)
     for table, address in (("iptables", "address"), ("ip6tables", "address6")):
         for protocol, how in (("tcp", ["REJECT", "--reject-with", "tcp-reset"]), ("udp", ["DROP"])):

@@ -105,7 +105,7 @@ def test_workers_do_not_notice_coordinator_failover(
 def test_coordinator_paused_past_its_lease_cannot_act(
     flags: tuple[str, ...], here: OneMachine, tmp_path: Path
 ) -> None:
-    """It is replaced while stopped; once it continues, its group has ended."""
+    """The coordinator is replaced while stopped, and its group has ended when it continues."""
     conf = "--rdzv-conf=last_call_timeout=9,lease_ttl=4"
     job = Job(here, tmp_path, *flags, "--nnodes=2:3", conf)
     agents = [job.start("agent0")]

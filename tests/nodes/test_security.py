@@ -174,7 +174,7 @@ def test_token_file_works_like_the_variable(lab: Lab, tmp_path: Path) -> None:
 
 
 def test_multi_host_job_without_token_warns_once(lab: Lab, tmp_path: Path) -> None:
-    """This includes a loopback endpoint, because its host listens on all of its addresses."""
+    """A loopback endpoint causes the warning too: its host listens on all of its addresses."""
     job = Job(lab, tmp_path, *c10d("node1", "2"))
     agents = [job.start("node1"), job.start("node2")]
     job.until_runs(agents, 2)

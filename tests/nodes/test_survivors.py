@@ -123,7 +123,7 @@ def test_ranks_on_both_hosts_stay(lab: Lab, tmp_path: Path, number: int) -> None
 
 @pytest.mark.parametrize("how", ["crash", "kill", "cut"])
 def test_ranks_stay_when_host_is_lost(lab: Lab, tmp_path: Path, how: str) -> None:
-    """Its machine crashes, its agent and workers are killed, or its network is cut permanently."""
+    """The machine crashes, its agent and workers are killed, or its network is cut permanently."""
     job = begin(lab, tmp_path, "2:3", 3)
     before = ranks(job, 3)
     for path in tmp_path.glob("2-0-*"):  # from a generation before the last host joined

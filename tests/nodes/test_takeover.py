@@ -45,7 +45,7 @@ def test_another_host_takes_over_after_coordinator_loss(lab: Lab, tmp_path: Path
 
 
 def test_thawed_coordinator_steps_down(lab: Lab, tmp_path: Path) -> None:
-    """It was stopped, replaced, and resumed. There are never two live groups."""
+    """The coordinator was stopped, replaced, and resumed. There are never two live groups."""
     job, agents, coordinator = begin(lab, tmp_path, "2:4")
     others = [agent for agent in agents if agent is not coordinator]
     job.kill(coordinator, signal.SIGSTOP)

@@ -69,7 +69,7 @@ sys.exit(3 if (rank, attempt) == ("1", "0") else 0)
 
 
 def test_simulated_systems_lack_what_they_claim() -> None:
-    """This also holds for grandchildren, both in Python and in the kernel."""
+    """Grandchildren lack it too, both in Python and in the kernel."""
     program = """if 1:
     import errno, os, signal, sys
     for call in (lambda: os.pidfd_open(1), lambda: os.memfd_create("x")):
@@ -234,7 +234,7 @@ def test_job_runs_without_optional_calls_and_files(
 def test_python_without_required_module_is_named(
     module: str, launch: Launch, tmp_path: Path, script: Callable[[str], Path]
 ) -> None:
-    """Such a Python was built without a library's headers."""
+    """A Python lacks a module if a library's headers were missing when it was built."""
     for name in ("cert", "key", "ca"):
         (tmp_path / name).touch()
     result = launch(
@@ -275,7 +275,7 @@ def test_job_restarts_on_each_python(
 
 
 def test_job_gets_all_cpus_if_affinity_is_unreadable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This affects --nproc-per-node=auto, and whether workers wait for preloaded modules."""
+    """The CPUs determine --nproc-per-node=auto, and whether workers wait for preloaded modules."""
 
     def refuse(_: int) -> set[int]:
         raise PermissionError

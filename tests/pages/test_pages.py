@@ -56,7 +56,7 @@ def test_each_block_has_a_known_language(name: str) -> None:
 
 @pytest.mark.parametrize("name", PAGES)
 def test_shown_relight_commands_exist(name: str) -> None:
-    """This includes their flags and values, even in blocks that don't run."""
+    """Flags and values exist as well, even in blocks that don't run."""
     for block in blocks_of(name):
         if block.language not in SHELLS | {"console"}:
             continue

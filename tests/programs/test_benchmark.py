@@ -61,7 +61,7 @@ def test_table_compares_medians() -> None:
 @pytest.mark.timeout(6 * LIMIT_S)
 @pytest.mark.parametrize("program", ["transformers Trainer", "DataLoader, spawned"])
 def test_program_restarts_warm_and_computes_the_same(program: str, tmp_path: Path) -> None:
-    """These programs are part of installed packages; the others would have to be downloaded."""
+    """Installed packages include these programs; the others would have to be downloaded."""
     subprocess.run(
         [
             sys.executable, "-m", "benchmarks.programs", f"--folder={tmp_path}", "--wait=3",

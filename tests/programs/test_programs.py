@@ -91,7 +91,7 @@ with open(f"/proc/{os.getppid()}/cmdline") as file:
     ids=lambda command: command[0],
 )
 def test_launch_scripts_run_unchanged_below_exec(command: tuple[str, ...], tmp_path: Path) -> None:
-    """They are `accelerate launch`, Lightning's `fabric run`, and scripts that resemble
+    """The scripts are `accelerate launch`, Lightning's `fabric run`, and ones that resemble
     LLaMA-Factory's launcher and torchtitan's run_train.sh.
     """
     for name, text in (("launch.py", LAUNCH_SCRIPT), ("run_train.sh", RUN_TRAIN),

@@ -52,7 +52,7 @@ def output(result: pytest.RunResult) -> str:
 
 
 def test_test_runs_on_each_rank_with_own_fixtures(run: Run, pytester: pytest.Pytester) -> None:
-    """This includes fixtures of all scopes, parameters, and test classes."""
+    """Fixtures of all scopes, parameters, and test classes work."""
     pytester.makeconftest("""
         import os, pytest
         @pytest.fixture(scope="session")
@@ -185,7 +185,7 @@ def test_it():
 
 
 def test_rank_that_exits_fails_test(run: Run) -> None:
-    """Its last output is shown, and the summary names the rank."""
+    """The rank's last output is shown, and the summary names the rank."""
     result = run("""
 def last_words(of):
     os.write(2, f"last words of {of}".encode())
@@ -341,7 +341,7 @@ def test_it():
 
 
 def test_setup_plan_needs_no_ranks(run: Run) -> None:
-    """This covers --setup-plan and --setup-only."""
+    """Neither --setup-plan nor --setup-only starts any."""
     text = """
 @pytest.fixture
 def broken(): raise RuntimeError("broken it is")
@@ -410,7 +410,7 @@ async def test_async(): pass
 
 
 def test_mark_is_registered_and_documented(run: Run) -> None:
-    """This holds even if the plug-in isn't named anywhere."""
+    """The plug-in need not be named anywhere."""
     strict = "--strict-markers", "--strict-config"
     result = run("@two\ndef test_it(): pass\n", *strict, has_all_plugins=True)
     result.assert_outcomes(passed=1)
@@ -434,7 +434,7 @@ def test_it(n):
 
 
 def test_coverage_includes_code_run_on_ranks(run: Run, pytester: pytest.Pytester) -> None:
-    """This holds with pytest-cov, and in the measured run itself."""
+    """The ranks' code is measured by pytest-cov in the same run."""
     pytester.makepyfile(
         code="""
         def f(rank):
@@ -523,7 +523,7 @@ def test_another(): assert "pytest" in sys.modules
 @pytest.mark.slow
 @pytest.mark.needs_torch
 def test_process_group_is_initialized_and_destroyed(run: Run, pytester: pytest.Pytester) -> None:
-    """It uses gloo on a machine without GPUs; a failed collective doesn't hide the cause."""
+    """A machine without GPUs uses gloo; a failed collective doesn't hide the cause."""
     result = run("""
 import torch, torch.distributed as dist
 

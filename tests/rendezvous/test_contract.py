@@ -243,7 +243,7 @@ def test_evicted_holder_returns_with_another_revision(new: New) -> None:
 
 
 def test_eviction_never_hits_a_successor(new: New) -> None:
-    """This holds even if the successor is the same holder with the same value."""
+    """The successor may even be the same holder with the same value."""
     first, second = new(), new()
     second.evict(NOBODY)
     dead = first.hold("first", LONG_S)
@@ -318,7 +318,7 @@ def test_value_round_trips_to_other_nodes(new: New, value: str) -> None:
 def test_every_id_has_its_own_register(
     place: Place, registers: Callable[[Place], LeaderLock]
 ) -> None:
-    """This holds for ids with any characters."""
+    """Ids may contain any characters."""
     ids = ["a b", "a%20b", "a+b", "a_b", "..", ".", "ä", "a\udcff", "%", "a?b", "a#b", "a;b", "☃",
            "a\nb", "x" * 300, "x" * 301, "lock", "A", "a"]  # fmt: skip
     seen = {}

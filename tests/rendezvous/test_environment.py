@@ -130,7 +130,7 @@ def without(variables: dict[str, str], *names: str) -> dict[str, str]:
 def test_job_without_flags_uses_cluster_environment(
     variables: dict[str, str], nodes: int, rank: int, place: str, job: str
 ) -> None:
-    """They determine the nodes, this node's rank, the endpoint, and the job id."""
+    """The environment provides the nodes, this node's rank, the endpoint, and the job id."""
     spec, _ = resolve(variables)
     host, _, port = place.partition(":")
     assert (spec.nnodes.min_nodes, spec.nnodes.max_nodes) == (nodes, nodes)

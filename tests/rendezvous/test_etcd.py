@@ -353,7 +353,7 @@ def test_unused_leases_are_revoked(server: EtcdServer, registers: New) -> None:
 
 
 def test_holder_with_revoked_lease_retakes_the_register(server: EtcdServer, registers: New) -> None:
-    """It does so if nobody else has acquired it."""
+    """The holder can only do so if nobody else has acquired the lock."""
     place = Place("etcd", server.endpoint, "revoked")
     first, second = registers(place), registers(place)
     before = first.hold("first", LONG_S)

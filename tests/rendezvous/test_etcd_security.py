@@ -100,7 +100,7 @@ def test_system_authorities_apply_without_a_ca(
 def test_certificate_for_another_host_is_refused(
     tls: EtcdServer, files: Certificates, backend: str, registers: New
 ) -> None:
-    """This is a certificate from the right authority."""
+    """The certificate comes from the right authority, but names a different host."""
     with Proxy(tls.endpoint, "127.0.0.2") as proxy:
         register = registers(Place(backend, proxy.endpoint, "tls"), **pairs(backend, files))
         with pytest.raises(UsageError, match=r"not trusted: .*127\.0\.0\.2"):
@@ -170,7 +170,7 @@ def test_one_bad_member_of_several_is_harmless(
 def test_invalid_certificate_files_are_refused_by_setting(
     files: Certificates, strangers: Certificates, backend: str, tmp_path: Path
 ) -> None:
-    """They are detected before anything starts."""
+    """Invalid files are detected before anything starts."""
     text = tmp_path / "text"
     text.write_text("no certificate")
     names = NAMES[backend]
@@ -275,13 +275,13 @@ def test_missing_permission_names_the_key(
 def test_server_without_users_accepts_everybody(
     server: EtcdServer, registers: New, user: Callable[..., dict[str, str]]
 ) -> None:
-    """This includes nodes that send a password."""
+    """Nodes that send a password are accepted as well."""
     register = registers(Place("etcd", server.endpoint, "any"), **user("user", "userpw"))
     assert register.hold("a", LONG_S).ours
 
 
 def test_missing_or_empty_password_file_is_refused(tmp_path: Path) -> None:
-    """It is detected before anything starts."""
+    """The file is checked before anything starts."""
     empty = tmp_path / "empty"
     empty.write_text("\n")
     for path, says in ((empty, "the file is empty"), ("/gone", "No such file")):

@@ -54,7 +54,7 @@ def test_plug_in_can_refuse_endpoint_up_front(launch: Launch) -> None:
 
 
 def test_unknown_backend_is_refused_for_a_single_node(launch: Launch) -> None:
-    """This holds even though a single node has nobody to meet."""
+    """A single node needs no rendezvous, but the backend is checked nevertheless."""
     result = launch("run", "--rdzv-backend=c10", "--no-python", "true")
     assert result.returncode == 2
     assert "did you mean c10d?" in result.stderr

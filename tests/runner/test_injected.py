@@ -91,7 +91,7 @@ def test_trackers_of_settings_reach_job() -> None:
 
 
 def test_trackers_of_environment_override_settings() -> None:
-    """Both TORCHX_TRACKERS and a tracker's own variable take precedence."""
+    """TORCHX_TRACKERS and a tracker's own variable both take precedence."""
     (found, _) = injected(
         {"torchx:tracker": {"mlflow": ""}, "tracker:files": {"config": "/c.txt"}},
         TORCHX_TRACKERS="files,other",
@@ -104,7 +104,7 @@ def test_trackers_of_environment_override_settings() -> None:
 
 
 def test_tracker_may_be_a_function_of_a_module() -> None:
-    """It can't be configured, because its name can't be part of a variable name."""
+    """Such a tracker can't be configured, because its name can't be part of a variable name."""
     (found, _) = injected({"torchx:tracker": {"mine.trackers:make": ""}})
     assert found["TORCHX_TRACKERS"] == "mine.trackers:make"
     with pytest.raises(UsageError, match="module:function without config"):

@@ -121,7 +121,7 @@ def test_unknown_option_in_file_gives_a_note() -> None:
 
 
 def test_missing_required_option_is_requested() -> None:
-    """It may come from any source."""
+    """The option may come from any source."""
     with pytest.raises(UsageError, match="s needs the option queue: the queue's name") as caught:
         options.resolve("s", NEEDED, {})
     assert caught.value.hint == "-cfg queue=…"

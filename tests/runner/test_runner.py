@@ -380,7 +380,7 @@ def test_jobs_of_unreachable_scheduler_are_still_listed(
 
 
 def test_unreadable_job_hides_no_other(runner: Runner, scheduler: scripted.Scripted) -> None:
-    """Its cluster or queue may no longer exist."""
+    """The unreadable job's cluster or queue may no longer exist."""
     lost, known = runner.submit(*ECHO), runner.submit(*ECHO)
     scheduler.refused = {"1"}
     assert {job.handle: job.state.name for job in runner.list()} == {
@@ -402,7 +402,7 @@ def test_foreign_job_can_be_watched_and_described(
 
 
 def test_each_scheduler_is_created_and_closed_once(scheduler: scripted.Scripted) -> None:
-    """This holds even after an exception."""
+    """Schedulers are closed even after an exception."""
     with pytest.raises(RuntimeError), Runner() as runner:
         assert runner.scheduler("scripted") is runner.scheduler("scripted")
         raise RuntimeError
@@ -457,7 +457,7 @@ def test_workspace_is_noted_if_scheduler_takes_none(runner: Runner, place: Path)
 
 
 def test_runner_may_have_own_environment(scheduler: scripted.Scripted, tmp_path: Path) -> None:
-    """That environment has its own settings files."""
+    """The environment given to the runner has its own settings files."""
     home = tmp_path / "elsewhere"
     home.mkdir()
     (home / ".relightconfig").write_text("[cli:submit]\nscheduler = scripted\n")
@@ -480,7 +480,7 @@ def test_wait_fails_if_final_state_is_forgotten(
 def test_plugin_exception_is_one_line_that_names_it(
     runner: Runner, scheduler: scripted.Scripted
 ) -> None:
-    """This concerns schedulers from other packages."""
+    """Exceptions from other packages' schedulers are not treated as relight's own bugs."""
     scheduler.refuses = RuntimeError("a\nbug")
     with pytest.raises(
         MachineError, match=r"^the scheduler scripted failed in submit: RuntimeError: a bug$"

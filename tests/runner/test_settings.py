@@ -60,7 +60,7 @@ def test_variable_names_the_only_file(place: Path, home: Path, variable: str) ->
 
 
 def test_relightconfig_overrides_torchxconfig(place: Path, home: Path) -> None:
-    """This holds even if it is empty."""
+    """Even an empty .relightconfig takes precedence."""
     (place / "ours.ini").write_text("[local]\na = ours\n")
     (place / "theirs.ini").write_text("[local]\na = theirs\n")
     both = {"RELIGHTCONFIG": "ours.ini", "TORCHXCONFIG": "theirs.ini"}
@@ -98,7 +98,7 @@ def test_invalid_settings_file_is_reported_in_one_line(
 
 
 def test_unreadable_file_is_an_error(home: Path) -> None:
-    """It must not be treated as empty."""
+    """An unreadable file must not be treated as empty."""
     with pytest.raises(UsageError, match=r"^can't read /proc/self/mem: Input/output error$"):
         loaded(home, RELIGHTCONFIG="/proc/self/mem")
 

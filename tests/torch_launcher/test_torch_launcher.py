@@ -143,7 +143,7 @@ def test_new_fields_reach_relight_run(capfd: pytest.CaptureFixture[str]) -> None
 
 
 def test_configuration_has_torch_defaults() -> None:
-    """They are those of torch 2.13, as is the error for a negative time."""
+    """The defaults, and the error for a negative time, are those of torch 2.13."""
     own = torch_launcher.LaunchConfig(1, 2, 3)
     assert (own.rdzv_backend, own.max_restarts, own.role) == ("etcd", 3, "default_role")
     assert own.rdzv_configs == {"timeout": 900}

@@ -68,7 +68,7 @@ def test_file_system_error_gives_remedy(number: int, hint: str) -> None:
 
 
 def test_missing_directory_has_no_runs(tmp_path: Path) -> None:
-    """It is created when the first value is recorded."""
+    """The directory is created when the first value is recorded."""
     tracker = backends.load("fsspec", config_of(tmp_path / "a/b", tmp_path))
     assert (tracker.run_ids(), tracker.metadata("run"), tracker.sources("run")) == ([], {}, [])
     tracker.add_metadata("run", lr=0.1)

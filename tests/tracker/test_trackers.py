@@ -111,7 +111,7 @@ def test_reads_files_written_by_torchx(tmp_path: Path) -> None:
 
 
 def test_unsubmitted_run_records_nothing(run_from_env: FromEnv) -> None:
-    """The same calls work without a tracker, as in TorchX."""
+    """Without a tracker, the same calls have no effect, as in TorchX."""
     run = run_from_env()
     record(run)
     assert run == AppRun("<UNDEFINED>", [])

@@ -124,7 +124,7 @@ def test_user_module_on_pythonpath_is_not_preloaded(
 def test_site_packages_on_pythonpath_count_as_installed(
     run: Callable[..., Path], script: Script, tmp_path: Path
 ) -> None:
-    """This holds for a directory named site-packages; omitted modules are reported."""
+    """The directory's name is what counts; omitted modules are reported."""
     for folder in ("site-packages/parts", "lib"):
         (tmp_path / folder).mkdir(parents=True)
     script("import csv", "site-packages/own.py")
@@ -219,7 +219,7 @@ NEVER = (*SOON[:2], SOON[2].replace("0.3, 0.5", "1000, 1000"))
 def test_next_job_of_a_script_knows_what_to_import(
     run: Callable[..., Path], start: Start, tmp_path: Path, script: Script
 ) -> None:
-    """It neither learns them again nor retries unfit modules, but it still reports those."""
+    """The next job doesn't learn the modules again or retry unfit ones, but still reports those."""
     venv.create(tmp_path / "env", symlinks=True)
     (installed,) = (tmp_path / "env" / "lib").glob("python3*/site-packages")
     thread = "import threading, time\n"
@@ -260,7 +260,7 @@ def test_module_with_odd_name_is_not_preloaded(
 def test_script_known_to_set_variables_starts_cold(
     run: Callable[..., Path], start: Start, script: Script, tmp_path: Path
 ) -> None:
-    """This holds even if the next job would wait for the modules, and its text doesn't show it."""
+    """The next job would otherwise wait for the modules, and the script's text doesn't show it."""
     text = BEFORE + "import csv, importlib\nimportlib.import_module('own')"
     script("import os\nos.environ['X_FLAG'] = 'set'", "own.py")
     first = run(text)
@@ -417,7 +417,7 @@ if restart == "0":
 def test_modules_imported_after_the_first_step_are_added(
     start: Start, script: Script, tmp_path: Path
 ) -> None:
-    """This holds for a cold generation, and for a warm one, whose process must stay to its end."""
+    """A warm generation's process must stay until its end, so a new one imports them."""
     job = Steps(start, script, tmp_path, """
 torch.optim.sgd.step()
 if restart == "0":

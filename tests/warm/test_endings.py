@@ -255,7 +255,7 @@ def test_torch_script_ends_the_same_cold_and_preloaded(
 
 @pytest.mark.slow
 def test_numpy_generator_is_reseeded_in_each_worker(launch: Launch, script: Script) -> None:
-    """This is numpy's global generator."""
+    """The generator is numpy's global one."""
     path = script("import numpy\nprint(numpy.random.rand())")
     result = launch("run", "--preload=numpy", "-v", "--nproc-per-node=3", path)
     assert "workers start with preloaded modules" in result.stderr, result.stderr

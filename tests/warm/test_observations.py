@@ -95,7 +95,7 @@ def test_script_sees_the_same_cold_and_warm(form: str, launch: Launch, tmp_path:
 
 
 def test_script_on_a_terminal_sees_the_same_cold_and_warm(tmp_path: Path) -> None:
-    """This includes the streams, which are terminals."""
+    """The streams are terminals in both cases."""
 
     def run(preload: str) -> None:
         ours, theirs = pty.openpty()

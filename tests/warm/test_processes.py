@@ -163,7 +163,7 @@ def parent(pid: int) -> int:
 
 
 def test_next_job_takes_warm_process_whatever_its_arguments(shell: Shell) -> None:
-    """This includes concurrent jobs; each worker has its own arguments."""
+    """Concurrent jobs can share one process; each worker has its own arguments."""
     shell.script.write_text("import json, sys, os\nprint(os.environ['RANK'], sys.argv[1:])\n")
     pid = shell.make()
     for number, arguments in enumerate((["a"], ["--b", ""], [])):
@@ -322,8 +322,8 @@ def test_restart_takes_process_that_was_not_ready_at_the_start(shell: Shell) -> 
 
 @pytest.mark.parametrize("how", ["stop", "stop by pid", "while"])
 def test_warm_process_stuck_in_imports_is_ended(shell: Shell, how: str) -> None:
-    """It is ended by its user, or when the process that it must not outlive has ended. The job that
-    started it is long over.
+    """The process is ended by its user, or when the process that it must not outlive has ended. The
+    job that started it is long over.
     """
     (shell.packages / "hangs.py").write_text(
         "import os, subprocess, sys, time\n"
@@ -521,7 +521,7 @@ def test_other_interpreter_directory_or_module_does_not_fit(
     ],
 )
 def test_changed_package_is_detected_immediately(shell: Shell, change: str) -> None:
-    """This holds even for changes within the same second that keep the size; the process ends."""
+    """Changes within the same second that keep the size are detected as well; the process ends."""
     module = shell.packages / "package.py"
     data = shell.folder / "data.txt"
     data.write_text("1")
@@ -572,7 +572,7 @@ def test_changed_package_is_detected_immediately(shell: Shell, change: str) -> N
 def test_variables_quoted_by_pth_modules_count_as_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Such modules are read before anything can be traced, so any name that they quote counts."""
+    """Modules in .pth files run before anything can be traced, so every name in them counts."""
     path = tmp_path / "site-packages" / "early.py"
     path.parent.mkdir()
     path.write_text("import os\nMODE = os.environ.get('MYMODE', \"none\")\n")
@@ -657,7 +657,7 @@ def test_import_reading_arguments_is_left_to_each_worker(shell: Shell) -> None:
 
 
 def test_variables_and_arguments_do_not_leak_between_jobs(shell: Shell) -> None:
-    """They don't appear in the environment or in proc(5), for any existing or future process."""
+    """Nothing leaks through the environment or proc(5), in any existing or future process."""
     shell.script.write_text(
         "import os, pathlib\n"
         "environ = pathlib.Path('/proc/self/environ').read_bytes()\n"
@@ -700,7 +700,7 @@ def test_warm_directory_must_be_private(shell: Shell) -> None:
 
 @pytest.mark.needs_root
 def test_other_users_get_no_answer(shell: Shell) -> None:
-    """This holds even if the permissions of the directory and the socket have been opened up."""
+    """The permissions of the directory and the socket have been opened up."""
     shell.make()
     folder = shell.runtime / "relight"
     (path,) = (x for x in folder.iterdir() if stat.S_ISSOCK(x.stat().st_mode))
@@ -784,7 +784,7 @@ def pids_of(process: "subprocess.Popen[str]", workers: int) -> list[int]:
     ],
 )
 def test_no_worker_survives_any_kill(shell: Shell, victims: str, stopped: str) -> None:
-    """This includes processes started in another session; the warm process serves the next job."""
+    """Processes started in another session end as well; the warm process serves the next job."""
     pid = shell.make()
     text = shell.script.read_text()
     shell.script.write_text(FAMILY)
@@ -820,7 +820,7 @@ def test_no_worker_survives_any_kill(shell: Shell, victims: str, stopped: str) -
 
 
 def test_taken_job_restarts_its_workers(shell: Shell) -> None:
-    """The same process forks the new workers; if it is killed, the job continues without it."""
+    """The warm process forks the new workers; if it is killed, the job continues without it."""
     pid = shell.make()
     shell.script.write_text(
         "import os, signal, time\n"
@@ -845,7 +845,7 @@ def test_taken_job_restarts_its_workers(shell: Shell) -> None:
 
 
 def test_warm_process_ends_when_unused(shell: Shell) -> None:
-    """It does not end while a job is running."""
+    """The process does not end while a job is using it."""
     pid = shell.make("--keep-warm=0.02", str(shell.script))  # 1.2 s
     shell.script.write_text("import time\ntime.sleep(2.5)\n")
     assert shell.takes()
@@ -877,7 +877,7 @@ def test_warm_process_ends_when_unreachable(shell: Shell, what: str) -> None:
 
 
 def test_warm_stop_ends_process_after_current_job(shell: Shell) -> None:
-    """It finishes the current job and accepts no other."""
+    """The process finishes the current job and accepts no other."""
     pid = shell.make()
     shell.script.write_text("import time\nprint('pids', flush=True)\ntime.sleep(1000)\n")
     process = shell.begin(str(shell.script))
@@ -982,7 +982,7 @@ process.run(ours, os.getppid())
 
 
 def test_memory_pressure_is_watched_through_the_kernel() -> None:
-    """This requires a writable /proc/pressure. Real pressure would harm other tests."""
+    """The test needs a writable /proc/pressure. Real pressure would harm other tests."""
     from relight.preload import warm_process
 
     fd = warm_process._pressure()
@@ -1160,8 +1160,8 @@ def test_endless_imports_are_ended() -> None:
 
 @pytest.mark.parametrize("what", ["directory", "descriptors"])
 def test_querying_warm_process_does_not_disturb_job(shell: Shell, what: str) -> None:
-    """This holds even if the process can no longer check its files, because the job's directory was
-    removed or all descriptors are in use.
+    """The process may be unable to check its files, because the job's directory was removed or all
+    descriptors are in use.
     """
     work = shell.folder / "work"
     work.mkdir()

@@ -202,7 +202,7 @@ print(library.__file__.split(os.sep)[-2], library.below.WHO, flush=True)
 def test_package_put_first_on_path_is_imported(
     launch: Launch, script: Script, library: dict[str, str], before: str, tmp_path: Path
 ) -> None:
-    """This also holds for a script that can't be restarted, and for modules below the package."""
+    """Modules below the package are found there too, even if the script can't be restarted."""
     for folder in ("vendor/library", "site-packages/library"):
         (tmp_path / folder).mkdir(parents=True)
         script("from . import below", f"{folder}/__init__.py")

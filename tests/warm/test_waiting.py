@@ -99,7 +99,7 @@ subprocess.run([sys.executable, "-c", child])
 
 
 def test_workers_of_waiting_node_have_usual_environment(tmp_path: Path) -> None:
-    """It contains nothing from relight, and nothing reports the imports of child processes."""
+    """The environment has nothing from relight, and child processes' imports aren't reported."""
     with OneMachine() as machine:
         job = WarmJob(machine, tmp_path)
         script = tmp_path / "train.py"
