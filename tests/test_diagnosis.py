@@ -31,7 +31,7 @@ def marked() -> list[object]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("fault", marked())
-def test_fault_is_reported_rightly_everywhere(fault: Fault) -> None:
+def test_fault_is_reported_correctly_everywhere(fault: Fault) -> None:
     """The console, the JSON report, and `relight list` agree, and none of them is wrong."""
     stderr, found = run(fault, shlex.join((*RELIGHT, "run")))
     lines = report_of(stderr)
@@ -41,7 +41,7 @@ def test_fault_is_reported_rightly_everywhere(fault: Fault) -> None:
     assert got.is_right is (fault.path.stem not in KNOWN), f"{got}\n{told}"
 
 
-def test_second_corpus_has_few_faults_that_are_reported_in_part() -> None:
+def test_few_faults_in_second_corpus_are_partly_reported() -> None:
     second = {fault.path.stem for fault in faults() if fault.path.parent.name == "second"}
     assert KNOWN.keys() <= second
     assert len(KNOWN) <= 0.05 * len(second)

@@ -156,7 +156,7 @@ def test_job_leaves_nothing_behind_in_caller(caller: Caller, mode: str) -> None:
 
 
 @pytest.mark.parametrize("args", [[], ["fail"]], ids=["succeeds", "fails"])
-def test_job_ending_within_a_second_is_not_shown_later(caller: Caller, args: list[str]) -> None:
+def test_short_job_leaves_no_status_socket(caller: Caller, args: list[str]) -> None:
     """Otherwise, its status socket would stay open in a program that continues."""
     result = caller(
         f"""

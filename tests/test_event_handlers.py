@@ -38,7 +38,7 @@ def test_logging_handler_gets_json_lines(launch: Launch, tmp_path: Path) -> None
     assert [line["n"] for line in lines] == list(range(1, 8))
 
 
-def test_events_for_handlers_say_whose_job_it_is(launch: Launch, tmp_path: Path) -> None:
+def test_handler_events_identify_the_job(launch: Launch, tmp_path: Path) -> None:
     path = tmp_path / "events"
     assert run(launch, "logs", EVENTS_FILE=str(path), PBS_JOBID="3.head").returncode == 0
     origins = [json.loads(line)["agent"] for line in path.read_text().splitlines()]

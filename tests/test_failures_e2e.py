@@ -290,7 +290,7 @@ time.sleep(1000)
 """
 
 
-def test_error_file_has_the_time_of_the_failure(
+def test_error_file_has_time_of_failure(
     launch: Launch, script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The job itself ends later, after other processes have ended."""

@@ -59,7 +59,7 @@ def test_results_are_ordered_by_rank(call: Call) -> None:
 
 @pytest.mark.slow
 @pytest.mark.needs_torch
-def test_torch_workers_of_two_agents_form_one_group(call: Call) -> None:
+def test_torch_workers_on_two_agents_form_one_group(call: Call) -> None:
     """Both agents run on this machine."""
     result = call("""
         import relight

@@ -75,14 +75,14 @@ def test_cells_cannot_break_the_table() -> None:
     assert lines[-2:] == ["| a / b | ok | one two; x/y |", "| c | FAILED |  |"]
 
 
-def test_card_is_read_by_nvidia_smi(smi: Path) -> None:
+def test_card_details_come_from_nvidia_smi(smi: Path) -> None:
     install(smi, 'case $1 in *memory*) echo 517;; *) echo "Card 7, 580.1, GPU-abc";; esac')
     found = card.SmiCard()
     assert (found.name, found.driver, found.uuid) == ("Card 7", "580.1", "GPU-abc")
     assert found.used_mib() == 517
 
 
-def test_list_of_processes_may_be_empty(smi: Path) -> None:
+def test_process_list_may_be_empty(smi: Path) -> None:
     install(smi, "echo 17; echo 18; echo '[N/A]'")
     assert card.compute_apps() == ({17, 18}, "")
     install(smi, "echo no driver; exit 9")
@@ -123,10 +123,10 @@ def test_hanging_check_is_ended_with_its_job(bench: Bench) -> None:
     assert started[0].poll() is not None
 
 
-def test_check_of_a_gpu_is_skipped_without_one(bench: Bench) -> None:
+def test_gpu_check_is_skipped_without_gpu(bench: Bench) -> None:
     row = run.run_check(bench, Check("x", "X", 10, lambda _: None, needs_gpu=True), 60)
     assert row.result == "skipped"
 
 
-def test_check_without_time_is_not_run(bench: Bench) -> None:
+def test_check_is_skipped_when_time_runs_out(bench: Bench) -> None:
     assert run.run_check(bench, Check("x", "X", 60, lambda _: None), 3).result == "not run"

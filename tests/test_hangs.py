@@ -237,7 +237,7 @@ def test_hang_requires_both_nodes_idle(warm_torch: WarmTorch, tmp_path: Path) ->
         assert after_s > 6, "the node that computed was alive until then"
 
 
-def test_collective_timeout_reports_where_ranks_were(warm_torch: WarmTorch) -> None:
+def test_collective_timeout_reports_stacks_of_ranks(warm_torch: WarmTorch) -> None:
     """The timeout only becomes short once all ranks have arrived."""
     text = HEAD.replace(", starting", "").replace("; starting.over()", "") + textwrap.dedent("""
         def load_batch():

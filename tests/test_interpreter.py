@@ -125,7 +125,7 @@ def test_verbose_names_worker_python(machine: Machine) -> None:
     assert "note" not in machine.run(VIRTUAL_ENV="{mine}").stderr
 
 
-def test_relight_beside_torch_runs_own_python(tmp_path: Path) -> None:
+def test_relight_installed_with_torch_runs_own_python(tmp_path: Path) -> None:
     """As under torchrun, the active environment doesn't matter, even with `python -m relight`."""
     machine = Machine(tmp_path)
     (tmp_path / "train.py").write_text("import sys; print(sys.prefix)")
@@ -164,7 +164,7 @@ def test_launch_keeps_caller_interpreter(machine: Machine) -> None:
     assert done.stdout.strip() == str(machine.place / "tool"), done.stderr
 
 
-def test_other_nodes_are_answered_while_another_python_is_asked(
+def test_node_responds_while_another_python_is_queried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other Python waits here for a file that the loop creates."""
@@ -182,7 +182,7 @@ def test_other_nodes_are_answered_while_another_python_is_asked(
     assert hint.startswith(f"workers ran /tool/bin/python; {python} has it: ")
 
 
-def test_another_python_is_asked_once_for_all_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_python_is_queried_once_for_all_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
     def remedy(python: str, env: Environment, module: str, loop: Loop) -> str:

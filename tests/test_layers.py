@@ -151,7 +151,7 @@ def circles(arrows: dict[str, set[str]]) -> list[str]:
     return sorted(name for name in arrows if name in reached(name))
 
 
-def test_no_modules_import_in_a_circle() -> None:
+def test_modules_have_no_import_cycles() -> None:
     """Imports inside functions and for type checking count as well."""
     arrows: dict[str, set[str]] = {}
     for path, name in all_imports():
@@ -160,7 +160,7 @@ def test_no_modules_import_in_a_circle() -> None:
     assert not circles(arrows)
 
 
-def test_no_folders_of_the_core_import_in_a_circle() -> None:
+def test_core_folders_have_no_import_cycles() -> None:
     arrows: dict[str, set[str]] = {}
     for path, name in all_imports():
         file = file_of(name)
@@ -169,14 +169,14 @@ def test_no_folders_of_the_core_import_in_a_circle() -> None:
     assert not circles(arrows)
 
 
-def test_launcher_stands_alone() -> None:
+def test_launcher_is_self_contained() -> None:
     """The launcher imports no jobs, schedulers, commands on jobs, or tools."""
     for path, name in all_imports():
         if layer_of(path) in LAUNCHER and name.startswith("relight."):
             assert name.split(".")[1] in (*LAUNCHER, "__version__"), f"{path} imports {name}"
 
 
-def test_travelling_file_holds_launcher_alone() -> None:
+def test_launcher_file_contains_only_the_launcher() -> None:
     """The file also has the launcher's commands, and what starts a replica over SSH."""
     others = {path for path in launcher_file.modules() if path.split("/")[0] not in LAUNCHER}
     assert set(LAUNCHER) == launcher_file.ROOMS

@@ -34,6 +34,6 @@ def test_limit_is_reached_by_a_test(limit: limits.Limit) -> None:
 
 
 @pytest.mark.parametrize("folder", ["net", "core/link"])
-def test_every_bound_on_what_peers_send_is_listed(folder: str) -> None:
+def test_every_limit_on_peer_input_is_listed(folder: str) -> None:
     listed = {limit.constant for limit in limits.LIMITS}
     assert set(limits.bounds_of(folder)) <= listed | UNLISTED

@@ -132,7 +132,7 @@ def test_prefix_template_replaces_tee_prefix(launch: Launch, template: str, pref
     assert f"{prefix}out 1" in output.stdout
 
 
-def test_prefix_flag_goes_before_variable(launch: Launch) -> None:
+def test_prefix_flag_overrides_variable(launch: Launch) -> None:
     """The flag is new in torch 2.14, which gives it the same precedence."""
     output = say(launch, "-t1", "--log-dir=logs", "--log_line_prefix_template", "<${rank}> ",
                  TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE="variable")  # fmt: skip
@@ -215,7 +215,7 @@ def test_killed_worker_loses_no_output(
 
 
 @pytest.mark.parametrize("flags", [(), ("-t1",)], ids=["raw", "tee'd"])
-def test_leftover_grandchild_does_not_delay_end(
+def test_leftover_grandchild_does_not_delay_exit(
     launch: Launch, script: Script, flags: tuple[str, ...]
 ) -> None:
     """A grandchild that keeps the worker's stdout open is ended, and the output is complete."""
@@ -284,7 +284,7 @@ for number in range(count):
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", [(), ("-t1",)], ids=["raw", "tee'd"])
 @pytest.mark.parametrize("count", [30_000, pytest.param(250_000, marks=pytest.mark.long)])
-def test_many_lines_shown_once_and_whole(
+def test_many_lines_are_shown_once_and_complete(
     launch: Launch, tmp_path: Path, script: Script, flags: tuple[str, ...], count: int
 ) -> None:
     """Four workers write at the same time; the lines of each rank stay in order."""

@@ -219,7 +219,7 @@ for _ in range(20):
 
 @pytest.mark.parametrize("flags", [(), ("--tee=3", "--log-dir=logs")], ids=["raw", "tee'd"])
 @pytest.mark.parametrize("setting", ["once", "all"])
-def test_terminal_shows_the_same_line_of_several_ranks_once(
+def test_terminal_shows_identical_lines_from_ranks_once(
     start: Start, tmp_path: Path, terminal: Terminal, script: Script, flags: tuple[str, ...],
     setting: str,
 ) -> None:  # fmt: skip
@@ -238,9 +238,7 @@ def test_terminal_shows_the_same_line_of_several_ranks_once(
         assert log.read_text().count("tick") == 20
 
 
-def test_terminal_is_a_terminal_for_workers(
-    start: Start, terminal: Terminal, script: Script
-) -> None:
+def test_workers_see_a_terminal(start: Start, terminal: Terminal, script: Script) -> None:
     """The workers' terminal has the size of the agent's terminal, and follows changes to it."""
     train = script(
         "import os, sys, time\n"
@@ -280,7 +278,7 @@ def test_single_rank_progress_bar_passes_through_unchanged(
 
 
 @pytest.mark.parametrize("flags", [(), ("-t2",)], ids=["raw", "tee'd"])
-def test_progress_bars_of_several_ranks_do_not_mix(
+def test_progress_bars_from_several_ranks_do_not_mix(
     start: Start, terminal: Terminal, script: Script, flags: tuple[str, ...]
 ) -> None:
     """Each line contains one bar's updates, and none is lost; --tee adds a prefix to each line."""
@@ -308,7 +306,9 @@ def test_killed_worker_loses_no_output_on_terminal(
     assert agent.returncode == 128 + signal.SIGKILL
 
 
-def test_stream_to_pipe_is_not_a_terminal(start: Start, terminal: Terminal, script: Script) -> None:
+def test_stream_connected_to_pipe_is_not_a_terminal(
+    start: Start, terminal: Terminal, script: Script
+) -> None:
     """The other stream may be a terminal."""
     train = script("import sys\nprint(sys.stdout.isatty(), sys.stderr.isatty())\n"
                    "print('error', file=sys.stderr)\n")  # fmt: skip

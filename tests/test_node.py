@@ -188,7 +188,7 @@ def test_node_is_ready_again_if_stopped_before_workers_start(node: Node, link: L
     assert node.state == link.sent[-1]
 
 
-def test_messages_of_another_generation_are_ignored(node: Node, link: Link) -> None:
+def test_messages_from_another_generation_are_ignored(node: Node, link: Link) -> None:
     node.get_ready(PORT, GenerationResult())
     node.received(formed())
     link.sent.clear()
@@ -227,7 +227,7 @@ def test_unstarted_workers_report_zero_checkpoint_calls(node: Node, link: Link) 
         ),
     ],
 )
-def test_progress_is_a_further_step_or_a_new_checkpoint(
+def test_new_step_or_checkpoint_counts_as_progress(
     node: Node, link: Link, outcomes: list[GenerationResult], progressed: list[bool | None]
 ) -> None:
     for outcome in outcomes:
@@ -309,7 +309,7 @@ def test_new_coordinator_learns_whether_workers_checkpoint(node: Node) -> None:
     [(None, 17.0), (0.0, 2.0), (-1.5, 0.5), (3.0, 5.0)],
     ids=["heard", "silent from now on", "silent before", "silent later"],
 )
-def test_workers_checkpoint_alone_if_group_sets_no_time(
+def test_workers_checkpoint_alone_if_group_does_not_respond(
     node: Node, job: AgentConfig, clock: Any, link: Link, journal: Any,
     silent_since: float | None, seconds: float,
 ) -> None:  # fmt: skip
@@ -332,7 +332,7 @@ def test_workers_checkpoint_alone_if_group_sets_no_time(
     assert stop.limit_s == pytest.approx(job.grace_s - (clock.time - begun))
 
 
-def test_workers_are_not_told_twice_to_checkpoint(
+def test_workers_are_told_only_once_to_checkpoint(
     node: Node, job: AgentConfig, clock: Any, link: Link, journal: Any
 ) -> None:
     workers = Workers()
@@ -349,7 +349,7 @@ def test_workers_are_not_told_twice_to_checkpoint(
 
 
 @pytest.mark.parametrize("what", ["all have saved", "the coordinator is lost", "time is over"])
-def test_checkpointed_node_stays_for_the_others(
+def test_checkpointed_node_waits_for_other_nodes(
     node: Node, job: AgentConfig, clock: Any, link: Link, journal: Any, what: str
 ) -> None:
     node.attach_workers(Workers())

@@ -181,7 +181,7 @@ def test_nothing_outlives_successful_job(
 
 
 @pytest.mark.skipif(PORTABLE, reason="the system does not show processes")
-def test_background_process_of_successful_worker_is_named(
+def test_background_process_left_by_successful_worker_is_named(
     tmp_path: Path, launch: Launch, marker: str
 ) -> None:
     """The user may have intended it to keep running. A process that ends on its own, like
@@ -221,7 +221,7 @@ def test_nothing_outlives_killed_spawner(
 
 
 @pytest.mark.skipif(PORTABLE, reason="there is no guard")
-def test_nothing_outlives_agent_killed_while_it_ends_spawner(tmp_path: Path, start: Start) -> None:
+def test_nothing_outlives_agent_killed_while_stopping_spawner(tmp_path: Path, start: Start) -> None:
     """The guard is killed first. The spawner is still alive and cleans up, and the agent must not
     kill it before it has done so.
     """

@@ -292,7 +292,7 @@ def test_preempted_node_cut_off_from_group_checkpoints_alone(
     assert b"the group has not answered; workers have" in err
 
 
-def test_preempted_node_with_stopped_workers_blames_nobody(
+def test_preempted_node_does_not_blame_stopped_workers(
     start: Start, script: Callable[[str], Path], tmp_path: Path
 ) -> None:
     """The other node's agent is stopped, so one of its workers fails and this node is preempted

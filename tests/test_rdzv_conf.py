@@ -49,7 +49,7 @@ def test_accepts_all_torchrun_keys(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_torchrun_keys_of_other_backends_give_a_note(backend: str) -> None:
+def test_torchrun_keys_for_other_backends_give_a_note(backend: str) -> None:
     """A key that torchrun ignores with this backend causes a one-line note with the reason."""
     for name in {key for keys in TORCHRUN.values() for key in keys.split()} - set(keys_of(backend)):
         values, notes = conf(f"{name}=7", backend)
@@ -81,7 +81,7 @@ def test_only_c10d_can_put_rank_0_at_the_endpoint() -> None:
         conf("rank0=node1")
 
 
-def test_each_value_lands_in_field_of_its_key() -> None:
+def test_each_key_sets_its_own_field() -> None:
     """Fractions of a second are kept."""
     values, notes = conf("join_timeout=2.5,keep_alive_max_attempt=8,takeover=alone,is_host=F")
     assert notes == []
@@ -90,7 +90,7 @@ def test_each_value_lands_in_field_of_its_key() -> None:
 
 
 @pytest.mark.parametrize("word", ["1", "true", "T", "yes", "Y"])
-def test_is_host_accepts_every_yes_of_torchrun(word: str) -> None:
+def test_is_host_accepts_all_true_values_of_torchrun(word: str) -> None:
     assert conf(f"is_host={word}")[0].is_host is True
 
 

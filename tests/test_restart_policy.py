@@ -157,7 +157,7 @@ def test_unwritable_failure_report_rejected_before_start(
     assert Path("/dev/null").is_char_device()
 
 
-def test_failure_report_lost_later_costs_one_line(launch: Launch, train: Path) -> None:
+def test_unwritable_failure_report_is_one_line_at_the_end(launch: Launch, train: Path) -> None:
     directory = train.parent / "gone"
     directory.mkdir()
     remove = f"os.rmdir({str(directory)!r})"

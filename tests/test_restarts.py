@@ -93,7 +93,7 @@ def test_max_restarts_exhausted_exits_with_root_cause_code(launch: Launch, scrip
     assert "all 2 restarts are used up" in result.stderr
 
 
-def test_finished_workers_restart_with_the_others(launch: Launch, script: Script) -> None:
+def test_finished_workers_restart_with_others(launch: Launch, script: Script) -> None:
     """A rank that had finished before another one failed runs again."""
     text = """
 import os, pathlib, sys, time

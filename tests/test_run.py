@@ -101,6 +101,6 @@ def test_tests_and_helpers_are_compiled_before_run(
     assert not run.is_compiled(tests / "test_own.py")
 
 
-def test_paths_of_quick_tests_exist() -> None:
+def test_quick_test_paths_exist() -> None:
     """Pytest runs nothing if one of them is missing."""
     assert [path for path in pure.PATHS if not (run.ROOT / path).exists()] == []

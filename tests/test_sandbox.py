@@ -74,7 +74,7 @@ def test_killed_host_is_lost_and_survivor_sets_exit_code(
 
 
 @pytest.mark.slow
-def test_killed_rank_costs_a_restart(launch: Launch, script: Script, tmp_path: Path) -> None:
+def test_killed_rank_uses_up_a_restart(launch: Launch, script: Script, tmp_path: Path) -> None:
     (tmp_path / "faults").write_text('when "rank 3 of 4" kill rank 3\n')
     flags = ("--nproc-per-node=2", "--max-restarts=1", "--faults=faults")
     done = launch("sandbox", "2", *flags, "--", script(SCRIPT))

@@ -49,7 +49,7 @@ def started(
 
 
 @pytest.mark.parametrize("how", ["flag", "variable"])
-def test_end_of_parent_stops_job_on_request(how: str, start: Start, script: Script) -> None:
+def test_parent_exit_stops_job_on_request(how: str, start: Start, script: Script) -> None:
     """The job stops as if it had received SIGTERM, so workers may save."""
     flags = ["--end-with-parent"] if how == "flag" else []
     variables = {"CATCH": "SIGTERM", "LEAVE_ON": "SIGTERM"}

@@ -109,7 +109,7 @@ def members(coordinator: Coordinator) -> int:
     return sum(len(group.membership.members) for group in coordinator.groups.values())
 
 
-def test_silent_node_is_probed_until_heard(
+def test_silent_node_is_probed_until_it_responds(
     loop: Loop, coordinator: Coordinator, agent: Agent
 ) -> None:
     probed = coordinator._heartbeats._probed
@@ -136,7 +136,7 @@ def test_departed_node_leaves_no_state(loop: Loop, coordinator: Coordinator, age
     assert not coordinator._heartbeats._probed
 
 
-def test_second_connection_ends_probes_of_first(
+def test_second_connection_stops_probes_of_first(
     loop: Loop, coordinator: Coordinator, agent: Agent
 ) -> None:
     until(loop, lambda: coordinator._heartbeats._probed)
@@ -145,7 +145,7 @@ def test_second_connection_ends_probes_of_first(
     assert members(coordinator) == 1
 
 
-def test_stepping_down_ends_probes(loop: Loop, coordinator: Coordinator, agent: Agent) -> None:
+def test_stepping_down_stops_probes(loop: Loop, coordinator: Coordinator, agent: Agent) -> None:
     until(loop, lambda: coordinator._heartbeats._probed)
     coordinator.step_down()
     assert not coordinator._heartbeats._probed

@@ -125,7 +125,7 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
 
 
 @pytest.mark.parametrize("restarts", [0, 1])
-def test_settled_job_imports_nothing_on_failure(restarts: int, tmp_path: Path) -> None:
+def test_running_job_imports_nothing_on_failure(restarts: int, tmp_path: Path) -> None:
     """Restarts don't wait for imports, and the disk may no longer be available. The code that reads
     stacks is only loaded after a peer has failed, or on a terminal.
     """

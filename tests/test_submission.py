@@ -99,7 +99,7 @@ def test_exception_is_raised_with_remote_traceback() -> None:
     assert note.startswith(f"{future.handle} FAILED: main/0 failed with exit code 1: rank 0 raised")
 
 
-def test_killed_job_says_why() -> None:
+def test_killed_job_error_gives_reason() -> None:
     """The message is the headline of the failure report."""
     error = relight.submit(signal.raise_signal, 9).exception(LIMIT_S)
     assert isinstance(error, WorkersFailedError)
@@ -132,13 +132,13 @@ def test_job_has_the_name_of_the_function() -> None:
     assert repr(future) == f"<relight.Future pow {future.handle} SUCCEEDED>"
 
 
-def test_map_runs_no_more_jobs_at_once_than_asked(helpers: Any, tmp_path: Path) -> None:
+def test_map_runs_at_most_the_requested_number_of_jobs(helpers: Any, tmp_path: Path) -> None:
     place = str(tmp_path / "place")
     futures = relight.map(helpers.alone, [place] * 2, at_once=1)
     assert [each.result(LIMIT_S) for each in futures] == [place] * 2
 
 
-def test_map_runs_as_many_jobs_at_once_as_asked(helpers: Any, tmp_path: Path) -> None:
+def test_map_runs_requested_number_of_jobs_concurrently(helpers: Any, tmp_path: Path) -> None:
     """The first two can only end together, and the third starts when one of them has ended."""
     one, two, three = (str(tmp_path / name) for name in ("one", "two", "three"))
     futures = relight.map(helpers.meet, [one, two, three], [two, one, three], at_once=2)
@@ -162,7 +162,7 @@ def test_finished_job_cannot_be_cancelled() -> None:
     assert not future.cancel() and not future.cancelled()
 
 
-def test_waiting_call_is_cancelled_without_a_job() -> None:
+def test_waiting_call_can_be_cancelled_before_it_starts() -> None:
     """The next call takes its slot."""
     first, second, third = relight.map(time.sleep, [LONG_S, LONG_S, 0], at_once=1)
     assert (second.handle, second.logs()) == ("", "")
@@ -171,7 +171,7 @@ def test_waiting_call_is_cancelled_without_a_job() -> None:
     assert third.result(LIMIT_S) is None
 
 
-def test_job_that_somebody_else_cancels_is_an_error() -> None:
+def test_job_cancelled_elsewhere_raises_error() -> None:
     future = relight.submit(time.sleep, LONG_S)
     Runner().cancel(future.handle)
     with pytest.raises(WorkersFailedError, match="CANCELLED: it was cancelled"):
@@ -184,7 +184,7 @@ def test_deleted_job_is_an_error() -> None:
     assert isinstance(future.exception(LIMIT_S), RelightError)
 
 
-def test_jobs_have_gpus_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_have_separate_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """The number of GPUs limits the jobs if nothing else does."""
     monkeypatch.setattr(devices, "gpu_names", lambda _: ["0", "1", "2", "3", "4"])
     names = ["CUDA_VISIBLE_DEVICES"] * 2
@@ -214,7 +214,7 @@ SESSION = """
 
 
 @pytest.mark.parametrize("is_detached", [False, True])
-def test_local_jobs_end_with_the_session(tmp_path: Path, *, is_detached: bool) -> None:
+def test_local_jobs_end_with_session_unless_detached(tmp_path: Path, *, is_detached: bool) -> None:
     """Detached jobs continue; waiting calls never start."""
     path = tmp_path / "session.py"
     path.write_text(textwrap.dedent(SESSION.format(cfg={"detach": True} if is_detached else {})))
@@ -268,7 +268,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("call", REFUSED)
-def test_wrong_arguments_are_refused_by_name(call: str, state: Path) -> None:
+def test_invalid_arguments_are_rejected_by_name(call: str, state: Path) -> None:
     """Nothing is started."""
     with pytest.raises(UsageError) as caught:
         eval(call, {"submit": relight.submit, "map": relight.map, "lock": Lock()})

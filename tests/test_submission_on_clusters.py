@@ -98,7 +98,7 @@ def test_slurm_array_outlives_the_session(session: Session, cluster: Slurm) -> N
 
 
 @pytest.mark.needs_slurm
-def test_slurm_job_of_several_nodes_has_results_of_all_ranks(session: Session) -> None:
+def test_multi_node_slurm_job_has_results_from_all_ranks(session: Session) -> None:
     found = session("""
         future = relight.submit(host_and_rank, scheduler="slurm", nnodes=2, nproc_per_node=2,
                                 resources={"cpu": 2})
@@ -108,7 +108,7 @@ def test_slurm_job_of_several_nodes_has_results_of_all_ranks(session: Session) -
 
 
 @pytest.mark.needs_slurm
-def test_requeued_slurm_job_has_the_result_of_its_last_attempt(
+def test_requeued_slurm_job_has_result_from_last_attempt(
     session: Session,
 ) -> None:
     """Only the failed job in the array is requeued."""
@@ -121,7 +121,7 @@ def test_requeued_slurm_job_has_the_result_of_its_last_attempt(
 
 
 @pytest.mark.needs_slurm
-def test_jobs_of_a_slurm_array_are_cancelled_one_by_one(session: Session) -> None:
+def test_slurm_array_jobs_are_cancelled_individually(session: Session) -> None:
     found = session("""
         futures = relight.map(time.sleep, [1000, 0, 1000], at_once=2, scheduler="slurm")
         while not futures[0].running():

@@ -208,7 +208,7 @@ def test_processes_of_failed_rank_end(launch: Launch, script: Script, tmp_path: 
     assert (tmp_path / "child").exists()
 
 
-def test_ordinary_function_without_launcher(script: Script, tmp_path: Path) -> None:
+def test_recoverable_function_runs_without_launcher(script: Script, tmp_path: Path) -> None:
     text = (
         BEGIN
         + """
@@ -234,7 +234,7 @@ except RuntimeError as error:
     assert result.stdout == "(1, False, 3)\nRuntimeError\n"
 
 
-def test_only_connections_of_group_are_severed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_group_connections_are_severed(monkeypatch: pytest.MonkeyPatch) -> None:
     listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
     gloo, store, own = (each.getsockname() for each in listeners)
     clients = [socket.create_connection(each.getsockname()) for each in listeners]
@@ -461,7 +461,7 @@ print("then", weight.item())
 
 @pytest.mark.slow
 @pytest.mark.needs_torch
-def test_optimizer_takes_no_step_after_failure(warm_torch: WarmTorch) -> None:
+def test_optimizer_does_not_step_after_failure(warm_torch: WarmTorch) -> None:
     done = warm_torch.run(HELD_BACK, "--nproc-per-node=1")
     assert done.stdout == "held back at -1.0\nthen -2.0\n", done.stderr
 
@@ -554,7 +554,7 @@ def whole_fsdp() -> dict[str, set[str]]:
         ("1:3 3:3", "no survivor has the shard of ranks 1, 3: load a checkpoint"),
     ],
 )
-def test_shards_continue_from_their_replicas_or_checkpoint(
+def test_shards_are_restored_from_replicas_or_checkpoint(
     warm_torch: WarmTorch, whole_fsdp: dict[str, set[str]], kills: str, said: str
 ) -> None:
     flags = ("--nproc-per-node=4", "--max-restarts=1")
@@ -572,7 +572,7 @@ def test_shards_continue_from_their_replicas_or_checkpoint(
 
 @pytest.mark.slow
 @pytest.mark.needs_torch
-def test_shards_of_unknown_step_are_not_shared(warm_torch: WarmTorch) -> None:
+def test_shards_from_unknown_step_are_not_shared(warm_torch: WarmTorch) -> None:
     """Otherwise, shards from different steps would be combined into one model."""
     flags = ("--nproc-per-node=4", "--max-restarts=1")
     result = warm_torch.run(FSDP, *flags, KILLS="2:3", FORGET="1")
@@ -625,8 +625,8 @@ print("equal", flush=True)
 
 @pytest.mark.slow
 @pytest.mark.needs_torch
-def test_shards_of_ranks_that_moved(warm_torch: WarmTorch) -> None:
-    """Each has a different rank in the next generation, whose mesh equals the previous one."""
+def test_shards_are_exchanged_if_ranks_move(warm_torch: WarmTorch) -> None:
+    """Each process has a different rank in the next generation, which has an equal mesh."""
     result = warm_torch.run(MOVED, "--nproc-per-node=4")
     assert result.returncode == 0, result.stderr
     assert result.stdout.split() == ["equal"] * 4
@@ -683,7 +683,7 @@ def test_health_check_restarts_all_and_says_why(launch: Launch, script: Script) 
 @pytest.mark.parametrize(
     "seeds", [range(8), pytest.param(range(8, 208), marks=pytest.mark.long)], ids=["few", "many"]
 )
-def test_random_failures_end_well(seeds: range, tmp_path: Path) -> None:
+def test_job_survives_random_failures(seeds: range, tmp_path: Path) -> None:
     stayed = 0
     for seed in seeds:
         place = tmp_path / str(seed)

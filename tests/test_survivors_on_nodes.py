@@ -103,7 +103,7 @@ def stayed(before: Ranks, after: Ranks) -> list[bool]:
     return [pid in before.pids for pid in after.pids]
 
 
-def test_ranks_on_both_nodes_stay(job: MakeJob, tmp_path: Path) -> None:
+def test_ranks_on_both_nodes_keep_their_processes(job: MakeJob, tmp_path: Path) -> None:
     made = job("2", 2)
     before, after = Ranks(tmp_path, 4, 0), Ranks(tmp_path, 4, 1)
     made.until(lambda: before.are_here, "all ranks begin")
@@ -138,7 +138,7 @@ def test_second_failure_without_progress_restarts_all(job: MakeJob, tmp_path: Pa
         assert "all ranks restart: no rank has reported a new step" in agent.text
 
 
-def test_ranks_stay_in_smaller_group(job: MakeJob, tmp_path: Path) -> None:
+def test_ranks_keep_their_processes_in_smaller_group(job: MakeJob, tmp_path: Path) -> None:
     made = job("1:2", 2)
     before, after = Ranks(tmp_path, 4, 0), Ranks(tmp_path, 2, 0)
     made.until(lambda: before.are_here, "all ranks begin")
@@ -153,7 +153,7 @@ def test_ranks_stay_in_smaller_group(job: MakeJob, tmp_path: Path) -> None:
     assert "2 ranks stayed, in" in made.agents[0].text
 
 
-def test_ranks_stay_when_node_joins(job: MakeJob, tmp_path: Path) -> None:
+def test_ranks_keep_their_processes_when_node_joins(job: MakeJob, tmp_path: Path) -> None:
     made = job("1:2", 1)
     before, after = Ranks(tmp_path, 2, 0), Ranks(tmp_path, 4, 0)
     made.until(lambda: before.are_here, "two ranks begin")
@@ -165,7 +165,7 @@ def test_ranks_stay_when_node_joins(job: MakeJob, tmp_path: Path) -> None:
     assert stayed(before, after) == [True, True, False, False], made.report()
 
 
-def test_spare_replaces_node_of_coordinator(job: MakeJob, tmp_path: Path) -> None:
+def test_spare_replaces_coordinator_node(job: MakeJob, tmp_path: Path) -> None:
     """The lost node had rank 0 and the store; the ranks on the other node keep their processes."""
     made = job("2", 3)
     before, after = Ranks(tmp_path, 4, 0), Ranks(tmp_path, 4, 0)

@@ -83,7 +83,7 @@ def shown(
 
 
 @pytest.mark.parametrize("text", [SAME, "if x\n"], ids=["exception", "syntax error"])
-def test_error_of_all_ranks_is_shown_once(shown: Callable[..., str], text: str) -> None:
+def test_error_on_all_ranks_is_shown_once(shown: Callable[..., str], text: str) -> None:
     """The report has the traceback; the workers' own copies are hidden."""
     output = shown(text, "--nproc-per-node=4")
     assert output.startswith("relight: ranks 0-3 raised ")
@@ -98,7 +98,7 @@ def test_error_of_all_ranks_is_shown_once(shown: Callable[..., str], text: str) 
         pytest.param("3.14", marks=pytest.mark.needs_python314),
     ],
 )
-def test_recognizes_tracebacks_of_other_python_versions(
+def test_recognizes_tracebacks_from_other_python_versions(
     shown: Callable[..., str], version: str
 ) -> None:
     """Since 3.13, Python colours tracebacks on a terminal."""
@@ -227,7 +227,7 @@ def test_caught_traceback_is_shown_while_worker_continues(
     assert agent.returncode == 0
 
 
-def test_traceback_of_shell_child_is_shown_while_it_goes_on(
+def test_traceback_from_shell_child_is_shown_while_shell_continues(
     start: Start, terminal: Terminal, tmp_path: Path
 ) -> None:
     program = f"{sys.executable} -c 'raise ValueError(1)'; echo again; sleep 1000"
@@ -332,7 +332,7 @@ def test_teed_tracebacks_stay_complete_in_file_and_terminal(
         assert log.read_text().endswith("\nValueError: no file data.bin\n")
 
 
-def test_pipe_gets_tracebacks_of_all_workers(
+def test_pipe_receives_tracebacks_of_all_workers(
     start: Start, script: Script, together: dict[str, str]
 ) -> None:
     """The report has no colours, even if they are forced."""
@@ -347,7 +347,7 @@ def test_pipe_gets_tracebacks_of_all_workers(
 @pytest.mark.parametrize(
     ("variables", "is_coloured"), [({"TERM": "xterm"}, True), ({"TERM": "dumb"}, False)]
 )
-def test_terminal_has_colours_only_where_wanted(
+def test_terminal_has_colours_only_if_wanted(
     shown: Callable[..., str], variables: dict[str, str], is_coloured: bool
 ) -> None:
     output = shown(SAME, "--nproc-per-node=2", NO_COLOR="", **variables)

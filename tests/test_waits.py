@@ -65,7 +65,7 @@ def test_search_finds_unbounded_waits() -> None:
         assert not list(endless_waits(ast.parse(text))), text
 
 
-def test_no_process_of_a_job_waits_without_limit() -> None:
+def test_job_processes_never_wait_without_limit() -> None:
     paths = loaded()
     agent = ROOT / "agent"
     assert {agent / "agent.py", agent / "health_check.py", ROOT / "host" / "linux.py"} <= paths

@@ -91,7 +91,7 @@ def test_slow_node_is_named_on_all_nodes_and_in_status(
 @pytest.mark.slow
 @pytest.mark.needs_torch
 @pytest.mark.long
-def test_equal_ranks_raise_no_straggler_warning(warm_torch: WarmTorch) -> None:
+def test_equally_fast_ranks_cause_no_straggler_warning(warm_torch: WarmTorch) -> None:
     flags = ("--nproc-per-node=3", "--event-log-handler=console", "--watch-slow-ranks=10")
     done = warm_torch.run(TRAIN, *flags, TRAIN_S="24")
     assert done.returncode == 0, done.stderr

@@ -153,7 +153,7 @@ def big(size: int) -> str:
     )
 
 
-def test_client_side_apply_refuses_what_its_annotation_cannot_hold(server: ApiServer) -> None:
+def test_client_side_apply_refuses_object_too_large_for_annotation(server: ApiServer) -> None:
     """The other objects have been applied by then."""
     (error,) = apply.kubectl_apply(server, big(300_000))
     assert "metadata.annotations: Too long: may not be more than 262144 bytes" in error
@@ -192,7 +192,7 @@ def test_pods_tolerate_lost_nodes_for_300_seconds(server: ApiServer) -> None:
     assert found == {"unreachable": 20, "not-ready": 300}
 
 
-def test_quota_of_gpus_counts_pods_that_run(server: ApiServer) -> None:
+def test_gpu_quota_counts_running_pods(server: ApiServer) -> None:
     server.quotas = {"ns": {"requests.nvidia.com/gpu": "4"}}
     body = job(completions=3)
     (main,) = body["spec"]["template"]["spec"]["containers"]
@@ -230,7 +230,7 @@ def test_failed_index_leaves_others_running(server: ApiServer, tmp_path: Path) -
         assert conditions(server, "k")["Failed"] == "MaxFailedIndexesExceeded"
 
 
-def test_failing_job_deletes_pods_that_still_run(server: ApiServer) -> None:
+def test_failing_job_deletes_running_pods(server: ApiServer) -> None:
     """Logs are deleted with their pods. The Job has failed once all pods have ended."""
     codes = {"operator": "In", "values": [3]}
     policy = {"rules": [{"action": "FailJob", "onExitCodes": codes}]}
@@ -242,7 +242,7 @@ def test_failing_job_deletes_pods_that_still_run(server: ApiServer) -> None:
     assert left["metadata"]["name"].startswith("j-0-")
 
 
-def test_deadline_of_a_job_and_its_expiry(server: ApiServer) -> None:
+def test_job_fails_at_deadline_and_expires_later(server: ApiServer) -> None:
     post(server, job(activeDeadlineSeconds=60, ttlSecondsAfterFinished=100))
     server.elapse(1)
     assert conditions(server) == {}
@@ -314,7 +314,7 @@ def test_unready_pod_has_a_name_only_if_published(server: ApiServer, publishes: 
 
 @pytest.mark.needs_setpriv
 @pytest.mark.parametrize(("capabilities", "code"), [({}, 0), ({"drop": ["ALL"]}, 1)])
-def test_root_without_capabilities_cannot_write_a_users_volume(
+def test_root_without_capabilities_cannot_write_to_user_volume(
     server: ApiServer, tmp_path: Path, capabilities: Object, code: int
 ) -> None:
     volume = tmp_path / "volume"
@@ -344,7 +344,7 @@ def test_volcano_without_svc_gives_no_host_names(server: ApiServer) -> None:
     assert not any("v-t-0-0.v" in x for x in dns.records(server.state, "ns"))
 
 
-def test_volcano_starts_a_job_as_often_as_max_retry_says(server: ApiServer, tmp_path: Path) -> None:
+def test_volcano_starts_job_max_retry_times(server: ApiServer, tmp_path: Path) -> None:
     """A maxRetry of 0 means 3."""
     policy = [{"event": "PodFailed", "action": "RestartJob"}]
     command = f"echo x >> {tmp_path}/tries; exit 1"
@@ -353,7 +353,7 @@ def test_volcano_starts_a_job_as_often_as_max_retry_says(server: ApiServer, tmp_
         assert (tmp_path / "tries").read_text().split() == ["x"] * 3
 
 
-def test_volcano_tells_eviction_from_failure(server: ApiServer) -> None:
+def test_volcano_distinguishes_eviction_from_failure(server: ApiServer) -> None:
     """A pod that is merely deleted, such as one on a lost node, has not failed."""
     policy = [{"event": "PodEvicted", "action": "TerminateJob"}]
     post(server, volcano("exec sleep 1000", "exec sleep 1000", policies=policy), VOLCANO)
@@ -404,7 +404,7 @@ print("node met the others")
 
 
 @pytest.mark.needs_hosts
-def test_pods_of_torchx_find_each_other(
+def test_torchx_pods_find_each_other(
     server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """TorchX's Job uses Volcano's plug-in svc for host names, and reads VC_TRAIN_0_HOSTS."""

@@ -60,7 +60,7 @@ def test_srun_needs_no_flags(slurm: Slurm) -> None:
         assert text.count(said) == (1 if "rank" in said else 4), said
 
 
-def test_srun_takes_the_token_of_the_user(slurm: Slurm, tmp_path: Path) -> None:
+def test_srun_uses_the_users_token(slurm: Slurm, tmp_path: Path) -> None:
     """An agent without the token can't join the job."""
     without, _ = relight(slurm, "srun", "-N2", "--", "worker.py")
     assert without.count("no token") == 1, without
@@ -98,7 +98,7 @@ def test_ranks_follow_slurm_switches_on_request(slurm: Slurm, nodes: tuple[str, 
     assert text.count("at spine.leaf10") == 2
 
 
-def test_node_range_meets_where_slurm_says(slurm: Slurm) -> None:
+def test_node_range_uses_slurm_endpoint(slurm: Slurm) -> None:
     """A range in --nnodes is kept."""
     more = ("--nnodes=1:4", "--rdzv-conf=last_call_timeout=5", "worker.py")
     text, code = relight(slurm, "srun", "-N3", "--", *more)

@@ -25,7 +25,7 @@ def recordings(tmp_path_factory: pytest.TempPathFactory) -> tuple[Recording, Rec
     return first, second
 
 
-def test_run_to_run_variation_is_no_mismatch(
+def test_run_to_run_variation_is_not_a_mismatch(
     recordings: tuple[Recording, Recording],
 ) -> None:
     """Ports, pids, directories, and random names vary."""
@@ -33,7 +33,7 @@ def test_run_to_run_variation_is_no_mismatch(
     assert len(flat(recordings[0])) > 300
 
 
-def test_any_changed_value_is_a_mismatch_with_its_name(
+def test_changed_value_is_reported_by_name(
     recordings: tuple[Recording, Recording],
 ) -> None:
     first, second = recordings
@@ -62,7 +62,7 @@ def test_missing_worker_is_one_mismatch(recordings: tuple[Recording, Recording])
     assert [m.field for m in mismatches(first, fewer)] == ["workers"]
 
 
-def test_documented_difference_passes_where_case_names_it() -> None:
+def test_documented_difference_is_allowed_if_case_names_it() -> None:
     """The values must be exactly those that are documented."""
     name, field = "run-id", "workers 0.0 environment TORCHELASTIC_RUN_ID"
     known = Mismatch(field, "{uuid}", "job7")

@@ -113,7 +113,7 @@ def test_every_difference_is_documented() -> None:
         assert found[name]["why"] == difference.why + "."
 
 
-def test_differences_on_several_nodes_name_existing_tests() -> None:
+def test_multi_node_differences_name_existing_tests() -> None:
     found = documented("several")
     assert len(found) > 10
     for name, items in found.items():
@@ -189,7 +189,7 @@ def test_unserved_endpoint_times_out(tmp_path: Path) -> None:
 
 
 @shows("script-in-a-pipe")
-def test_script_in_a_pipe_is_for_one_worker() -> None:
+def test_script_from_pipe_runs_only_one_worker() -> None:
     """The other workers would run an empty program."""
     spec = to_spec(parse(["-"], Environment({})))
     assert entrypoint.check_streams(spec, 1) == []
@@ -397,7 +397,7 @@ def test_identical_tracebacks_appear_once_on_terminal(start: Start, tmp_path: Pa
 
 @shows("repeated-lines")
 @pytest.mark.needs_torch
-def test_same_line_of_several_ranks_is_on_a_terminal_once(start: Start, tmp_path: Path) -> None:
+def test_identical_lines_from_ranks_appear_once_on_terminal(start: Start, tmp_path: Path) -> None:
     """Torchrun's workers mix their lines there, so the lines are counted wherever they start."""
     (tmp_path / "train.py").write_text(TICKS)
     shown = {}

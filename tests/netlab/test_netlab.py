@@ -241,7 +241,7 @@ def test_partition_separates_groups(lab: Lab) -> None:
     assert peers.reached("apart", last="together") == {"node2>node3", "node3>node2"}
 
 
-def test_host_outside_all_groups_reaches_both(lab: Lab) -> None:
+def test_host_outside_all_groups_reaches_every_group(lab: Lab) -> None:
     peers = Peers(lab)
     lab.partition(["node1"], ["node2"])
     peers.send("apart")
@@ -262,7 +262,7 @@ def test_packets_in_flight_are_cut(lab: Lab) -> None:
 
 
 @pytest.mark.slow
-def test_crashed_host_goes_silent(lab: Lab) -> None:
+def test_crashed_host_stops_responding(lab: Lab) -> None:
     """A connected client receives nothing, and a new connection times out."""
     server = serve(lab["node1"], SERVER)
     listen = """

@@ -76,7 +76,9 @@ def test_node_with_blocked_console_restarts_and_stops(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("coordinates", ["stuck", "other"])
-def test_node_waiting_for_its_console_joins_no_other_run(tmp_path: Path, coordinates: str) -> None:
+def test_node_with_blocked_console_does_not_join_another_run(
+    tmp_path: Path, coordinates: str
+) -> None:
     """After the job has failed, the other agent exits immediately. A new agent with the same id
     does not get the stuck node into its group, in which no workers would ever start.
     """

@@ -36,7 +36,7 @@ def coordinate(lab: Lab, path: Path, *flags: str) -> "subprocess.Popen[bytes]":
 
 
 @pytest.mark.needs_hosts
-def test_workers_survive_restart_of_killed_head(lab: Lab, tmp_path: Path) -> None:
+def test_workers_survive_restart_of_killed_coordinator(lab: Lab, tmp_path: Path) -> None:
     """Workers keep running without a pause while the head's process is killed and started again."""
     first = coordinate(lab, tmp_path / "first.txt")
     job = Job(lab, tmp_path, *c10d("node4", "3"))
@@ -63,7 +63,7 @@ def test_workers_survive_restart_of_killed_head(lab: Lab, tmp_path: Path) -> Non
 
 
 @pytest.mark.needs_hosts
-def test_node_missed_by_two_coordinators_is_not_a_member(lab: Lab, tmp_path: Path) -> None:
+def test_node_absent_for_two_coordinators_is_not_a_member(lab: Lab, tmp_path: Path) -> None:
     """The absent node's generation has the same number and size as the running one, which also has
     a free place. The two are not confused: the node's worker does not run alongside a group that it
     was never in.
@@ -91,7 +91,7 @@ def test_node_missed_by_two_coordinators_is_not_a_member(lab: Lab, tmp_path: Pat
 
 
 @pytest.mark.needs_hosts
-def test_absent_node_does_not_run_beside_its_successor(lab: Lab, tmp_path: Path) -> None:
+def test_absent_node_does_not_run_alongside_its_replacement(lab: Lab, tmp_path: Path) -> None:
     """The absent node's group was complete with one node, and it is the first to reach the next
     coordinator. The other node keeps running, because its connections were refused.
     """
@@ -185,7 +185,7 @@ def test_bad_coordinator_flags_are_refused_before_binding(
 
 
 @pytest.mark.needs_hosts
-def test_blocked_console_stops_no_worker(lab: Lab, tmp_path: Path) -> None:
+def test_blocked_console_does_not_stop_workers(lab: Lab, tmp_path: Path) -> None:
     """Workers keep running although the head's stderr is a full pipe and a stranger connects."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
@@ -221,7 +221,7 @@ def test_blocked_console_stops_no_worker(lab: Lab, tmp_path: Path) -> None:
 
 
 @pytest.mark.needs_hosts
-def test_rare_heartbeats_of_one_job_do_not_delay_another(lab: Lab, tmp_path: Path) -> None:
+def test_rare_heartbeats_in_one_job_do_not_delay_another(lab: Lab, tmp_path: Path) -> None:
     """The first job checks for lost nodes so rarely that this test would not last long enough. In
     the other job, which has the defaults, a stopped node is lost nevertheless. Closed connections
     are noticed in both jobs.

@@ -29,7 +29,7 @@ def end_one_by_one(job: Job, agents: list[AgentOn]) -> None:
     assert [agent.wait() for agent in agents] == [0] * len(agents), job.report()
 
 
-def test_done_nodes_are_not_taken_for_lost(tmp_path: Path) -> None:
+def test_done_nodes_are_not_considered_lost(tmp_path: Path) -> None:
     with OneMachine() as here:
         meet = ("--rdzv-backend=file", f"--rdzv-endpoint={tmp_path / 'meet'}", "--rdzv-id=j")
         job = Job(here, tmp_path, *meet, "--nnodes=3", CONF)
@@ -48,7 +48,7 @@ def test_done_endpoint_host_keeps_voting(lab: Lab, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_coordinator_lost_after_success_is_not_missed(tmp_path: Path, number: int) -> None:
+def test_job_succeeds_after_losing_a_done_coordinator(tmp_path: Path, number: int) -> None:
     """The next coordinator learns from the running nodes which nodes have succeeded."""
     with OneMachine() as here:
         meet = ("--rdzv-backend=file", f"--rdzv-endpoint={tmp_path / 'meet'}", "--rdzv-id=j")
@@ -67,10 +67,10 @@ def test_coordinator_lost_after_success_is_not_missed(tmp_path: Path, number: in
             assert "generation 1" not in agent.text
 
 
-def test_late_coordinator_does_not_miss_departed_done_node(
+def test_late_coordinator_does_not_wait_for_departed_done_node(
     tmp_path: Path,
 ) -> None:
-    """`relight coordinator` keeps nothing on disk, so a new one learns from the others who is done."""
+    """A `relight coordinator` keeps nothing on disk, but learns from the others who is done."""
 
     def coordinate() -> "subprocess.Popen[bytes]":
         return here.start([*RELIGHT, "coordinator", f"--bind=127.0.0.1:{port}"],

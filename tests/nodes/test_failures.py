@@ -43,7 +43,7 @@ def test_worker_failure_restarts_all_nodes_together(lab: Lab, tmp_path: Path) ->
         assert "Traceback" in report
 
 
-def test_restart_below_maximum_waits_for_nobody(lab: Lab, tmp_path: Path) -> None:
+def test_restart_below_maximum_does_not_wait_for_more_nodes(lab: Lab, tmp_path: Path) -> None:
     """2 of at most 3 nodes are present. A restart does not wait for the last call, which takes
     longer than the test (torchrun: 30 s).
     """
@@ -87,7 +87,9 @@ def test_survivors_continue_after_node_loss(lab: Lab, tmp_path: Path, how: str) 
         assert job.stop() == [0, 0, -9, 0]
 
 
-def test_deaf_node_stops_its_workers_and_is_left_out(lab: Lab, tmp_path: Path) -> None:
+def test_node_that_cannot_receive_stops_its_workers_and_is_excluded(
+    lab: Lab, tmp_path: Path
+) -> None:
     """If a node can send but not receive, it stops its workers and the others continue."""
     job, agents = begin(lab, tmp_path, "2:3", 3)
     lab.block("node1", "node3")
@@ -164,7 +166,7 @@ def test_workers_freeze_while_coordinator_host_is_cut_off(lab: Lab, tmp_path: Pa
     assert job.stop() == [0, 0, 0]
 
 
-def test_workers_freeze_although_spawner_was_stopped(lab: Lab, tmp_path: Path) -> None:
+def test_workers_freeze_even_if_spawner_is_stopped(lab: Lab, tmp_path: Path) -> None:
     """The spawner freezes the workers, so once their lease has expired, the agent keeps resuming
     the spawner until it has done so.
     """
@@ -195,7 +197,7 @@ def test_only_one_side_of_a_partition_runs(lab: Lab, tmp_path: Path) -> None:
     assert job.stop() == [0, 0, 0, 0]
 
 
-def test_done_node_leaves_when_another_fails_for_good(lab: Lab, tmp_path: Path) -> None:
+def test_done_node_exits_when_another_fails_permanently(lab: Lab, tmp_path: Path) -> None:
     """The node that is done exits with the failure's exit code. It does not wait for the exit
     barrier, whose timeout is longer than the test (torchrun: 300 s).
     """
@@ -220,7 +222,7 @@ def test_node_without_the_script_fails_alone(lab: Lab, tmp_path: Path) -> None:
     assert (first.wait(), second.wait()) == (0, 0)
 
 
-def test_node_with_other_nnodes_is_refused(lab: Lab, tmp_path: Path) -> None:
+def test_node_with_different_nnodes_is_refused(lab: Lab, tmp_path: Path) -> None:
     """A node that was started with a different size is refused, and both sizes are reported."""
     job = Job(lab, tmp_path, *c10d("node1", "2"))
     first = job.start("node1")

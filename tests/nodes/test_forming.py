@@ -65,7 +65,7 @@ def test_nodes_meet_at_endpoint_by_any_name(lab: Lab, tmp_path: Path, endpoint: 
     assert job.stop() == [0, 0, 0]
 
 
-def test_rank_0_is_at_the_endpoint_on_request(lab: Lab, tmp_path: Path) -> None:
+def test_rank_0_runs_on_endpoint_host_on_request(lab: Lab, tmp_path: Path) -> None:
     """Otherwise it runs on the host whose name sorts first."""
     flags = c10d("node2", "3", "--rdzv-conf=rank0=endpoint")
     job = Job(lab, tmp_path, *flags)
@@ -124,7 +124,7 @@ def test_node_rank_decides_the_order_of_nodes(lab: Lab, tmp_path: Path) -> None:
         ("[::1]", "10.77.0.1", ()),
     ],
 )
-def test_loopback_endpoint_accepts_nodes_of_other_machines(
+def test_loopback_endpoint_accepts_nodes_from_other_machines(
     lab: Lab, tmp_path: Path, here: str, elsewhere: str, more: tuple[str, ...]
 ) -> None:
     """The node that hosts the endpoint may use a name for it that is only valid on its machine."""
@@ -152,7 +152,7 @@ def test_hosts_mapping_their_name_to_loopback_elect_a_coordinator(lab: Lab, tmp_
     assert job.stop() == [0, 0, 0]
 
 
-def test_workers_meet_at_address_and_port_given_to_their_node(lab: Lab, tmp_path: Path) -> None:
+def test_workers_use_address_and_port_given_to_their_node(lab: Lab, tmp_path: Path) -> None:
     """As with torchrun, the nodes in a static rendezvous may use different addresses and ports for
     node 0. Here node3 forwards one of its own ports to node1, and node2 uses node1's name.
     """
@@ -265,7 +265,7 @@ def test_two_jobs_at_one_endpoint_are_isolated(lab: Lab, tmp_path: Path) -> None
     assert len(agents) == 4
 
 
-def test_jobs_waiting_at_one_endpoint_hear_of_each_other(lab: Lab, tmp_path: Path) -> None:
+def test_jobs_waiting_at_one_endpoint_learn_of_each_other(lab: Lab, tmp_path: Path) -> None:
     """Two nodes that were meant to form one job would wait forever if their ids differ."""
     flags = ("--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=node1")
     job = Job(lab, tmp_path, *flags)

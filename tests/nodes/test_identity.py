@@ -61,7 +61,7 @@ def group_ranks(agents: list[AgentOn]) -> list[int]:
     return [agent.workers[-1].group_rank for agent in agents]
 
 
-def test_two_hosts_with_one_name_are_two_nodes(tmp_path: Path) -> None:
+def test_hosts_with_the_same_name_are_distinct_nodes(tmp_path: Path) -> None:
     """Losing one of the hosts does not affect the other."""
     with lab_with_hostnames({"node1": "trainer", "node2": "trainer"}) as lab:
         job = Job(lab, tmp_path, *c10d("10.77.0.1", "2:3", "--rdzv-conf=last_call_timeout=9"))
@@ -74,7 +74,9 @@ def test_two_hosts_with_one_name_are_two_nodes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("first", ["node1", "node2"])
-def test_endpoint_address_decides_between_hosts_of_one_name(tmp_path: Path, first: str) -> None:
+def test_endpoint_address_distinguishes_hosts_with_the_same_name(
+    tmp_path: Path, first: str
+) -> None:
     """If a second host has the endpoint's name, the host with the endpoint's address coordinates,
     even if the other one starts first.
     """

@@ -63,18 +63,18 @@ def endure_bad_network(lab: Lab, tmp_path: Path, seconds: float) -> None:
     assert job.stop() == [0, 0, 0, 0]
 
 
-def test_loss_and_jitter_lose_no_node(lab: Lab, tmp_path: Path) -> None:
+def test_packet_loss_and_jitter_do_not_lose_nodes(lab: Lab, tmp_path: Path) -> None:
     """No node is lost and no worker stalls with 5 % loss, 200 ms of jitter, and all cores busy."""
     endure_bad_network(lab, tmp_path, 10)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(4200)
-def test_hour_of_loss_and_jitter_loses_no_node(lab: Lab, tmp_path: Path) -> None:
+def test_hour_of_packet_loss_and_jitter_does_not_lose_nodes(lab: Lab, tmp_path: Path) -> None:
     endure_bad_network(lab, tmp_path, 3600)
 
 
-def test_distant_nodes_form_restart_and_detect_a_loss(lab: Lab, tmp_path: Path) -> None:
+def test_distant_nodes_form_group_restart_and_detect_lost_node(lab: Lab, tmp_path: Path) -> None:
     """Packets take 150 ms each way; the lost node is one whose agent was killed."""
     lab.set(delay_ms=150)
     job, agents = begin(lab, tmp_path, "2:3", 3)
@@ -121,7 +121,7 @@ QUICK = "keep_alive_interval=1,keep_alive_max_attempt=3"
 
 @pytest.mark.parametrize("seconds", [0.5, 3.0, pytest.param(8.0, marks=pytest.mark.long)])
 @pytest.mark.parametrize("endpoint", ["node1", "node1,node2,node3"], ids=["one", "three"])
-def test_cut_that_heals_costs_nothing(
+def test_brief_network_cut_causes_no_restart(
     lab: Lab, tmp_path: Path, endpoint: str, seconds: float
 ) -> None:
     """First a node is cut off, then the coordinator: there is no restart, and no worker is frozen.
@@ -140,7 +140,7 @@ def test_cut_that_heals_costs_nothing(
     assert job.stop() == [0, 0, 0]
 
 
-def test_silence_and_its_end_are_reported(lab: Lab, tmp_path: Path) -> None:
+def test_missing_and_resumed_heartbeats_are_reported(lab: Lab, tmp_path: Path) -> None:
     job, agents = begin(lab, tmp_path, "2:3", 3)
     lab.cut("node3")
     for agent in agents[:2]:
@@ -164,7 +164,7 @@ def test_node_cut_off_for_good_freezes_before_others_continue(lab: Lab, tmp_path
     assert job.stop() == [0, 0, 0]
 
 
-def test_cut_at_the_end_of_a_job_leaves_exit_codes_0(lab: Lab, tmp_path: Path) -> None:
+def test_network_cut_at_job_end_keeps_exit_code_0(lab: Lab, tmp_path: Path) -> None:
     job, agents = begin(lab, tmp_path, "3", 3)
     lab.cut("node3")
     job.tell("stop")
@@ -219,7 +219,7 @@ def test_flapping_link_never_causes_split_brain(
     assert job.stop() == [0, 0, 0, 0]
 
 
-def test_without_udp_nodes_stay_and_a_lost_one_is_detected(lab: Lab, tmp_path: Path) -> None:
+def test_nodes_stay_connected_and_losses_are_detected_without_udp(lab: Lab, tmp_path: Path) -> None:
     """If only TCP gets through, all nodes stay connected even at a half-second round trip, and a
     lost node is still noticed.
     """

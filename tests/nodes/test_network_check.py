@@ -40,7 +40,7 @@ def test_excluded_endpoint_host_keeps_coordinating(lab: Lab, tmp_path: Path) -> 
     assert job.stop() == [EXIT_MACHINE, 0, 0]
 
 
-def test_unreachable_newcomer_disturbs_nobody(lab: Lab, tmp_path: Path) -> None:
+def test_unreachable_newcomer_does_not_disturb_the_job(lab: Lab, tmp_path: Path) -> None:
     lab.wall("node3", [PORT])
     job = Job(lab, tmp_path, *c10d(f"node1:{PORT}", "2:3", *CHECK))
     agents = [job.start(f"node{number}") for number in (1, 2)]

@@ -50,7 +50,9 @@ def register_flags(backend: str, where: str, job: str) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("flags", [ETCD, "file"], indirect=True)
-def test_nodes_meet_by_a_register(flags: tuple[str, ...], here: OneMachine, tmp_path: Path) -> None:
+def test_nodes_meet_through_a_registry(
+    flags: tuple[str, ...], here: OneMachine, tmp_path: Path
+) -> None:
     """Three nodes find each other, train, and finish; the same id can be reused immediately."""
     job = Job(here, tmp_path, *flags, "--nnodes=3", "--nproc-per-node=2")
     for _ in range(2):
@@ -148,7 +150,9 @@ def is_locked(path: Path) -> bool:
 
 
 @pytest.mark.needs_etcd
-def test_register_outage_stops_nobody(here: OneMachine, etcd: EtcdServer, tmp_path: Path) -> None:
+def test_registry_outage_does_not_stop_workers(
+    here: OneMachine, etcd: EtcdServer, tmp_path: Path
+) -> None:
     """While etcd is down for ten seconds, workers keep running; afterwards nothing has changed."""
     job = Job(here, tmp_path, *register_flags("etcd", etcd.endpoint, tmp_path.name), "--nnodes=2:3",
               "--rdzv-conf=last_call_timeout=1", "--max-restarts=1")  # fmt: skip
@@ -234,7 +238,9 @@ def test_coordinator_lost_while_etcd_is_full_is_replaced_later(
 
 
 @pytest.mark.needs_root
-def test_node_meeting_on_full_disk_reports_it_and_exits_3(here: OneMachine, tmp_path: Path) -> None:
+def test_node_on_full_registry_disk_reports_it_and_exits_3(
+    here: OneMachine, tmp_path: Path
+) -> None:
     """A node does not become the coordinator with a record that it can write but not renew."""
     disk = tmp_path / "disk"
     disk.mkdir()
@@ -298,7 +304,7 @@ def test_hosts_sharing_only_a_disk_meet_and_survive_a_loss(lab: Lab, tmp_path: P
 @pytest.mark.parametrize(
     ("where", "kind"), [("OUTPUT", "tcp-reset"), ("INPUT", "icmp-port-unreachable")]
 )
-def test_node_refused_by_firewall_takes_nothing_over(
+def test_node_refused_by_firewall_does_not_take_over(
     lab: Lab, flags_in_lab: tuple[str, ...], tmp_path: Path, where: str, kind: str
 ) -> None:
     """A node to which a firewall refuses the coordinator's port does not take over. It reports the
@@ -329,7 +335,7 @@ def test_node_refused_by_firewall_takes_nothing_over(
 @pytest.mark.needs_iptables
 @pytest.mark.needs_etcd
 @pytest.mark.needs_hosts
-def test_coordinator_shut_in_by_firewall_freezes(
+def test_coordinator_isolated_by_firewall_freezes(
     lab: Lab, flags_in_lab: tuple[str, ...], tmp_path: Path
 ) -> None:
     """A firewall on the coordinator's host starts to refuse everything, including the registry's
@@ -348,7 +354,7 @@ def test_coordinator_shut_in_by_firewall_freezes(
     assert [agent.wait() for agent in agents[1:]] == [0, 0]
 
 
-def test_node_with_other_token_reports_its_rejection(here: OneMachine, tmp_path: Path) -> None:
+def test_node_with_different_token_reports_its_rejection(here: OneMachine, tmp_path: Path) -> None:
     """A node with a different token reports that it was refused, even if the others have ended."""
     flags = register_flags("file", str(tmp_path / "meet"), "job")
     conf = "--rdzv-conf=last_call_timeout=1,join_timeout=6"
@@ -362,7 +368,7 @@ def test_node_with_other_token_reports_its_rejection(here: OneMachine, tmp_path:
     assert re.search("error: .* the last one refused this node: .*token", bad.text)
 
 
-def test_missing_register_ends_job_after_join_timeout(here: OneMachine, tmp_path: Path) -> None:
+def test_missing_registry_ends_job_after_join_timeout(here: OneMachine, tmp_path: Path) -> None:
     """The node reports what it is waiting for and why; the exit code is 3."""
     flags = register_flags("etcd", "127.0.0.1:1", "job")
     job = Job(here, tmp_path, *flags, "--nnodes=2", "--rdzv-conf=join_timeout=4")

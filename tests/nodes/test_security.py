@@ -207,7 +207,7 @@ def certificates(directory: Path, authority: str, *names: str) -> None:
 
 
 @pytest.mark.needs_openssl
-def test_only_nodes_with_certificates_of_one_authority_meet(lab: Lab, tmp_path: Path) -> None:
+def test_only_nodes_with_certificates_from_one_authority_meet(lab: Lab, tmp_path: Path) -> None:
     """A node without TLS, or with a certificate from another authority, reports that."""
     certificates(tmp_path, "ca", "node")
     certificates(tmp_path, "other-ca", "other")
@@ -387,7 +387,7 @@ def test_member_sending_garbage_is_lost(lab: Lab, tmp_path: Path, lies: list[obj
     assert job.stop() == [0, 0]
 
 
-def test_rejected_node_founds_no_group(lab: Lab, tmp_path: Path) -> None:
+def test_rejected_node_does_not_form_a_group(lab: Lab, tmp_path: Path) -> None:
     """A node with a wrong token starts no workers, and does not take over after the job's end."""
     job = Job(lab, tmp_path, *c10d("node1", "1:3", "--rdzv-conf=last_call_timeout=1"))
     first = job.start("node1", RELIGHT_TOKEN="right")

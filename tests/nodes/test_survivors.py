@@ -108,7 +108,9 @@ def end(job: Job, codes: list[int], *gone: Rank) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_ranks_on_both_hosts_stay(lab: Lab, tmp_path: Path, number: int) -> None:
+def test_surviving_ranks_keep_their_processes_on_both_hosts(
+    lab: Lab, tmp_path: Path, number: int
+) -> None:
     """Rank 2 is killed, or hangs."""
     job = begin(lab, tmp_path, "2", 2, "--nproc-per-node=2", "--hang-timeout=4")
     before = ranks(job, 4)

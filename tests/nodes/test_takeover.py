@@ -44,7 +44,7 @@ def test_another_host_takes_over_after_coordinator_loss(lab: Lab, tmp_path: Path
         assert [agent.wait() for agent in others] == [0, 0, 0]
 
 
-def test_thawed_coordinator_steps_down(lab: Lab, tmp_path: Path) -> None:
+def test_resumed_coordinator_steps_down(lab: Lab, tmp_path: Path) -> None:
     """The coordinator was stopped, replaced, and resumed. There are never two live groups."""
     job, agents, coordinator = begin(lab, tmp_path, "2:4")
     others = [agent for agent in agents if agent is not coordinator]

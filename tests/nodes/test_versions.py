@@ -171,7 +171,7 @@ def hello(version: str | None) -> bytes:
 @pytest.mark.parametrize(
     ("version", "named"), [("9.8.7", r"relight 9\.8\.7"), (None, "another version of relight")]
 )
-def test_agent_with_other_protocol_is_refused_with_a_reason(
+def test_agent_with_different_protocol_is_refused_with_a_reason(
     version: str | None, named: str, agent: Any
 ) -> None:
     """The coordinator reports its version and the remedy; the agent learns the version it needs."""

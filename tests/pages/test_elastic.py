@@ -46,7 +46,7 @@ def pid_of_rank(rank: int, events: Path) -> int:
 
 
 @pytest.mark.long
-def test_kill_preemption_and_resize_lose_no_step(
+def test_kill_preemption_and_resize_lose_no_steps(
     start: Start, launch: Launch, tmp_path: Path
 ) -> None:
     """Training resumes from the last checkpoint each time, and ends with the right weights."""
@@ -72,7 +72,7 @@ def test_kill_preemption_and_resize_lose_no_step(
 
 
 @pytest.mark.long
-def test_lost_and_new_node_lose_no_step(start: Start, tmp_path: Path) -> None:
+def test_losing_and_adding_a_node_loses_no_step(start: Start, tmp_path: Path) -> None:
     """One of two nodes is killed with all its processes, and another one joins."""
     out = tmp_path / "out"
     flags = ("--nnodes=1:2", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-id=elastic",

@@ -115,7 +115,7 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_links_lead_to_files_and_headings(name: str) -> None:
+def test_links_point_to_existing_files_and_headings(name: str) -> None:
     page = PAGES[name]
     text = re.sub(r"^ *```.*?^ *```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     text = re.sub(r"`[^`\n]+`", "", text)

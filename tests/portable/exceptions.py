@@ -45,7 +45,7 @@ REASONS = {
     "test_full_disk.py::test_full_runtime_dir_does_not_prevent_warm_start": PRELOAD,
     "host/test_watched_worker.py": PRELOAD,
     "test_failures_on_nodes.py": SEVERAL_NODES,
-    "test_function.py::test_torch_workers_of_two_agents_form_one_group": SEVERAL_NODES,
+    "test_function.py::test_torch_workers_on_two_agents_form_one_group": SEVERAL_NODES,
     "test_embedding.py::test_result_has_exit_codes_restarts_and_cause[in process]": IN_PROCESS,
     "test_embedding.py::test_job_leaves_nothing_behind_in_caller": PROC,
     "test_embedding.py::test_caller_handler_runs_after_signal_stops_job": IN_PROCESS,

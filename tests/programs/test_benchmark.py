@@ -33,7 +33,7 @@ def digests(*values: str) -> Digests:
         ("abcd", None, "differ: torch"),
     ],
 )
-def test_restart_must_compute_what_a_cold_start_does(
+def test_restart_must_compute_the_same_as_a_cold_start(
     ours: str, cold: str | None, expected: str
 ) -> None:
     seen = None if cold is None else sample(digests(*cold))
@@ -60,7 +60,7 @@ def test_table_compares_medians() -> None:
 @pytest.mark.needs_torch
 @pytest.mark.timeout(6 * LIMIT_S)
 @pytest.mark.parametrize("program", ["transformers Trainer", "DataLoader, spawned"])
-def test_program_restarts_warm_and_computes_the_same(program: str, tmp_path: Path) -> None:
+def test_warm_restart_computes_the_same(program: str, tmp_path: Path) -> None:
     """Installed packages include these programs; the others would have to be downloaded."""
     subprocess.run(
         [

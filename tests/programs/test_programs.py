@@ -90,7 +90,7 @@ with open(f"/proc/{os.getppid()}/cmdline") as file:
     ],
     ids=lambda command: command[0],
 )
-def test_launch_scripts_run_unchanged_below_exec(command: tuple[str, ...], tmp_path: Path) -> None:
+def test_launch_scripts_run_unchanged_under_exec(command: tuple[str, ...], tmp_path: Path) -> None:
     """The scripts are `accelerate launch`, Lightning's `fabric run`, and ones that resemble
     LLaMA-Factory's launcher and torchtitan's run_train.sh.
     """

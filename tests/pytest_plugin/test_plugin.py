@@ -267,7 +267,7 @@ def test_it(waits):
     assert output(result).count("it hangs") >= 3
 
 
-def test_skip_on_ranks_has_reason_and_line(run: Run) -> None:
+def test_skip_on_some_ranks_reports_reason_and_line(run: Run) -> None:
     """If only some ranks skip a test, it fails, because the others can't check its promise."""
     result = run(
         """
@@ -305,7 +305,7 @@ def test_after(): pass
     assert "passed" not in output(result)
 
 
-def test_warnings_of_ranks_are_reported_once(run: Run) -> None:
+def test_warnings_from_ranks_are_reported_once(run: Run) -> None:
     result = run(
         """
 import warnings
@@ -324,7 +324,7 @@ def test_it():
     assert "OwnWarning: own" in output(result)
 
 
-def test_endless_output_of_a_rank_is_shortened(run: Run) -> None:
+def test_endless_output_from_a_rank_is_truncated(run: Run) -> None:
     result = run("""
 @two
 def test_it():
@@ -482,7 +482,7 @@ def test_plugin_loads_nothing_without_the_mark(pytester: pytest.Pytester) -> Non
     pytester.runpytest_subprocess(timeout=LIMIT_S).assert_outcomes(passed=1)
 
 
-def test_second_test_is_warm_and_run_leaves_nothing(
+def test_second_test_starts_warm_and_run_leaves_nothing_behind(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The warm process ends with pytest."""

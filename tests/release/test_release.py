@@ -61,7 +61,7 @@ def test_wheel_has_exactly_the_package_files(built: Built) -> None:
     assert f"{info}/entry_points.txt" in names
 
 
-def test_sdist_has_what_wheel_is_built_from(built: Built) -> None:
+def test_sdist_contains_all_sources_of_the_wheel(built: Built) -> None:
     with tarfile.open(built[1]) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {name for name in names if not name.startswith("src/relight/")} == {

@@ -24,7 +24,7 @@ from relight.rendezvous.conf import parse
         "lease_ttl=1e9",
     ],
 )
-def test_setting_beyond_any_clock_is_refused(text: str) -> None:
+def test_setting_too_large_for_any_clock_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match=re.escape(f"--rdzv-conf: {text}: expected")):
         parse((tuple(text.split("=")),), "file")
 

@@ -38,7 +38,7 @@ class FullRegister:
         pass
 
 
-def test_unrenewable_register_makes_nobody_coordinator() -> None:
+def test_unrenewable_lock_elects_no_coordinator() -> None:
     """Otherwise each process would coordinate briefly in turn, forever."""
     loop, register, candidacy = Loop(), FullRegister(), Candidacy(15.0)
     answers: list[Answer] = []

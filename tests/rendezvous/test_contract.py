@@ -82,7 +82,7 @@ def take(register: LeaderLock, value: str, ttl_s: float) -> None:
     wait_for(lambda: hold(register, value, ttl_s).ours, f"{value} to hold the register", LIMIT_S)
 
 
-def test_reading_empty_register_does_not_take_it(new: New) -> None:
+def test_reading_a_free_lock_does_not_acquire_it(new: New) -> None:
     """Requesting it with an empty value returns the holder, and leaves it free if there is none."""
     first, second = new(), new()
     assert first.hold("", LONG_S) == NOBODY
@@ -105,7 +105,7 @@ def test_reading_a_record_does_not_renew_it(new: New) -> None:
     wait_for(lapsed, "the end of the record", LIMIT_S)
 
 
-def test_second_comer_learns_of_the_holder(new: New) -> None:
+def test_second_requester_learns_the_holder(new: New) -> None:
     """The lock has one holder, and tells everybody else its value and revision."""
     first, second = new(), new()
     mine = first.hold("first", LONG_S)
@@ -150,7 +150,7 @@ def test_exactly_one_of_many_processes_wins(hold_in_process: Callable[..., Holde
 
 
 @pytest.mark.slow
-def test_renewals_keep_register_beyond_ttl(new: New) -> None:
+def test_renewals_keep_lock_beyond_ttl(new: New) -> None:
     holder, other = new(), new()
     ttl_s = 1.5
 
@@ -174,7 +174,7 @@ def test_renewals_keep_register_beyond_ttl(new: New) -> None:
 
 
 @pytest.mark.parametrize("ttl_s", [0.7, 1.5])
-def test_register_is_free_after_ttl_and_not_before(new: New, ttl_s: float) -> None:
+def test_lock_is_free_after_ttl_and_not_before(new: New, ttl_s: float) -> None:
     """A lock that is not renewed can be acquired, but never before its time to live has passed."""
     first, second = new(), new()
     first.hold("first", ttl_s)
@@ -185,7 +185,7 @@ def test_register_is_free_after_ttl_and_not_before(new: New, ttl_s: float) -> No
     assert first.hold("", ttl_s).revision != made.revision
 
 
-def test_lapsed_record_shows_nobody(new: New) -> None:
+def test_lapsed_record_reads_as_free(new: New) -> None:
     """Once a record's time to live has passed, every node sees a free lock."""
     first, second = new(), new()
     first.hold("first", 2 * SHORT_S)
@@ -193,7 +193,7 @@ def test_lapsed_record_shows_nobody(new: New) -> None:
     wait_for(lambda: second.hold("", SHORT_S) == NOBODY, "the end of the record", LIMIT_S)
 
 
-def test_register_stays_held_after_close(new: New) -> None:
+def test_lock_stays_held_after_close(new: New) -> None:
     """Closing does not release the lock, because the holder's workers may still be running."""
     first, second = new(), new()
     first.hold("first", LONG_S)
@@ -201,7 +201,7 @@ def test_register_stays_held_after_close(new: New) -> None:
     assert second.hold("second", LONG_S).value == "first"
 
 
-def test_release_frees_the_register(new: New) -> None:
+def test_release_frees_the_lock(new: New) -> None:
     """After a release, the lock is free immediately, and the next record is newer."""
     first, second = new(), new()
     before = first.hold("first", LONG_S)
@@ -221,7 +221,7 @@ def test_only_the_holder_can_release(new: New) -> None:
     assert first.hold("", LONG_S) == mine
 
 
-def test_evicted_holder_learns_it_on_next_request(new: New) -> None:
+def test_evicted_holder_learns_of_eviction_on_next_request(new: New) -> None:
     """The record disappears immediately."""
     first, second = new(), new()
     dead = first.hold("first", LONG_S)
@@ -232,7 +232,7 @@ def test_evicted_holder_learns_it_on_next_request(new: New) -> None:
     assert first.hold("first", LONG_S) == taken._replace(ours=False)
 
 
-def test_evicted_holder_returns_with_another_revision(new: New) -> None:
+def test_evicted_holder_returns_with_a_new_revision(new: New) -> None:
     """The revision shows the holder that it was evicted in the meantime."""
     first, second = new(), new()
     before = first.hold("first", LONG_S)
@@ -315,9 +315,7 @@ def test_value_round_trips_to_other_nodes(new: New, value: str) -> None:
     assert first.hold(value, LONG_S).ours
 
 
-def test_every_id_has_its_own_register(
-    place: Place, registers: Callable[[Place], LeaderLock]
-) -> None:
+def test_every_id_has_its_own_lock(place: Place, registers: Callable[[Place], LeaderLock]) -> None:
     """Ids may contain any characters."""
     ids = ["a b", "a%20b", "a+b", "a_b", "..", ".", "ä", "a\udcff", "%", "a?b", "a#b", "a;b", "☃",
            "a\nb", "x" * 300, "x" * 301, "lock", "A", "a"]  # fmt: skip

@@ -226,7 +226,7 @@ def test_flags_take_precedence_over_the_cluster(
           "OMPI_MCA_orte_num_nodes": "1"}, ""),
     ],
 )  # fmt: skip
-def test_cluster_of_one_node_changes_nothing(variables: dict[str, str], note: str) -> None:
+def test_single_node_cluster_changes_nothing(variables: dict[str, str], note: str) -> None:
     """A single-node job, a worker's environment, and an incomplete environment have no effect."""
     plain, before = resolve({})
     spec, notes = resolve(variables)
@@ -323,7 +323,7 @@ def test_broken_environment_is_ignored_if_flags_suffice(flags: str) -> None:
     assert spec == plain
 
 
-def test_localhost_master_is_reached_by_its_own_name() -> None:
+def test_localhost_master_is_reached_by_its_host_name() -> None:
     """Other nodes reach a master at its own name if MASTER_ADDR is `localhost`."""
     variables = {**PYTORCHJOB, "MASTER_ADDR": "localhost", "RANK": "0"}
     assert resolve(variables)[0].master_addr == "train-3"
@@ -356,7 +356,7 @@ def test_verbose_shows_source_of_each_value(
     assert "nnodes=2, from the command line" in notes
 
 
-def test_note_says_that_the_environment_decides() -> None:
+def test_note_shows_that_environment_sets_job_size() -> None:
     """Even without -v, one line shows that the job is larger than the command line suggests."""
     _, notes = resolve(STEP)
     assert notes[0] == "4 nodes, as Slurm says (-v shows the variables used)"
@@ -388,7 +388,7 @@ def test_port_depends_only_on_the_job() -> None:
         st.one_of(st.sampled_from(["0", "1", "4", "a[1-4]", "1(x4)", ""]), st.text(max_size=8)),
     )
 )
-def test_no_environment_crashes_relight(variables: dict[str, str]) -> None:
+def test_arbitrary_environment_gives_spec_or_usage_error(variables: dict[str, str]) -> None:
     """Any variables result in a launch spec or a user error."""
     try:
         detect(variables, set(), "node1")

@@ -63,7 +63,7 @@ def hold(register: LeaderLock, value: str, ttl_s: float = LONG_S) -> Record:
 
 @pytest.mark.parametrize("how", [Fate(lose_reply=True), Fate(lose_request=True)])
 @pytest.mark.parametrize("number", range(6))
-def test_single_lost_reply_changes_no_holder(
+def test_single_lost_reply_does_not_change_the_holder(
     place: Place, proxy: Proxy, registers: New, number: int, how: Fate
 ) -> None:
     """Whichever response is lost, the holder keeps the lock, and nobody else acquires it."""
@@ -79,7 +79,7 @@ def test_single_lost_reply_changes_no_holder(
 
 @pytest.mark.parametrize("how", [Fate(lose_reply=True), Fate(lose_request=True)])
 @pytest.mark.parametrize("number", range(5))
-def test_register_recognises_its_own_record_after_outage(
+def test_lock_recognizes_its_own_record_after_outage(
     place: Place, proxy: Proxy, registers: New, number: int, how: Fate
 ) -> None:
     """While unreachable, the lock raises an error; afterwards it recognizes its own record."""
@@ -99,7 +99,9 @@ def test_register_recognises_its_own_record_after_outage(
     assert second.hold("second", LONG_S).ours
 
 
-def test_change_with_lost_reply_is_not_lost(place: Place, proxy: Proxy, registers: New) -> None:
+def test_change_takes_effect_even_if_reply_is_lost(
+    place: Place, proxy: Proxy, registers: New
+) -> None:
     """If the response to a new value or time is lost, the change still takes effect."""
     first, second = registers(place._replace(endpoint=proxy.endpoint)), registers(place)
     mine = first.hold("one", LONG_S)
@@ -148,7 +150,7 @@ def test_overtaken_eviction_does_not_hit_the_new_hold(
     assert second.hold("second", LONG_S) == again[0]._replace(ours=False)
 
 
-def test_late_request_takes_register_for_its_ttl_at_most(
+def test_late_request_holds_lock_no_longer_than_its_ttl(
     place: Place, proxy: Proxy, registers: New
 ) -> None:
     """A request may arrive after its sender has given up and released the lock. It then holds the
@@ -288,7 +290,7 @@ def test_holder_survives_restart_of_all_members(cluster: EtcdCluster, registers:
 
 
 @pytest.mark.slow
-def test_member_without_majority_decides_nothing(cluster: EtcdCluster, registers: New) -> None:
+def test_member_without_majority_grants_nothing(cluster: EtcdCluster, registers: New) -> None:
     """A member without a majority neither grants the lock nor reports its holder."""
     place = Place("etcd", cluster.endpoint, f"minority {random.random()}")
     first = registers(place)
@@ -310,21 +312,21 @@ def _rotated(cluster: EtcdCluster, first: int) -> str:
 # API versions.
 
 
-def test_both_backends_meet(server: EtcdServer, registers: New) -> None:
+def test_both_etcd_backends_share_a_record(server: EtcdServer, registers: New) -> None:
     """The two backends share one record, although etcd-v2 uses torchrun's v2 API."""
     mine = registers(Place("etcd", server.endpoint, "both")).hold("one", LONG_S)
     other = registers(Place("etcd-v2", server.endpoint, "both"))
     assert other.hold("other", LONG_S) == mine._replace(ours=False)
 
 
-def test_own_address_towards_etcd_is_known(server: EtcdServer, registers: New) -> None:
+def test_own_address_is_taken_from_etcd_connection(server: EtcdServer, registers: New) -> None:
     register = registers(Place("etcd", server.endpoint, "address"))
     assert register.own_address == ""
     register.hold("", LONG_S)
     assert register.own_address == "127.0.0.1"
 
 
-def test_keys_are_below_etcd_prefix_and_vanish_with_the_record(
+def test_keys_are_below_etcd_prefix_and_deleted_with_the_record(
     server: EtcdServer, registers: New
 ) -> None:
     """Operators can read the keys, which are deleted together with the record."""
@@ -352,7 +354,7 @@ def test_unused_leases_are_revoked(server: EtcdServer, registers: New) -> None:
     assert leases() <= before
 
 
-def test_holder_with_revoked_lease_retakes_the_register(server: EtcdServer, registers: New) -> None:
+def test_holder_with_revoked_lease_reacquires_the_lock(server: EtcdServer, registers: New) -> None:
     """The holder can only do so if nobody else has acquired the lock."""
     place = Place("etcd", server.endpoint, "revoked")
     first, second = registers(place), registers(place)
@@ -365,7 +367,7 @@ def test_holder_with_revoked_lease_retakes_the_register(server: EtcdServer, regi
     assert second.hold("second", LONG_S) == after._replace(ours=False)
 
 
-def test_foreign_key_is_an_error_and_stays(server: EtcdServer, registers: New) -> None:
+def test_foreign_key_is_reported_and_kept(server: EtcdServer, registers: New) -> None:
     """If the key holds something other than a record, an error names the key, which is kept."""
     key = "/torchelastic/p2p/foreign/coordinator"
     register = registers(Place("etcd", server.endpoint, "foreign"))

@@ -141,7 +141,7 @@ def test_invalid_protocol_is_refused_when_opened() -> None:
 @pytest.mark.parametrize(
     "head", [b"HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\n", b"HTTP/1.1 200"]
 )
-def test_dripping_member_is_given_up(registers: New, head: bytes) -> None:
+def test_slowly_dripping_member_times_out(registers: New, head: bytes) -> None:
     """A member that sends a byte now and then is given up like a silent one."""
     ended = threading.Event()
 

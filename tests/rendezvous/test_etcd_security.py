@@ -57,7 +57,7 @@ def pairs(backend: str, files: Certificates, *, client: bool = True) -> dict[str
 # TLS.
 
 
-def test_client_certificate_holds_register_over_tls(
+def test_client_certificate_allows_lock_over_tls(
     tls: EtcdServer, files: Certificates, backend: str, registers: New
 ) -> None:
     """A node with a CA file and its own certificate can hold the lock over TLS."""
@@ -72,7 +72,7 @@ def test_client_certificate_holds_register_over_tls(
     assert named.hold("", LONG_S).value == "first"
 
 
-def test_server_not_asking_for_certificates_is_verified(
+def test_server_without_client_certificates_is_verified(
     tmp_path: Path, files: Certificates, backend: str, registers: New
 ) -> None:
     with EtcdServer(tmp_path / "etcd", certificates=files) as server:
@@ -80,7 +80,7 @@ def test_server_not_asking_for_certificates_is_verified(
         assert registers(place, **pairs(backend, files, client=False)).hold("a", LONG_S).ours
 
 
-def test_server_of_another_authority_is_never_used(
+def test_server_from_another_authority_is_refused(
     tls: EtcdServer, strangers: Certificates, backend: str, registers: New
 ) -> None:
     register = registers(Place(backend, tls.endpoint, "tls"), **pairs(backend, strangers))
@@ -223,7 +223,7 @@ def test_user_with_password_holds_evicts_and_releases(
 
 
 @pytest.mark.slow
-def test_expired_session_is_replaced_unnoticed(
+def test_expired_session_is_replaced_silently(
     users: EtcdServer, registers: New, user: Callable[..., dict[str, str]]
 ) -> None:
     """A session that has expired, or that a restarted server doesn't know, is replaced silently."""

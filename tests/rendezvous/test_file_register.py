@@ -85,7 +85,7 @@ def test_existing_directory_keeps_its_permissions(
     assert stat.S_IMODE(shared.stat().st_mode) == 0o755
 
 
-def test_directory_removed_during_job_fails_no_call(
+def test_calls_succeed_after_directory_is_removed(
     shared: Path, new: Callable[[], LeaderLock]
 ) -> None:
     """If the directory is removed, the next node to request the lock acquires it; no call fails."""
@@ -111,7 +111,7 @@ def test_newcomer_waits_full_ttl_of_old_record(
     assert third.hold("third", SHORT_S).value == "second"
 
 
-def test_longer_of_two_ttls_counts(new: Callable[[], LeaderLock]) -> None:
+def test_longer_of_two_ttls_applies(new: Callable[[], LeaderLock]) -> None:
     """A node with a shorter time to live than the holder's waits for the holder's."""
     first, second = new(), new()
     first.hold("first", LONG_S)
@@ -141,7 +141,7 @@ def test_file_times_are_ignored(shared: Path, new: Callable[[], LeaderLock]) -> 
     ],
     ids=lambda text: repr(text[:70]),
 )  # fmt: skip
-def test_unreadable_record_is_taken_after_ttl(
+def test_unreadable_record_is_replaced_after_ttl(
     shared: Path, new: Callable[[], LeaderLock], text: str
 ) -> None:
     """An unreadable record counts as held until it was unchanged for its full time to live."""
@@ -415,7 +415,7 @@ assert not open(f"{path}/shared/job").read().endswith(" ")
 
 
 @pytest.mark.needs_mounts
-def test_full_disk_ends_no_hold(tmp_path: Path) -> None:
+def test_full_disk_does_not_end_a_hold(tmp_path: Path) -> None:
     """On a full disk, a record can be renewed in place, and so can a lost holder's record be
     replaced; only a new record needs room.
     """

@@ -65,7 +65,7 @@ def test_absurd_daemon_number_counts_as_none(daemon: str) -> None:
 
 
 @pytest.mark.parametrize("step", [LONG, "²"])
-def test_absurd_step_number_is_no_srun_step(step: str) -> None:
+def test_absurd_step_number_is_not_an_srun_step(step: str) -> None:
     assert detect({**STEP, "SLURM_STEP_ID": step}, set(), "host").nnodes is None
 
 

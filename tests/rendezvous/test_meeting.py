@@ -79,7 +79,7 @@ def test_master_addr_accepts_ipv6_with_or_without_brackets(text: str) -> None:
     assert meeting.hosts == (("::1", 29500),)
 
 
-def test_group_follows_the_network_on_request() -> None:
+def test_ranks_follow_network_topology_on_request() -> None:
     """The rendezvous receives this node's place in the network."""
     meeting, group = arrange_job("--rank-order=topology", "--segment=2", RELIGHT_TOPOLOGY="s1.l2")
     assert (meeting.topology, group.by_topology, group.segment) == ("s1.l2", True, 2)

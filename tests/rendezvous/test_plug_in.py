@@ -12,7 +12,7 @@ PLUGIN = str(Path(__file__).with_name("plugin"))
 
 
 @pytest.mark.slow
-def test_nodes_meet_by_a_plug_in(tmp_path: Path) -> None:
+def test_nodes_meet_through_a_plug_in(tmp_path: Path) -> None:
     """Two nodes find each other through an SQLite file, and a killed coordinator is replaced."""
     where = f"--rdzv-endpoint={tmp_path}/meet.db"
     flags = ("--rdzv-backend=sqlite", where, "--rdzv-id=job", "--nnodes=1:3")

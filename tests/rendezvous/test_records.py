@@ -187,7 +187,7 @@ def test_misbehaving_plug_in_is_named(
 
 
 @pytest.mark.slow
-def test_blocking_register_is_named(plug_ins: str, launch: Launch) -> None:
+def test_blocking_plug_in_is_named(plug_ins: str, launch: Launch) -> None:
     """A backend call that never returns is named, and the join timeout applies."""
     flags = ("--rdzv-backend=blocks", "--rdzv-endpoint=/x", "--rdzv-id=job", "--nnodes=2")
     result = launch("run", *flags, "--rdzv-conf=join_timeout=7", "--no-python", "true",

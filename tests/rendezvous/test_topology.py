@@ -35,7 +35,7 @@ def test_unknown_place_is_noted(variables: dict[str, str]) -> None:
     assert find(variables, "") == ("", [UNKNOWN])
 
 
-def test_file_of_site_lists_hosts(tmp_path: Path) -> None:
+def test_site_file_maps_hosts_to_places(tmp_path: Path) -> None:
     """Hosts are listed by Slurm's node name or by host name, with or without a domain."""
     file = tmp_path / "topology"
     file.write_text("# leaves\n\nnode[1-4] s1.l1\nnode[5-9],node12  s1.l2 # new\n")

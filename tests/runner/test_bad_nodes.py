@@ -58,17 +58,19 @@ def excluded(place: BadNodesDirectory, cluster: Cluster, given: object) -> tuple
         ("", None),
     ],
 )
-def test_directory_has_an_expiry(text: str, expected: BadNodesDirectory | None) -> None:
+def test_bad_nodes_directory_accepts_an_expiry(
+    text: str, expected: BadNodesDirectory | None
+) -> None:
     assert parse_bad_nodes(text) == expected
 
 
 @pytest.mark.parametrize("text", ["/x,", "/x,7", ",7d", "/x,0d", "/x,d7"])
-def test_wrong_directory_is_refused(text: str) -> None:
+def test_invalid_directory_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="expected DIR or DIR,TIME"):
         parse_bad_nodes(text)
 
 
-def test_bad_node_is_known_until_it_expires(place: BadNodesDirectory) -> None:
+def test_bad_node_is_remembered_until_it_expires(place: BadNodesDirectory) -> None:
     remember(place)
     (found,) = bad_nodes.known(place)
     assert (found.name, found.reason, found.scheduler) == ("gpu-17", "Xid 79", "slurm")
@@ -77,13 +79,13 @@ def test_bad_node_is_known_until_it_expires(place: BadNodesDirectory) -> None:
     assert bad_nodes.known(place) == []
 
 
-def test_next_record_removes_expired_ones(place: BadNodesDirectory) -> None:
+def test_next_record_removes_expired_records(place: BadNodesDirectory) -> None:
     remember(place._replace(expiry_s=-1.0), "gpu-1")
     remember(place, "gpu-2")
     assert os.listdir(place.path) == [f"gpu-2.{os.getuid()}.json"]
 
 
-def test_records_of_several_users_count_once(place: BadNodesDirectory) -> None:
+def test_records_from_several_users_count_once(place: BadNodesDirectory) -> None:
     """The record that lasts longest counts; forgetting a node removes all of its records."""
     remember(place)
     record = json.loads(Path(place.path, f"gpu-17.{os.getuid()}.json").read_text())
@@ -117,7 +119,7 @@ def test_malformed_records_are_ignored(
     assert bad_nodes.known(place) == []
 
 
-def test_bad_nodes_are_added_to_the_excluded_ones(place: BadNodesDirectory) -> None:
+def test_bad_nodes_are_added_to_excluded_nodes(place: BadNodesDirectory) -> None:
     remember(place)
     remember(place, "gpu-18", "its GPU 0000:3b:00.0 reported Xid 79")
     until = time.strftime("%F %H:%M", time.localtime(bad_nodes.known(place)[0].until))
@@ -128,7 +130,7 @@ def test_bad_nodes_are_added_to_the_excluded_ones(place: BadNodesDirectory) -> N
     assert excluded(place, Cluster(list), ["gpu-18"])[0] == ["gpu-18", "gpu-17"]
 
 
-def test_bad_nodes_of_other_schedulers_stay(place: BadNodesDirectory) -> None:
+def test_bad_nodes_from_other_schedulers_are_kept(place: BadNodesDirectory) -> None:
     bad_nodes.remember(place, "x", Environment({"RELIGHT_NODE_NAME": "gpu-17"}))
     assert excluded(place, Cluster(str), None) == (None, [])
 
@@ -142,7 +144,7 @@ def test_scheduler_decides_what_it_can_exclude(place: BadNodesDirectory) -> None
     assert excluded(place, cluster, None)[0] == "gpu-17"
 
 
-def test_missing_directory_only_costs_a_note(tmp_path: Path) -> None:
+def test_missing_directory_only_gives_a_note(tmp_path: Path) -> None:
     value, notes = excluded(BadNodesDirectory(str(tmp_path / "no"), 1.0), Cluster(str), None)
     assert value is None
     assert notes == [
@@ -150,7 +152,7 @@ def test_missing_directory_only_costs_a_note(tmp_path: Path) -> None:
     ]
 
 
-def test_command_lists_and_forgets(
+def test_command_lists_and_forgets_bad_nodes(
     place: BadNodesDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("RELIGHT_BAD_NODES", place.path)
@@ -179,7 +181,7 @@ def test_command_lists_and_forgets(
         pytest.param("disk=9T", "", False, id="a full disk"),
     ],
 )
-def test_only_the_sites_own_check_is_proof(
+def test_only_site_health_check_marks_node_bad(
     launch: Launch, tmp_path: Path, place: BadNodesDirectory, check: str, config: str,
     is_remembered: bool,
 ) -> None:  # fmt: skip
@@ -195,7 +197,7 @@ def test_only_the_sites_own_check_is_proof(
     assert len(os.listdir(place.path)) == is_remembered
 
 
-def test_broken_driver_and_memory_errors_are_proof(tmp_path: Path) -> None:
+def test_broken_driver_and_memory_errors_mark_node_bad(tmp_path: Path) -> None:
     """GPUs that are used by others are not."""
     env = Environment({"PATH": f"{tmp_path}:{os.environ['PATH']}"})
     for text, is_proof in (

@@ -47,7 +47,7 @@ def test_each_role_gets_job_handle_and_session() -> None:
     assert second["TORCHX_INTERNAL_SESSION_ID"] == number
 
 
-def test_jobs_of_one_process_share_a_session() -> None:
+def test_jobs_from_one_process_share_a_session() -> None:
     """Jobs submitted from within these jobs inherit the session."""
     assert (
         injected()[0]["RELIGHT_INTERNAL_SESSION_ID"]
@@ -80,7 +80,7 @@ def test_parent_is_given_or_from_environment(
     assert found.get("TORCHX_PARENT_RUN_ID") == found.get("RELIGHT_PARENT_RUN_ID") == expected
 
 
-def test_trackers_of_settings_reach_job() -> None:
+def test_trackers_from_settings_reach_job() -> None:
     (found, _) = injected(
         {"torchx:tracker": {"mlflow": "", "files": ""}, "tracker:files": {"config": "/c.txt"}}
     )
@@ -90,7 +90,7 @@ def test_trackers_of_settings_reach_job() -> None:
     assert "TORCHX_TRACKER_MLFLOW_CONFIG" not in found
 
 
-def test_trackers_of_environment_override_settings() -> None:
+def test_trackers_from_environment_override_settings() -> None:
     """TORCHX_TRACKERS and a tracker's own variable both take precedence."""
     (found, _) = injected(
         {"torchx:tracker": {"mlflow": ""}, "tracker:files": {"config": "/c.txt"}},
@@ -111,7 +111,7 @@ def test_tracker_may_be_a_function_of_a_module() -> None:
         injected({"torchx:tracker": {"m:make": ""}, "tracker:m:make": {"config": "/c"}})
 
 
-def test_tracker_name_that_is_no_word_is_rejected() -> None:
+def test_tracker_name_that_is_not_a_word_is_rejected() -> None:
     """The name becomes part of a variable name."""
     with pytest.raises(UsageError, match="a tracker named 'a-b': expected a word"):
         injected({"torchx:tracker": {"a-b": ""}})

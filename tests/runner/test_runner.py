@@ -114,7 +114,7 @@ def test_app_may_replace_component(runner: Runner, scheduler: scripted.Scripted)
 
 
 @pytest.mark.parametrize("args", [["--msg", "a b"], {"msg": "a b"}])
-def test_component_arguments_may_be_words_or_values(
+def test_component_arguments_may_be_strings_or_values(
     runner: Runner, scheduler: scripted.Scripted, args: Any
 ) -> None:
     runner.submit("utils.echo", args)
@@ -365,7 +365,7 @@ def test_recorded_jobs_are_listed_newest_first(
     assert list(runner.list("local")) == []
 
 
-def test_jobs_of_unreachable_scheduler_are_still_listed(
+def test_jobs_on_unreachable_scheduler_are_still_listed(
     runner: Runner, scheduler: scripted.Scripted
 ) -> None:
     """Jobs that have ended keep their final state."""
@@ -379,7 +379,7 @@ def test_jobs_of_unreachable_scheduler_are_still_listed(
     }  # fmt: skip
 
 
-def test_unreadable_job_hides_no_other(runner: Runner, scheduler: scripted.Scripted) -> None:
+def test_unreadable_job_does_not_hide_others(runner: Runner, scheduler: scripted.Scripted) -> None:
     """The unreadable job's cluster or queue may no longer exist."""
     lost, known = runner.submit(*ECHO), runner.submit(*ECHO)
     scheduler.refused = {"1"}
@@ -538,7 +538,7 @@ def test_incomplete_plugin_rejected_before_start(
     monkeypatch.undo()
 
 
-def test_waiter_learns_that_job_was_deleted(runner: Runner, scheduler: scripted.Scripted) -> None:
+def test_wait_reports_deleted_job(runner: Runner, scheduler: scripted.Scripted) -> None:
     """A job that never existed causes a different error."""
     handle = runner.submit(*ECHO)
     known = runner.status
@@ -593,7 +593,7 @@ def test_torchx_helpers_are_available() -> None:
     assert [specs.is_started(state) for state in (AppState.PENDING, AppState.RUNNING)] == [0, 1]
 
 
-def test_changes_of_app_do_not_reach_prepared_job(runner: Runner) -> None:
+def test_changing_app_does_not_affect_prepared_job(runner: Runner) -> None:
     role = specs.Role("r", "i", entrypoint="echo", args=["a"], resource=specs.Resource(1, 0, 1))
     app = specs.AppDef("app", [role])
     job = runner.dryrun(app)
@@ -623,7 +623,7 @@ def test_role_with_pre_proc_changes_request(runner: Runner) -> None:
     assert json.loads(job.request.text) == job.request.body
 
 
-def test_role_workspace_is_that_of_the_job(runner: Runner, place: Path) -> None:
+def test_role_workspace_applies_to_the_job(runner: Runner, place: Path) -> None:
     """`--workspace` takes precedence."""
     (place / "sub").mkdir()
     role = specs.Role("r", "i", entrypoint="true", workspace=specs.Workspace({"sub": "x"}))

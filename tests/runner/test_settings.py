@@ -51,7 +51,7 @@ def test_files_in_home_directory_are_read_once(home: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("variable", ["RELIGHTCONFIG", "TORCHXCONFIG"])
-def test_variable_names_the_only_file(place: Path, home: Path, variable: str) -> None:
+def test_variable_selects_a_single_file(place: Path, home: Path, variable: str) -> None:
     """An empty value disables all files."""
     (place / OURS).write_text("[local]\na = here\nb = here\n")
     (place / "own.ini").write_text("[local]\na = own\n")

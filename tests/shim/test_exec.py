@@ -54,7 +54,7 @@ def test_launchers_start_relight(tmp_path: Path, command: list[str], arguments: 
     assert done.stdout == f"rank 0 True {[*arguments, '--lr=1']}\n", done.stderr
 
 
-def test_torchrun_of_another_environment_runs_on_its_python(tmp_path: Path) -> None:
+def test_torchrun_from_another_environment_uses_its_python(tmp_path: Path) -> None:
     """A script may activate its own environment, whose torchrun then comes first on PATH."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", "env"], cwd=tmp_path, check=True)
     python = tmp_path / "env/bin/python"

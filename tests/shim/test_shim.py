@@ -49,7 +49,7 @@ def test_installed_shim_starts_relight_until_removed(
     assert "No module named 'torch'" in run(python, "-m", "torch.distributed.run").stderr
 
 
-def test_torchrun_of_torch_is_left_alone(environment: Path, launch: Launch) -> None:
+def test_torchrun_script_from_torch_is_not_modified(environment: Path, launch: Launch) -> None:
     torchrun = environment / "bin/torchrun"
     begin = f"#!/bin/sh\n'''exec' '{environment}/bin/python' \"$0\" \"$@\"\n' '''\n"  # pip's
     text = f"{begin}from torch.distributed.run import main\nmain()\n"
@@ -61,7 +61,7 @@ def test_torchrun_of_torch_is_left_alone(environment: Path, launch: Launch) -> N
     assert torchrun.read_text() == text
 
 
-def test_shim_of_removed_relight_does_nothing(environment: Path, launch: Launch) -> None:
+def test_shim_does_nothing_after_relight_is_removed(environment: Path, launch: Launch) -> None:
     launch("shim", "install", f"--venv={environment}")
     (hook,) = environment.rglob("relight_shim.pth")
     hook.write_text(hook.read_text().replace("relight/shim/site", "relight/gone"))
@@ -82,7 +82,7 @@ def test_active_environment_is_default(environment: Path, launch: Launch) -> Non
         ((), "relight shim needs one of install, remove, status"),
     ],
 )
-def test_wrong_words_are_refused(words: tuple[str, ...], said: str, launch: Launch) -> None:
+def test_invalid_words_are_refused(words: tuple[str, ...], said: str, launch: Launch) -> None:
     done = launch("shim", *words)
     assert done.returncode == 2
     assert said in done.stderr
@@ -117,7 +117,7 @@ def command(monkeypatch: pytest.MonkeyPatch) -> "Callable[[list[str]], list[str]
         ("python -m", None),
     ],
 )  # fmt: skip
-def test_python_command_lines(
+def test_python_command_lines_are_rewritten(
     command: "Callable[[list[str]], list[str] | None]", words: str, becomes: str | None
 ) -> None:
     assert command(words.split()) == (becomes.split() if becomes else None)

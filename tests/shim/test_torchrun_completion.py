@@ -8,7 +8,7 @@ import pytest
 from conftest import LIMIT_S, Launch, clean_environment
 
 
-def test_bash_completes_flags_of_torchrun(launch: Launch, tmp_path: Path) -> None:
+def test_bash_completes_torchrun_flags(launch: Launch, tmp_path: Path) -> None:
     script = launch("run", "--print-completion", "bash").stdout
     (tmp_path / "completion").write_text(
         f"{script}\nCOMP_WORDS=(torchrun --nproc-per) COMP_CWORD=1\n_relight_torchrun\n"
@@ -23,7 +23,7 @@ def test_bash_completes_flags_of_torchrun(launch: Launch, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("shell", ["zsh", "tcsh", "fish"])
-def test_scripts_of_other_shells_are_read(launch: Launch, tmp_path: Path, shell: str) -> None:
+def test_other_shells_accept_completion_scripts(launch: Launch, tmp_path: Path, shell: str) -> None:
     script = launch("launch", f"--print-completion={shell}").stdout
     assert "use-env" in script and "@" not in script.replace('"${COMPREPLY[@]}"', "")
     if shutil.which(shell):

@@ -51,7 +51,7 @@ def config(**fields: Any) -> LaunchConfig:
                         max_restarts=0, **fields)  # fmt: skip
 
 
-def test_logs_go_where_configuration_says(
+def test_logs_are_written_where_configured(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The layout is torch's: `<log_dir>/<run id>_…/attempt_0/<local rank>/stdout.log`."""

@@ -33,9 +33,7 @@ def config_of(root: Path, directory: Path) -> str:
 
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("name", ["file", "file/below"])
-def test_root_that_is_not_a_directory_is_one_error_naming_it(
-    tmp_path: Path, name: str, call: Any
-) -> None:
+def test_invalid_root_directory_is_named_in_one_error(tmp_path: Path, name: str, call: Any) -> None:
     (tmp_path / "file").touch()
     tracker = backends.load("fsspec", config_of(tmp_path / name, tmp_path))
     with pytest.raises(MachineError, match="Not a directory") as caught:

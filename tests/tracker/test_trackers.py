@@ -75,7 +75,7 @@ def shape(files: Mapping[str, str]) -> list[tuple[str, Any]]:
     )
 
 
-def test_files_match_those_torchx_writes(
+def test_files_match_those_written_by_torchx(
     run_from_env: FromEnv, config: str, tmp_path: Path
 ) -> None:
     run = run_from_env(
@@ -155,7 +155,7 @@ def test_values_unsupported_by_json_are_rejected_by_name(config: str) -> None:
 
 
 @pytest.mark.needs_mlflow
-def test_mlflow_stores_the_same(run_from_env: FromEnv, tmp_path: Path) -> None:
+def test_mlflow_stores_the_same_records(run_from_env: FromEnv, tmp_path: Path) -> None:
     """Values are converted to strings, and artifacts are copied."""
     model = tmp_path / "model.pt"
     model.write_text("model")
@@ -208,7 +208,7 @@ def test_run_job_records_with_its_id(
 
 
 @pytest.mark.parametrize("name", ["a-b", "a:b=config", ""])
-def test_tracker_with_an_impossible_name_is_refused(launch: Launch, name: str) -> None:
+def test_tracker_with_invalid_name_is_refused(launch: Launch, name: str) -> None:
     job = launch("run", f"--tracker={name}=x", "train.py")
     assert (job.returncode, "a tracker named" in job.stderr) == (2, True)
 

@@ -97,7 +97,7 @@ except ImportError:
 
 
 @pytest.mark.needs_root
-def test_unprivileged_warm_workers_have_usual_priority(run: Callable[..., Path]) -> None:
+def test_unprivileged_warm_workers_have_normal_priority(run: Callable[..., Path]) -> None:
     """Even if a process can't leave SCHED_IDLE again, warm workers don't run with idle priority."""
     logs = run(
         BEFORE + "import csv, os\nprint(os.sched_getscheduler(0), os.getpriority(0, 0))",
@@ -138,7 +138,7 @@ def test_site_packages_on_pythonpath_count_as_installed(
     assert printed == "csv own parts.one tomllib\n"
 
 
-def test_watched_worker_sees_usual_environment_path_and_modules(
+def test_watched_worker_sees_normal_environment_path_and_modules(
     run: Callable[..., Path],
 ) -> None:
     logs = run(
@@ -158,7 +158,9 @@ assert os.path.basename(sys._getframe().f_code.co_filename) == "train.py"
     assert [event["warm"] for event in events(logs, "WorkersWarm")] == [False, True]
 
 
-def test_slow_interpreter_start_is_awaited(run: Callable[..., Path], tmp_path: Path) -> None:
+def test_learning_waits_for_slow_interpreter_start(
+    run: Callable[..., Path], tmp_path: Path
+) -> None:
     """If a worker has imported nothing when it is first inspected, it is inspected again."""
     venv.create(tmp_path / "env", symlinks=True)
     (installed,) = (tmp_path / "env" / "lib").glob("python3*/site-packages")
@@ -177,7 +179,7 @@ def test_user_sitecustomize_runs_in_watched_and_forked_workers(
     assert [event["warm"] for event in events(logs, "WorkersWarm")] == [False, True]
 
 
-def test_package_beside_the_script_is_not_imported_from_site_packages(
+def test_package_next_to_script_is_not_imported_from_site_packages(
     run: Callable[..., Path], script: Script, tmp_path: Path
 ) -> None:
     """An example is a clone of timm in an environment with timm: nothing is imported in vain."""
@@ -216,7 +218,7 @@ NEVER = (*SOON[:2], SOON[2].replace("0.3, 0.5", "1000, 1000"))
 """Starts a launcher that takes too long to learn what workers import."""
 
 
-def test_next_job_of_a_script_knows_what_to_import(
+def test_next_job_with_same_script_knows_what_to_import(
     run: Callable[..., Path], start: Start, tmp_path: Path, script: Script
 ) -> None:
     """The next job doesn't learn the modules again or retry unfit ones, but still reports those."""
@@ -394,7 +396,7 @@ class Steps:
         return [path.read_text().strip() for path in paths]
 
 
-def test_imports_after_a_long_silence_are_learned_at_first_step(
+def test_imports_after_long_pause_are_learned_at_first_step(
     start: Start, script: Script, tmp_path: Path
 ) -> None:
     """A script that reads its data before building its model imports nothing for a longer time than

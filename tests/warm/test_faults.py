@@ -19,9 +19,7 @@ Script = Callable[..., Path]
 PYTHONPATH = os.environ.get("PYTHONPATH", "")
 
 
-def test_workers_keep_the_descriptor_of_libffi(
-    launch: Launch, script: Script, tmp_path: Path
-) -> None:
+def test_workers_keep_libffi_descriptor(launch: Launch, script: Script, tmp_path: Path) -> None:
     """When ctypes is imported, libffi 3.5 opens its own file, from which it maps code later."""
     (tmp_path / "lib").mkdir()
     library = tmp_path / "lib" / "libffi.so.8"

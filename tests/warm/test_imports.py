@@ -233,7 +233,7 @@ print(watch.reads, "TQDM_" in watch.prefixes["__main__"])
 
 
 @pytest.mark.parametrize("version", ["3.11.7", "3.12.1", "3.13.0", "3.14.0"])
-def test_loop_over_all_variables_reads_none_by_name(version: str) -> None:
+def test_loop_over_all_variables_reads_none_of_them_by_name(version: str) -> None:
     """The import of tqdm has such a loop. A warm process does not depend on variables that the loop
     skips, such as TORCHELASTIC_RUN_ID, which differs between jobs.
     """
@@ -300,7 +300,7 @@ def test_variable_read_by_sitecustomize_is_noticed(
     assert "sitecustomize reads RANK when it is imported" in result.stderr
 
 
-def test_hanging_fork_is_given_up(launch: Launch, script: Script, library: Library) -> None:
+def test_hanging_fork_is_abandoned(launch: Launch, script: Script, library: Library) -> None:
     """Workers that are not forked in time start cold, in the same generation."""
     found = library("import os, time\nos.register_at_fork(before=lambda: time.sleep(1000))")
     result = launch("run", "--preload=culprit", "--max-restarts=1", "-v", script(FAILS_ONCE),
@@ -431,7 +431,7 @@ def test_excessive_import_output_is_truncated_and_counted(
 
 
 @pytest.mark.parametrize("how", ["killed", "stopped"])
-def test_processes_started_by_imports_end_with_the_agent(
+def test_processes_started_by_imports_end_with_agent(
     how: str, start: Start, script: Script, library: Library, marker: str
 ) -> None:
     """An agent that is killed while --preload imports leaves no processes of the import behind."""

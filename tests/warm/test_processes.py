@@ -162,7 +162,7 @@ def parent(pid: int) -> int:
 # Which jobs use a warm process.
 
 
-def test_next_job_takes_warm_process_whatever_its_arguments(shell: Shell) -> None:
+def test_next_job_uses_warm_process_with_any_arguments(shell: Shell) -> None:
     """Concurrent jobs can share one process; each worker has its own arguments."""
     shell.script.write_text("import json, sys, os\nprint(os.environ['RANK'], sys.argv[1:])\n")
     pid = shell.make()
@@ -196,7 +196,7 @@ def test_every_way_to_name_a_script_supports_warm_process(shell: Shell, form: st
     assert TOOK in result.stderr and result.stdout == "main ['x']\n"
 
 
-def test_jobs_without_preload_take_no_warm_process(shell: Shell) -> None:
+def test_jobs_without_preload_use_no_warm_process(shell: Shell) -> None:
     shell.make()
     for flags in ((), ("--preload=json", "--run-path"), ("--preload=json", "--numa-binding=node")):
         result = shell.relight("run", "-v", *flags, shell.script)
@@ -233,7 +233,7 @@ def test_warm_process_gets_all_modules_imported_by_worker(shell: Shell) -> None:
     assert shell.pids() == shell.pids() and first not in shell.pids()
 
 
-def test_only_one_warm_process_is_made_at_a_time(shell: Shell) -> None:
+def test_only_one_warm_process_is_created_at_a_time(shell: Shell) -> None:
     """A job that starts while the process is importing waits for it and uses it."""
     (shell.packages / "slow.py").write_text(
         "import os, time\nopen('began', 'w')\n"
@@ -286,7 +286,7 @@ IMPATIENT = (
 """Relight that doesn't wait for imports if it does not know how long they take."""
 
 
-def test_restart_takes_process_that_was_not_ready_at_the_start(shell: Shell) -> None:
+def test_restart_uses_process_that_was_not_ready_at_start(shell: Shell) -> None:
     """A job that starts cold during another job's imports uses them once they are done."""
     (shell.packages / "slow.py").write_text(
         "import os, time\nopen('began', 'w')\n"
@@ -352,7 +352,7 @@ def test_warm_process_stuck_in_imports_is_ended(shell: Shell, how: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["file", "module", "directory"])
-def test_script_sees_the_same_cold_and_taken(shell: Shell, kind: str) -> None:
+def test_script_sees_the_same_cold_and_in_warm_process(shell: Shell, kind: str) -> None:
     """The process was created from another session, with different arguments, variables, and
     streams, and the script has been edited since.
     """
@@ -379,7 +379,7 @@ def test_script_sees_the_same_cold_and_taken(shell: Shell, kind: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_script_ends_the_same_cold_and_taken(shell: Shell) -> None:
+def test_script_ends_the_same_cold_and_in_warm_process(shell: Shell) -> None:
     """The script ends in all 71 ways; it is edited between the jobs that use one process."""
     pid = shell.make(modules=ENDING_MODULES)
     (shell.folder / "neighbour.py").write_text("x = 3\n")
@@ -475,7 +475,7 @@ def test_mismatch_is_named_and_job_starts_cold(
     assert "secret" not in line
 
 
-def test_signals_reserved_by_libc_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signals_reserved_by_libc_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     """Until the process has a thread, they may or may not be ignored, depending on how a shell or
     make started it (nptl(7)).
     """
@@ -490,12 +490,12 @@ def test_signals_reserved_by_libc_do_not_count(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.needs_root
 @pytest.mark.parametrize("kind", ["net", "uts", "ipc", "mount"])
-def test_other_namespace_does_not_fit(made_shell: Shell, kind: str) -> None:
+def test_different_namespace_does_not_fit(made_shell: Shell, kind: str) -> None:
     result = made_shell.job(modules="json,reader", under=("unshare", f"--{kind}"))
     assert ": namespace " in result.stderr and TOOK not in result.stderr
 
 
-def test_other_interpreter_directory_or_module_does_not_fit(
+def test_different_interpreter_directory_or_module_does_not_fit(
     shell: Shell, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     shell.make()
@@ -593,7 +593,7 @@ def test_irrelevant_changes_still_fit(shell: Shell) -> None:
     assert TOOK in result.stderr and result.stdout == "edited 1\n"
 
 
-def test_file_changed_while_imported_spoils_warm_process(shell: Shell) -> None:
+def test_file_changed_during_import_invalidates_warm_process(shell: Shell) -> None:
     (shell.packages / "self_writing.py").write_text(
         "import time\ntime.sleep(0.1)\nopen(__file__, 'a').write('# more\\n')\n"
     )
@@ -615,7 +615,7 @@ def test_module_reading_a_changing_file_is_left_out(shell: Shell) -> None:
     assert shell.pids()
 
 
-def test_only_new_content_of_data_counts(shell: Shell) -> None:
+def test_only_changed_data_content_matters(shell: Shell) -> None:
     """A file rewritten with the same content, as by a package manager, doesn't matter."""
     data = shell.packages / "settings.json"
     data.write_text("1")
@@ -630,7 +630,7 @@ def test_only_new_content_of_data_counts(shell: Shell) -> None:
     assert "settings.json has changed" in shell.job(modules="reader").stderr
 
 
-def test_only_libraries_in_use_count_in_the_linkers_cache(
+def test_only_used_libraries_matter_in_linker_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache, libc = tmp_path / "ld.so.cache", next(file_tracer._mapped())
@@ -819,7 +819,7 @@ def test_no_worker_survives_any_kill(shell: Shell, victims: str, stopped: str) -
         assert not shell.takes()
 
 
-def test_taken_job_restarts_its_workers(shell: Shell) -> None:
+def test_job_in_warm_process_restarts_its_workers(shell: Shell) -> None:
     """The warm process forks the new workers; if it is killed, the job continues without it."""
     pid = shell.make()
     shell.script.write_text(
@@ -1081,7 +1081,7 @@ def test_interrupted_warm_start_leaves_nothing(
     wait(lambda: is_gone(int((shell.folder / "pid").read_text())))
 
 
-def test_function_calls_take_the_warm_process(shell: Shell) -> None:
+def test_function_calls_use_the_warm_process(shell: Shell) -> None:
     """The first call leaves the process behind, and it stays as long as the caller runs."""
     (shell.packages / "package.py").write_text("value = 1\n")
     shell.script.write_text("""

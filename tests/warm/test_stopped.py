@@ -146,7 +146,7 @@ sys.exit(restart == "0")
 
 
 @pytest.mark.parametrize("flags", KINDS, ids=IDS)
-def test_signals_to_the_spawner_end_nothing(
+def test_signals_to_spawner_do_not_end_workers(
     start: Start, script: Script, tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
     """A signal to it ends neither the workers nor, after they have ended, a warm spawner."""

@@ -72,7 +72,7 @@ def test_putenv_is_respected_by_compiled_code(launch: Launch, script: Script) ->
     assert "restarts without preloaded modules" in result.stderr
 
 
-def test_variable_of_torch_is_harmless_to_other_compiled_modules(
+def test_torch_variable_does_not_affect_other_compiled_modules(
     launch: Launch, script: Script
 ) -> None:
     """Lightning sets PYTORCH_NVML_BASED_CUDA_CHECK before matplotlib is imported."""
@@ -97,7 +97,7 @@ def test_variable_read_by_no_module_is_harmless(
     assert "starts again" not in stderr
 
 
-def test_script_that_wrote_a_file_is_not_restarted(
+def test_script_that_has_written_a_file_is_not_restarted(
     launch: Launch, script: Script, library: dict[str, str], tmp_path: Path
 ) -> None:
     """The script continues, with a note that the variable was set too late."""
@@ -128,7 +128,7 @@ print([type(finder).__name__ for finder in sys.meta_path if "Deferred" in repr(f
     assert run(launch, library, script(text))[0] == "[]\n"
 
 
-def test_submodules_come_with_their_preloaded_module(
+def test_submodules_appear_with_their_preloaded_module(
     launch: Launch, script: Script, library: dict[str, str]
 ) -> None:
     """Compiled code can put modules below one that is not a package, as torch._C does. They appear
@@ -153,7 +153,7 @@ sys.exit(restart != "{last}")
 """
 
 
-def test_next_process_imports_with_variables_of_first_workers(
+def test_next_process_imports_with_first_workers_variables(
     start: Start, script: Script, library: dict[str, str], tmp_path: Path
 ) -> None:
     """The first generation starts cold; its variables are set when the modules are imported."""
@@ -199,7 +199,7 @@ print(library.__file__.split(os.sep)[-2], library.below.WHO, flush=True)
 
 
 @pytest.mark.parametrize("before", ["", 'os.mkdir("once")'])
-def test_package_put_first_on_path_is_imported(
+def test_package_placed_first_on_path_is_imported(
     launch: Launch, script: Script, library: dict[str, str], before: str, tmp_path: Path
 ) -> None:
     """Modules below the package are found there too, even if the script can't be restarted."""
@@ -214,7 +214,7 @@ def test_package_put_first_on_path_is_imported(
     assert ("restarts without preloaded modules" in stderr) == (not before)
 
 
-def test_directory_above_installed_packages_hides_no_package(
+def test_directory_above_installed_packages_does_not_hide_packages(
     launch: Launch, script: Script, library: dict[str, str], tmp_path: Path
 ) -> None:
     """An example is a virtual environment in the project's directory."""
@@ -247,7 +247,7 @@ print(user.value, sys.modules["library"] is mine, flush=True)
 
 
 @pytest.mark.parametrize("before", ["", 'os.mkdir("once")'])
-def test_module_put_into_sys_modules_stays(
+def test_module_placed_in_sys_modules_is_kept(
     launch: Launch, script: Script, library: dict[str, str], before: str
 ) -> None:
     """If a script can be restarted, other modules also use the script's own module."""

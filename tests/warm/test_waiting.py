@@ -44,7 +44,7 @@ class WarmJob(Job):
         self.until(lambda: events(logs, "PreloadReady"), f"warm modules, {logs}")
 
 
-def test_waiting_node_starts_with_its_modules_imported(tmp_path: Path) -> None:
+def test_waiting_node_starts_with_modules_imported(tmp_path: Path) -> None:
     with OneMachine() as machine:
         job = WarmJob(machine, tmp_path)
         agent, logs = job.start_warm("first")
@@ -56,7 +56,7 @@ def test_waiting_node_starts_with_its_modules_imported(tmp_path: Path) -> None:
         assert job.stop() == [0, 0]
 
 
-def test_spare_replaces_lost_node_with_its_modules_imported(tmp_path: Path) -> None:
+def test_spare_replaces_lost_node_with_modules_imported(tmp_path: Path) -> None:
     with OneMachine() as machine:
         job = WarmJob(machine, tmp_path)
         agents = [job.start("first"), job.start("second")]
@@ -98,7 +98,7 @@ subprocess.run([sys.executable, "-c", child])
 """
 
 
-def test_workers_of_waiting_node_have_usual_environment(tmp_path: Path) -> None:
+def test_workers_of_waiting_node_have_normal_environment(tmp_path: Path) -> None:
     """The environment has nothing from relight, and child processes' imports aren't reported."""
     with OneMachine() as machine:
         job = WarmJob(machine, tmp_path)
