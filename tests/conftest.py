@@ -25,7 +25,7 @@ settings.register_profile(
 )
 settings.load_profile("tests")
 
-# `make portable`: run what runs on other systems, on a Linux that plays macOS (tests/portable).
+# `make portable`: run what runs on other systems, on a Linux that imitates macOS (tests/portable).
 PORTABLE = os.environ.get("RELIGHT_TESTS") == "portable"
 _FAKE = (sys.executable, str(Path(__file__).parent / "portable" / "fake_system.py"), "darwin")
 RELIGHT = _FAKE if PORTABLE else (sys.executable, "-m", "relight")
@@ -134,7 +134,7 @@ def pytest_collection() -> Iterator[None]:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Start with the longest files; mark pure tests; skip tests whose needs are not met and, where
-    other systems are played, those that require Linux.
+    other systems are imitated, those that require Linux.
     """
     places = {name: place for place, name in enumerate(_LONGEST)}
     items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(_LONGEST)))

@@ -1,6 +1,6 @@
 """Run the test suite: `python -m tests.run [--quick] [--retry]`.
 
-This runs everything that is not marked `long`, then some process tests on a Linux that plays macOS.
+Everything that is not marked `long` runs, then some process tests on a Linux that imitates macOS.
 `--quick` runs only the pure tests. With `--retry`, as in CI, failed tests run again, alone and one
 at a time. A test that passes then is flaky, which is a bug, but not in the current change. With
 more than `MAX_FLAKY` flaky tests, the run fails.

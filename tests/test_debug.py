@@ -252,7 +252,7 @@ def test_breakpoint_works_in_forked_workers(script: str) -> None:
         assert job.ends()[0] == 0
 
 
-def test_attach_errors_say_what_to_do() -> None:
+def test_attach_errors_suggest_a_remedy() -> None:
     with pytest.raises(UsageError, match="rank 7 of 5 is not on this machine; here: ranks 0-1"):
         debug._choose({0: 10, 1: 11}, {}, 7, "5")
     with pytest.raises(UsageError, match="rank 7 of 5 is not on this machine; here: none"):

@@ -145,7 +145,9 @@ def test_slow_restart_is_reported_with_remedy(launch: Launch, tmp_path: Path) ->
 
 
 @pytest.mark.long
-def test_slow_restart_without_preloaded_modules_says_why(launch: Launch, tmp_path: Path) -> None:
+def test_slow_restart_without_preloaded_modules_gives_reason(
+    launch: Launch, tmp_path: Path
+) -> None:
     done = run(launch, tmp_path, 1.6, "--preload=auto")
     assert done.returncode == 0
     assert re.search(

@@ -105,7 +105,7 @@ def test_failing_node_runs_no_worker_and_gives_reason(tmp_path: Path, script: Pa
         ("exit 3 ;", "exited with 3): "),
     ],
 )
-def test_reason_says_how_command_ended(
+def test_reason_describes_how_command_ended(
     command: str, expected: str, tmp_path: Path, script: Path
 ) -> None:
     code, _, stderr = run(f"--health-check={command}", str(script), cwd=tmp_path)
@@ -241,7 +241,7 @@ def test_waiting_node_reports_who_left_and_why(seconds: str, tmp_path: Path, scr
         ("disk,memory,shm,gpu", "gpu: "),
     ],
 )
-def test_builtin_check_says_what_is_missing(check: str, expected: str, script: Path) -> None:
+def test_builtin_check_names_what_is_missing(check: str, expected: str, script: Path) -> None:
     env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     code, _, stderr = run(f"--health-check={check}", str(script), env=env)
     assert code == EXIT_MACHINE

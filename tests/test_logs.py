@@ -335,7 +335,7 @@ SAYS_NOTHING = "import os\nos._exit(1)"
     ],
     ids=["full", "enough room", "unknown size"],
 )
-def test_report_says_if_log_disk_is_full(
+def test_report_mentions_full_log_disk(
     launch: Launch, script: Script, tmp_path: Path, disk_type: str, text: str, says: str
 ) -> None:
     """The report warns that output may be lost."""

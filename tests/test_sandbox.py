@@ -167,7 +167,7 @@ def test_invalid_arguments_rejected_before_start(
     assert "no such file: nothing.py" in capsys.readouterr().err
 
 
-def test_missing_privileges_error_says_what_is_needed(
+def test_missing_privileges_error_names_what_is_needed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from relight.base.errors import MachineError

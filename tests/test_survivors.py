@@ -146,7 +146,7 @@ def stay(generation):
         (DEAF, "local rank 0 did not leave the group within 0.5 s"),
     ],
 )
-def test_fallback_restarts_all_and_says_why(
+def test_fallback_restarts_all_ranks_and_gives_reason(
     launch: Launch, script: Script, tmp_path: Path, end: str, reason: str
 ) -> None:
     text = BEGIN + FAIL.replace("FAILING", "[2]").replace("HOW", KILL)
@@ -671,7 +671,7 @@ def test_replaced_rank_is_forked_from_warm_process(
     assert pids["1-0"] != pids["1-1"]
 
 
-def test_health_check_restarts_all_and_says_why(launch: Launch, script: Script) -> None:
+def test_health_check_restarts_all_ranks_and_gives_reason(launch: Launch, script: Script) -> None:
     text = BEGIN + FAIL.replace("FAILING", "[2]").replace("HOW", KILL)
     flags = ("--nproc-per-node=4", "--max-restarts=1", "--health-check=memory")
     result = launch("run", *flags, script(text))

@@ -211,7 +211,7 @@ def test_steps_of_batch_job_are_separate_jobs(slurm: Slurm) -> None:
     }
 
 
-def test_requeued_job_does_not_meet_previous_run(slurm: Slurm) -> None:
+def test_requeued_job_is_separate_from_previous_run(slurm: Slurm) -> None:
     """The second attempt runs under a different id."""
     first = slurm.directory / "first"
     wait = f"[ -e {first} ] || {{ touch {first}; sleep 100; }}"

@@ -98,7 +98,7 @@ def test_uneven_nodes_and_roles_get_the_right_ranks(lab: Lab, tmp_path: Path) ->
     assert job.stop() == [0, 0, 0]
 
 
-def test_node_rank_decides_the_order_of_nodes(lab: Lab, tmp_path: Path) -> None:
+def test_node_rank_determines_node_order(lab: Lab, tmp_path: Path) -> None:
     """The workers rendezvous at the given port."""
     flags = ("--nnodes=3", "--master-addr=10.77.0.2", "--master-port=29501")
     job = Job(lab, tmp_path, *flags)

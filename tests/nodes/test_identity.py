@@ -134,7 +134,7 @@ def test_endpoint_may_resolve_to_loopback_on_its_host(
     assert job.stop() == [0, 0, 0]
 
 
-def test_workers_use_the_network_of_the_endpoint(lab: Lab, tmp_path: Path) -> None:
+def test_workers_use_the_endpoint_network(lab: Lab, tmp_path: Path) -> None:
     for number, name in enumerate(HOSTS, 1):
         check(lab, name, "ip", "addr", "add", f"10.88.0.{number}/24", "dev", "eth0")
         check(lab, name, "ip", "addr", "add", f"172.17.0.1{number}/32", "dev", "lo")
@@ -220,7 +220,7 @@ def test_script_and_argument_mismatches_are_reported(lab: Lab, tmp_path: Path) -
     assert job.stop() == [0, 0, 0]
 
 
-def test_equal_nodes_report_no_mismatch(lab: Lab, tmp_path: Path) -> None:
+def test_identical_nodes_report_no_mismatch(lab: Lab, tmp_path: Path) -> None:
     job = Job(lab, tmp_path, *c10d("node1", "2"))
     agents = [job.start("node1"), job.start("node2")]
     job.until_runs(agents, 2)
@@ -228,7 +228,7 @@ def test_equal_nodes_report_no_mismatch(lab: Lab, tmp_path: Path) -> None:
     assert not any("differ" in agent.text for agent in agents)
 
 
-def test_mismatched_restart_budget_reports_the_one_in_force(lab: Lab, tmp_path: Path) -> None:
+def test_mismatched_restart_budget_reports_which_applies(lab: Lab, tmp_path: Path) -> None:
     """The job has one budget; a node that asks for a different one reports which one applies."""
     job = Job(lab, tmp_path, *c10d("node1", "2"))
     first = job.start("node1", "--max-restarts=1")

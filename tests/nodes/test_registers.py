@@ -277,7 +277,7 @@ def test_loss_of_etcd_leader_goes_unnoticed(here: OneMachine, tmp_path: Path) ->
 
 @pytest.mark.needs_hosts
 @pytest.mark.long
-def test_hosts_sharing_only_a_disk_meet_and_survive_a_loss(lab: Lab, tmp_path: Path) -> None:
+def test_hosts_sharing_only_a_disk_meet_and_survive_host_loss(lab: Lab, tmp_path: Path) -> None:
     """On separate hosts that have only a directory in common, nodes find each other's addresses. If
     the coordinator's machine is cut off, the others continue after `lease_ttl`.
     """

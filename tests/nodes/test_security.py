@@ -403,7 +403,7 @@ def test_rejected_node_does_not_form_a_group(lab: Lab, tmp_path: Path) -> None:
 
 
 def test_job_waits_while_another_token_holds_the_endpoint(lab: Lab, tmp_path: Path) -> None:
-    """Afterwards it gets the endpoint."""
+    """The second job gets the endpoint once the first one has ended."""
     first, agents = begin(lab, tmp_path, RELIGHT_TOKEN="first")
     place = tmp_path / "second"
     place.mkdir()

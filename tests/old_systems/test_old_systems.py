@@ -231,7 +231,7 @@ def test_job_runs_without_optional_calls_and_files(
 
 
 @pytest.mark.parametrize("module", ["_ctypes", "_ssl"])
-def test_python_without_required_module_is_named(
+def test_missing_required_module_is_named(
     module: str, launch: Launch, tmp_path: Path, script: Callable[[str], Path]
 ) -> None:
     """A Python lacks a module if a library's headers were missing when it was built."""

@@ -293,7 +293,7 @@ def test_missing_or_empty_password_file_is_refused(tmp_path: Path) -> None:
 # Disabled APIs.
 
 
-def test_missing_gateway_error_says_how_to_start_etcd(tmp_path: Path, registers: New) -> None:
+def test_missing_gateway_error_explains_how_to_start_etcd(tmp_path: Path, registers: New) -> None:
     """The error explains how to start etcd with the JSON gateway."""
     with EtcdServer(tmp_path / "etcd", flags=["--enable-grpc-gateway=false"]) as server:
         register = registers(Place("etcd", server.endpoint, "job"))

@@ -245,7 +245,7 @@ def test_killed_holder_leaves_intact_record_and_free_lock(
 def test_resumed_holder_notices_its_replacement(
     shared: Path, new: Callable[[], LeaderLock], python: Callable[..., "subprocess.Popen[bytes]"]
 ) -> None:
-    """A stopped holder that resumes learns that it was replaced, and does not take it back."""
+    """A holder that was stopped and replaced does not retake the lock when it resumes."""
     # Because of the pause, it is usually stopped without the file lock.
     process = python(HOLD + "    time.sleep(0.02)\n", shared, "stopped")
     assert process.stdout.readline()

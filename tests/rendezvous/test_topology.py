@@ -23,7 +23,7 @@ SLURM = {"SLURMD_NODENAME": "node7", "SLURM_TOPOLOGY_ADDR": "spine1.leaf3.node7"
         ({"SLURMD_NODENAME": "n", "SLURM_TOPOLOGY_ADDR": "s[0-3].s4.n"}, "s[0-3].s4"),
     ],
 )
-def test_place_is_the_path_of_switches(variables: dict[str, str], place: str) -> None:
+def test_place_is_the_switch_path(variables: dict[str, str], place: str) -> None:
     assert find(variables, "") == (place, [])
 
 

@@ -198,7 +198,7 @@ def test_only_site_health_check_marks_node_bad(
 
 
 def test_broken_driver_and_memory_errors_mark_node_bad(tmp_path: Path) -> None:
-    """GPUs that are used by others are not."""
+    """GPUs that are in use by other processes don't."""
     env = Environment({"PATH": f"{tmp_path}:{os.environ['PATH']}"})
     for text, is_proof in (
         ("echo Unable to determine the device handle for GPU: Unknown Error; exit 15", True),
