@@ -21,7 +21,7 @@ LAUNCHERS = {
 }
 WORKER = str(Path(__file__).with_name("worker.py"))
 LINES = 250_000
-"""The number of lines from each of the 4 workers, in the benchmark of tee."""
+"""The number of lines from each of the 4 workers, in the tee benchmark."""
 IDLE_S = 20
 _TICK = os.sysconf("SC_CLK_TCK")
 

@@ -316,7 +316,7 @@ def _is_past(when: float) -> bool:
 
 
 def _said(node: Node, text: bytes, since: float) -> list[float]:
-    """Return when an agent has printed a text, in seconds after `since`."""
+    """Return when an agent printed some text, in seconds after `since`."""
     return [at - since for at, line in node.lines if at > since and text in line]
 
 

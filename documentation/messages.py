@@ -76,7 +76,7 @@ def _within(nodes: Iterable[ast.AST]) -> Iterator[str]:
 
 
 def is_words(text: str) -> bool:
-    """Return whether a text has at least two words, and so is meaningful on its own."""
+    """Return whether text has at least two words, which makes it meaningful on its own."""
     return sum(word.strip("…:;,.()").isalpha() for word in text.split()) >= 2
 
 

@@ -26,7 +26,7 @@ EPOCHS = 30
 VICTIM = 2  # the rank to kill
 KILL_AFTER = 12
 GOOD_ACCURACY = 0.95
-LIMIT_S = 300.0  # of each job, for a very busy machine; all of them take less than a minute
+LIMIT_S = 300.0  # per job, for a very busy machine; all of them take less than a minute
 
 EPOCH = re.compile(r"epoch +(\d+) of ")
 RESUMING = re.compile(r"resuming after epoch (\d+) of ")
@@ -75,7 +75,7 @@ class Story:
         say(f"kill -9 {pid}, which is rank {VICTIM}")
 
     def flaw(self) -> str:
-        """Return the step that failed, or an empty text."""
+        """Return the step that failed, or an empty string."""
         if not self.pid:
             return f"no worker was killed: the training did not get to epoch {KILL_AFTER}"
         if not self.resumed_after:
@@ -102,7 +102,7 @@ class Stop:
             signal.signal(number, self._on_signal)
 
     def applies_to(self, process: "subprocess.Popen[str]") -> None:
-        """Name the process to stop, now if the signal was quicker."""
+        """Set the process to stop, and stop it now if a signal has already arrived."""
         self._process = process
         if self.number:
             process.terminate()
@@ -115,11 +115,11 @@ class Stop:
 
 
 class Jobs:
-    """Runs the training again and again, with its files in one directory.
+    """Runs the training several times, with its files in one directory.
 
     Args:
         folder: the directory.
-        stop: stops the job that runs.
+        stop: stops the running job.
     """
 
     def __init__(self, folder: Path, stop: Stop) -> None:
@@ -131,7 +131,7 @@ class Jobs:
     def relight(self, story: Story, epochs: int) -> int:
         """Run it with relight, show its output, and return the exit code."""
         logs = self._folder / "logs"
-        # The process with the modules stays for the next job, as long as this demo runs.
+        # The process with the modules is kept for the next job, as long as this demo runs.
         options = ["--preload=torch,torch._dynamo", f"--keep-warm=while:{os.getpid()}"]
         # Each worker that loses its peer prints a traceback, which would bury the other lines here.
         options += ["--max-restarts=3", "--redirects=2", f"--log-dir={logs}"]
@@ -142,7 +142,7 @@ class Jobs:
         return exit_code
 
     def torchrun(self, story: Story) -> int:
-        """Run it with torchrun until it trains again, and return the exit code."""
+        """Run it with torchrun until training resumes, and return the exit code."""
         say(f"the same with torchrun --nproc-per-node={WORKERS} --max-restarts=3 …")
         command = [sys.executable, "-m", "torch.distributed.run", "--max-restarts=3"]
         return self._run(command, story, EPOCHS, shows=False)
@@ -153,7 +153,7 @@ class Jobs:
         script = [os.path.relpath(DIGITS), f"--epochs={epochs}", f"--checkpoint={checkpoint}"]
         with subprocess.Popen(
             [*command, f"--nproc-per-node={WORKERS}", *script],
-            # torch leaves a directory of its own among the temporary files. Without the other
+            # torch leaves its own directory among the temporary files. Without the other
             # variable, torchrun's restarts may fail.
             env={
                 **os.environ,
@@ -182,11 +182,11 @@ class Jobs:
                 return 0
             finally:
                 watchdog.cancel()
-                process.terminate()  # it still runs if the reader of stdout is gone
+                process.terminate()  # it is still running if stdout is no longer read
 
 
 def main() -> int:
-    """Run the demo; return 0 if all of it happened."""
+    """Run the demo; return 0 if every step succeeded."""
     stop = Stop()
     # The directory, with the checkpoint and the logs, is removed at the end.
     with tempfile.TemporaryDirectory(prefix="relight-demo-") as name:
@@ -245,7 +245,7 @@ def rank_in_logs(logs: Path) -> int:
     """Return the pid of the worker to kill, from relight's event log (--log-dir).
 
     Raises:
-        LookupError: the log does not have it.
+        LookupError: the log does not contain it.
     """
     (events,) = logs.glob("*/events.jsonl")
     for line in events.read_text().splitlines():

@@ -71,7 +71,7 @@ def load_checkpoint(path: Path) -> dict[str, Any] | None:
     """
     if not path.exists():
         return None
-    # On the CPU, because the worker that saved it may have used another device than this one.
+    # On the CPU, because the worker that saved it may have used a different device.
     checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     return checkpoint
 
@@ -88,7 +88,7 @@ def save_checkpoint(path: Path, checkpoint: dict[str, Any]) -> None:
 
 
 def initialize() -> torch.device:
-    """Join the other workers, and return the device that this one computes on."""
+    """Join the other workers, and return the device on which this one computes."""
     device = choose_device()
     if device.type != "cpu":
         torch.accelerator.set_device_index(device.index)
@@ -99,7 +99,7 @@ def initialize() -> torch.device:
 
 def choose_device() -> torch.device:
     """Return an accelerator for this worker alone, or the CPU if there are too few."""
-    # The index is the local rank: the rank counts the workers of all nodes.
+    # The index is the local rank, because the rank counts the workers on all nodes.
     local_rank, workers = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
     # Without this argument, a CUDA build of torch returns "cuda" on a machine without a GPU.
     accelerator = torch.accelerator.current_accelerator(check_available=True)
@@ -109,7 +109,7 @@ def choose_device() -> torch.device:
 
 
 def load_data(device: torch.device) -> tuple[TensorDataset, TensorDataset]:
-    """Return the images to train on and those to test on, the same split on every worker."""
+    """Return the training and test images, with the same split on every worker."""
     images, labels = (tensor.to(device) for tensor in draw_digits())
     return (
         TensorDataset(images[TEST_IMAGES:], labels[TEST_IMAGES:]),
@@ -118,7 +118,7 @@ def load_data(device: torch.device) -> tuple[TensorDataset, TensorDataset]:
 
 
 def draw_digits() -> tuple[torch.Tensor, torch.Tensor]:
-    """Return noisy images of 8 x 8 pixels, each drawn at a random place, and their labels."""
+    """Return noisy images of 8 x 8 pixels, with digits at random positions, and their labels."""
     random = torch.Generator().manual_seed(SEED)
     rows = [line.split() for line in SHAPES.strip().splitlines()]
     shapes = torch.tensor([[[pixel == "#" for pixel in row[n]] for row in rows] for n in range(10)])
@@ -154,15 +154,15 @@ def train(
     done = 0
     if checkpoint is not None:
         model.load_state_dict(checkpoint["model"])
-        optimizer.load_state_dict(checkpoint["optimizer"])  # Adam's averages are state, too
+        optimizer.load_state_dict(checkpoint["optimizer"])  # Adam's averages are state as well
         done = checkpoint["epochs"]
     if rank == 0:
         start = f"resuming after epoch {done} of {epochs}" if done else "starting"
         print(f"{world_size} workers on {device.type} with {dist.get_backend()}, {start}")
 
     parallel = DistributedDataParallel(model)  # averages the gradients in backward()
-    # The sampler gives every worker as many images as the others, by repeating a few. So all make
-    # the same number of steps, and their last, smaller batches have the same size.
+    # The sampler gives every worker the same number of images, by repeating a few. Therefore all
+    # take the same number of steps, and their last, smaller batches have the same size.
     sampler = DistributedSampler(training, seed=SEED)
     # The batch is divided among the workers, so a step is the same for any number of workers.
     batches = DataLoader(training, batch_size=max(1, BATCH_SIZE // world_size), sampler=sampler)
@@ -206,7 +206,7 @@ def train_epoch(
 
 def measure_accuracy(model: nn.Module, test: TensorDataset) -> float:
     """Return the test accuracy; each worker evaluates a share of the images."""
-    # Not the sampler: the images that it repeats would count twice.
+    # This does not use the sampler, because images that it repeats would count twice.
     images, labels = test[dist.get_rank() :: dist.get_world_size()]
     model.eval()
     with torch.no_grad():

@@ -21,12 +21,12 @@ from torch.nn.parallel import DistributedDataParallel
 from relight.worker import progress, should_checkpoint
 
 SEED = 7
-BATCH_SIZE = 64  # of all workers together
+BATCH_SIZE = 64  # across all workers
 SAVE_EVERY = 50
 
 
 def main() -> None:
-    """Train up to the requested step; save and leave if the launcher asks for it."""
+    """Train up to the requested step; save and exit if the launcher requests it."""
     parser = argparse.ArgumentParser(description="Fit a line on any number of workers.")
     parser.add_argument("--steps", type=int, default=500, help="how many in all (%(default)s)")
     parser.add_argument("--checkpoint", type=Path, default=Path("elastic.pt"))
@@ -76,7 +76,7 @@ def train_step(
 
 
 def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Load the last checkpoint, if any; return the first step."""
+    """Load the last checkpoint if there is one; return the first step."""
     if not path.exists():
         return 0
     saved = torch.load(path, map_location="cpu", weights_only=True)
@@ -86,7 +86,7 @@ def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
 
 
 def save(path: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Replace the checkpoint in one step: a kill at any time leaves the old or the new one."""
+    """Replace the checkpoint atomically: a kill at any time leaves the old or the new one."""
     partial = path.with_name(path.name + ".partial")
     state = {"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
     with partial.open("wb") as file:
@@ -97,7 +97,7 @@ def save(path: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimiz
 
 
 def finish(text: str) -> None:
-    """Leave the group and end this worker with 0."""
+    """Leave the group, and exit with code 0."""
     if text:
         print(text, flush=True)
     gc.collect()  # examples/README.md, "Process shutdown"

@@ -2,8 +2,8 @@
 
     relight run --nnodes=1 --nproc-per-node=8 examples/hello_ddp.py
 
-Each worker prints where it meets the others, what backend they talk through, and its place among
-them. It runs on a GPU for each worker where there are enough, else on the CPU.
+Each worker prints the address at which the workers meet, their backend, and its rank. Each uses its
+own GPU if there are enough, and otherwise the CPU.
 """
 
 import gc
@@ -17,8 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 def choose_device() -> torch.device:
     """Return an accelerator for this worker alone, or the CPU if there are too few."""
-    # Index by local rank. The global rank counts the workers of all nodes: on the second of two
-    # nodes with 8 GPUs each it starts at 8, but the last GPU there is 7.
+    # Index by local rank. The global rank counts the workers on all nodes: on the second of two
+    # nodes with 8 GPUs each, it starts at 8, but the last GPU there is 7.
     local_rank, workers = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
     # Without this argument, a CUDA build of torch returns "cuda" on a machine without a GPU.
     accelerator = torch.accelerator.current_accelerator(check_available=True)
@@ -40,13 +40,13 @@ def train_step(device: torch.device) -> None:
 
 
 def main() -> None:
-    """Meet the other workers, take one step together, exit."""
+    """Join the other workers, take one step together, and exit."""
     meeting = {key: os.environ[key] for key in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")}
     print(f"[{os.getpid()}] Initializing process group with: {meeting}")
     device = choose_device()
     if device.type != "cpu":
         torch.accelerator.set_device_index(device.index)
-    # It reads the four variables itself.
+    # This call reads the four variables itself.
     dist.init_process_group(backend=dist.get_default_backend_for_device(device))
     rank, world_size = dist.get_rank(), dist.get_world_size()
     print(f"[{os.getpid()}] world_size = {world_size}, rank = {rank}, backend={dist.get_backend()}")

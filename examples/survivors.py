@@ -1,9 +1,9 @@
-"""Train while ranks fail: the others keep their process, their model and their place.
+"""Train while ranks fail: the others keep their processes, their models, and their ranks.
 
     relight run --nproc-per-node=4 --max-restarts=3 examples/survivors.py
 
-Kill a rank with `kill -9`: only that rank is started again, and gets the state of the others. The
-checkpoint is for what this can't bridge, such as the loss of all ranks.
+Kill a rank with `kill -9`: only that rank is restarted, and it receives the state of the others.
+The checkpoint is for failures that this can't handle, such as the loss of all ranks.
 """
 
 import argparse
@@ -20,12 +20,12 @@ from relight.worker import progress, recoverable
 from relight.worker.replicas import Generation
 
 SEED = 7
-BATCH_SIZE = 64  # of each rank
+BATCH_SIZE = 64  # per rank
 SAVE_EVERY = 50
 
 
 class Training:
-    """What survives the failure of another rank."""
+    """The state that survives the failure of another rank."""
 
     def __init__(self, checkpoint: Path) -> None:
         torch.manual_seed(SEED)
@@ -40,7 +40,7 @@ class Training:
             self.done = int(saved["done"])
 
     def save(self) -> None:
-        """Replace the checkpoint in one step: a kill at any time leaves the old or the new one."""
+        """Replace the checkpoint atomically: a kill at any time leaves the old or the new one."""
         partial = self.checkpoint.with_suffix(".partial")
         state = {
             "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(),
@@ -56,11 +56,11 @@ def train(generation: Generation, training: Training, steps: int, pause: float) 
     dist.init_process_group("gloo")  # a new group: the environment has its store, rank and size
     model, optimizer = training.model, training.optimizer
     training.done = generation.share(model, optimizer, step=training.done)
-    parallel = DistributedDataParallel(model)  # after share(), as it copies the weights of rank 0
+    parallel = DistributedDataParallel(model)  # after share(), because it copies rank 0's weights
     if generation.rank == 0:
         print(f"{generation.world_size} ranks, from step {training.done}", flush=True)
     while training.done < steps:
-        # Randomness depends on the step and the rank alone: a broken step is repeated as it was.
+        # Randomness depends only on the step and the rank, so an interrupted step repeats exactly.
         random = torch.Generator().manual_seed(SEED + 1000 * training.done + generation.rank)
         inputs = torch.randn(BATCH_SIZE, 8, generator=random)
         optimizer.zero_grad()

@@ -1,8 +1,8 @@
-"""Train with FSDP2 while ranks fail: each shard has replicas, which give it to the new rank.
+"""Train with FSDP2 while ranks fail: each shard has replicas, which send it to the new rank.
 
     relight run --nproc-per-node=4 --max-restarts=3 examples/survivors_sharded.py
 
-Kill a rank with `kill -9`: only that rank is started again. If all ranks with the same shard fail
+Kill a rank with `kill -9`: only that rank is restarted. If all ranks with the same shard fail
 together, no rank has that shard, and all ranks load the checkpoint.
 """
 
@@ -24,10 +24,10 @@ from relight.worker.replicas import Generation
 
 SEED = 7
 SHARDS = 2
-BATCH_SIZE = 64  # of each rank
+BATCH_SIZE = 64  # per rank
 SAVE_EVERY = 50
 
-done = 0  # steps that this rank has taken: outside of the function, so that it survives
+done = 0  # steps that this rank has taken; outside of the function, so that it survives
 
 
 def build(mesh: DeviceMesh) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -66,7 +66,7 @@ def train(generation: Generation, folder: Path, steps: int, pause: float) -> Non
     model, optimizer = build(mesh)  # new, because a sharded model holds its mesh's groups
     try:
         done = generation.share(model, optimizer, step=done)
-    except StateLostError as error:  # in all ranks
+    except StateLostError as error:  # raised on all ranks
         print(error, flush=True)
         done = 0
     if not done:
@@ -75,7 +75,7 @@ def train(generation: Generation, folder: Path, steps: int, pause: float) -> Non
     if generation.rank == 0:
         print(f"{generation.world_size} ranks, from step {done}", flush=True)
     while done < steps:
-        # Randomness depends on the step and the rank alone: a broken step is repeated as it was.
+        # Randomness depends only on the step and the rank, so an interrupted step repeats exactly.
         random = torch.Generator().manual_seed(SEED + 1000 * done + generation.rank)
         inputs = torch.randn(BATCH_SIZE, 8, generator=random)
         optimizer.zero_grad()

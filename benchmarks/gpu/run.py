@@ -90,7 +90,7 @@ class Bench:
         }
 
     def log(self, text: str) -> None:
-        """Append a text to the log."""
+        """Append text to the log."""
         self._log.write(f"{time.monotonic() - self._begin:7.2f} {text.rstrip()}\n")
         self._log.flush()
 

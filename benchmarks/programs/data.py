@@ -33,7 +33,7 @@ def clip(folder: Path) -> None:
 
 
 def tokens(folder: Path) -> None:
-    """Create a text for nanoGPT, encoded by character."""
+    """Create text for nanoGPT, encoded by character."""
     import pickle
 
     import numpy as np
