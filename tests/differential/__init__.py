@@ -1,1 +1,1 @@
-"""The same command lines through torchrun and through relight."""
+"""The same command lines, run with torchrun and with relight."""

@@ -1,4 +1,4 @@
-"""The command lines that are run through both launchers."""
+"""The command lines that are run with both launchers."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple

@@ -17,7 +17,7 @@ NOTHING = "<nothing>"
 
 
 class Difference(NamedTuple):
-    """The fields that differ, each with patterns of torchrun's value and of relight's, and why."""
+    """The fields that differ, with patterns for torchrun's and relight's values, and the reason."""
 
     why: str
     fields: tuple[tuple[str, str, str], ...]
@@ -276,11 +276,11 @@ DIFFERENCES |= {
 }
 
 SHOWN: set[str] = set()
-"""Documented differences that a test of their own shows."""
+"""Documented differences that separate tests show."""
 
 
 def shows(name: str) -> Callable[[Test], Test]:
-    """Mark a test as the one that shows a documented difference which no comparison can."""
+    """Mark a test as showing a documented difference that no comparison can show."""
     SHOWN.add(name)
     return lambda test: test
 
@@ -299,8 +299,8 @@ SAYS = {
 def mismatches(torchrun: Recording, relight: Recording) -> list[Mismatch]:
     """Return the fields that differ. Only the kinds of the launchers' messages are compared.
 
-    Workers that only one of the launchers started are one mismatch, not one for each thing that
-    they saw.
+    A worker that only one of the launchers started counts as a single mismatch, and not as one for
+    each of its values.
     """
     both = torchrun.workers.keys() & relight.workers.keys()
     sides = []
@@ -322,7 +322,7 @@ def mismatches(torchrun: Recording, relight: Recording) -> list[Mismatch]:
 
 
 def sort_out(found: Iterable[Mismatch], allowed: Iterable[str]) -> tuple[list[Mismatch], set[str]]:
-    """Return the mismatches that none of the allowed differences explains, and the names of those
+    """Return the mismatches that no allowed difference explains, and the names of the differences
     that were seen.
     """
     unexplained, seen = [], set()
@@ -345,7 +345,7 @@ def _explains(difference: Difference, mismatch: Mismatch) -> bool:
 
 
 def as_text(value: Any) -> str:
-    """Return mismatches as lines for people."""
+    """Format mismatches as readable lines."""
     return "\n".join(
         f"{m.field}:\n    torchrun: {m.torchrun[:800]}\n    relight:  {m.relight[:800]}"
         for m in value

@@ -29,7 +29,7 @@ class Wall:
             self.asked.add(ends)
 
     def lets_in(self, packet: bytes) -> bool:
-        """Return whether a packet reaches the host."""
+        """Return whether the firewall lets a packet through to the host."""
         protocol, (source, target), flags = dissect(packet)
         if protocol not in (TCP, UDP) or int.from_bytes(target[-2:]) in self.ports:
             return True

@@ -57,7 +57,7 @@ def of_text(text: str) -> list[Started]:
 
 
 class AgentOn:
-    """An agent on a host, and its output."""
+    """An agent on a host, and its output file."""
 
     def __init__(self, host: str, path: Path, process: "subprocess.Popen[bytes]") -> None:
         self.host, self.path, self.process = host, path, process

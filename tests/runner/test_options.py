@@ -156,8 +156,8 @@ TEXT = st.text(alphabet="ab=,;:'\" x1", max_size=30)
 
 
 @given(TEXT)
-def test_any_text_is_parsed_or_a_usage_error(text: str) -> None:
-    """No value is lost."""
+def test_arbitrary_text_is_parsed_or_rejected(text: str) -> None:
+    """Parsed keys are never empty, and have no surrounding spaces."""
     try:
         found = options.parse(text)
     except UsageError as error:

@@ -21,7 +21,7 @@ from clusters.kubernetes.state import (
 FAILURES = "batch.kubernetes.io/job-index-failure-count"
 IGNORED = "batch.kubernetes.io/job-index-ignored-failure-count"
 Ending = tuple[str, str, str]
-"""The condition, its reason and its message."""
+"""The condition, its reason, and its message."""
 
 
 def sync(state: State, job: Object) -> None:

@@ -14,7 +14,7 @@ RETRIES = "volcano.sh/job-retry-count"
 
 
 class Volcano:
-    """The controller of one cluster."""
+    """Volcano's controller for one cluster."""
 
     def __init__(self, state: State) -> None:
         self.state = state
