@@ -196,7 +196,7 @@ def test_caller_handler_runs_after_signal_stops_job(caller: Caller) -> None:
 
 
 def test_in_process_rejected_when_unsafe(caller: Caller) -> None:
-    """The job would share a process with threads or children, use another thread, or --preload."""
+    """In-process jobs need the main thread, no other threads or children, and no --preload."""
     result = caller(
         """
         import subprocess

@@ -322,9 +322,7 @@ def mismatches(torchrun: Recording, relight: Recording) -> list[Mismatch]:
 
 
 def sort_out(found: Iterable[Mismatch], allowed: Iterable[str]) -> tuple[list[Mismatch], set[str]]:
-    """Return the mismatches that no allowed difference explains, and the names of the differences
-    that were seen.
-    """
+    """Return the mismatches that no allowed difference explains, and the names of those seen."""
     unexplained, seen = [], set()
     for mismatch in found:
         names = [name for name in allowed if _explains(DIFFERENCES[name], mismatch)]

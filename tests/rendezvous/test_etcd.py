@@ -313,7 +313,7 @@ def _rotated(cluster: EtcdCluster, first: int) -> str:
 
 
 def test_both_etcd_backends_share_a_record(server: EtcdServer, registers: New) -> None:
-    """The two backends share one record, although etcd-v2 uses torchrun's v2 API."""
+    """Some settings of etcd and etcd-v2 have different names, but both use the v3 API."""
     mine = registers(Place("etcd", server.endpoint, "both")).hold("one", LONG_S)
     other = registers(Place("etcd-v2", server.endpoint, "both"))
     assert other.hold("other", LONG_S) == mine._replace(ours=False)
