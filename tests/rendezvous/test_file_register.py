@@ -144,7 +144,7 @@ def test_file_times_are_ignored(shared: Path, new: Callable[[], LeaderLock]) -> 
 def test_unreadable_record_is_replaced_after_ttl(
     shared: Path, new: Callable[[], LeaderLock], text: str
 ) -> None:
-    """An unreadable record counts as held until it was unchanged for its full time to live."""
+    """An unreadable record counts as held until it was unchanged for a full time to live."""
     shared.mkdir()
     (shared / "job").write_text(text)
     first, second = new(), new()
