@@ -71,7 +71,7 @@ while not os.path.exists(sys.argv[1]):
     time.sleep(0.01)
 sys.exit(3)
 """
-"""It fails once a file exists, and does not ask again whether to save."""
+"""The worker fails once a file exists, and does not check again whether to save."""
 
 GRACE_S = 10.0
 ENDS_OR_SAVES = """

@@ -95,7 +95,7 @@ def test_restart_rate_limit_ends_flapping_job(launch: Launch, train: Path) -> No
 
 
 def test_exit_code_rules_end_the_job(launch: Launch, train: Path) -> None:
-    """Restarts would be left; the report names the rule."""
+    """The job still has restarts left; the report names the rule."""
     ends = "os.kill(os.getpid(), signal.SIGXCPU) if restart else sys.exit(75)"
     result = launch("run", "--nproc-per-node=2", "--max-restarts=5", "--restart-on=75,SIGXCPU",
                     train, ends.replace("SIGXCPU", "SIGTERM"))  # fmt: skip

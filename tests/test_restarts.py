@@ -114,7 +114,7 @@ elif first:
 
 
 def test_shutdown_timeout_bounds_restart_delay(launch: Launch, script: Script) -> None:
-    """Under torchrun, the timeout is fixed at 30 s. The stubborn peer outlasts any test's patience."""
+    """Under torchrun, the timeout is fixed at 30 s. The stubborn peer outlasts any test."""
     text = """
 import os, signal, sys, time
 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "1":

@@ -142,7 +142,7 @@ def test_invalid_protocol_is_refused_when_opened() -> None:
     "head", [b"HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\n", b"HTTP/1.1 200"]
 )
 def test_slowly_dripping_member_times_out(registers: New, head: bytes) -> None:
-    """A member that sends a byte now and then is given up like a silent one."""
+    """A member that only sends a byte now and then times out like a silent one."""
     ended = threading.Event()
 
     def drip(listener: socket.socket) -> None:

@@ -262,7 +262,7 @@ def test_module_with_odd_name_is_not_preloaded(
 def test_script_known_to_set_variables_starts_cold(
     run: Callable[..., Path], start: Start, script: Script, tmp_path: Path
 ) -> None:
-    """The next job would otherwise wait for the modules; the script's own text sets no variables."""
+    """The next job would otherwise wait for the modules; the script itself sets no variables."""
     text = BEFORE + "import csv, importlib\nimportlib.import_module('own')"
     script("import os\nos.environ['X_FLAG'] = 'set'", "own.py")
     first = run(text)
