@@ -1,4 +1,4 @@
-"""Electors on a virtual network with virtual clocks; all chance comes from one seed."""
+"""Electors on a virtual network with virtual clocks. A single seed determines all randomness."""
 
 import heapq
 import random
@@ -13,7 +13,9 @@ ELECTED_WITHIN_S = 3.0
 
 
 class Host:
-    """A host of the list: its clock, its elector if one runs, and what waits while it is frozen."""
+    """A host: its clock, its elector if one is running, and the messages queued while it is
+    frozen.
+    """
 
     def __init__(self, offset: float, rate: float) -> None:
         self.offset, self.rate = offset, rate
@@ -29,7 +31,7 @@ class Host:
 
 
 class World:
-    """Electors on one virtual network; all chance comes from one seed."""
+    """Electors on one virtual network, with all randomness drawn from one seed."""
 
     def __init__(self, seed: int, size: int, *, alone: bool = False, drift: float = 0.01) -> None:
         self.random = random.Random(seed)
@@ -77,7 +79,7 @@ class World:
         self.step(i, Tick())
 
     def wake(self, i: int) -> None:
-        """Plan the next Tick of an elector."""
+        """Schedule the elector's next Tick."""
         host = self.hosts[i]
         assert host.elector is not None
         due = host.true_time(host.elector.deadline()) + 1e-6
@@ -113,7 +115,7 @@ class World:
             self.at(self.random.uniform(*self.delay), "message", effect.host, effect.message)
 
     def leaders(self) -> list[int]:
-        """Who coordinates at this moment, each by its own clock; the frozen count."""
+        """Return the hosts that coordinate now, each by its own clock, including frozen ones."""
         return [
             i
             for i, host in enumerate(self.hosts)
@@ -139,7 +141,7 @@ class World:
         self.now = until
 
     def misfortune(self) -> None:
-        """Do one thing to the network or to a host, or let it be."""
+        """Inject one fault into the network or a host, or none."""
         i = self.random.randrange(self.size)
         host = self.hosts[i]
         match self.random.choice(["cut", "split", "one-way", "heal", "crash", "freeze", "noise"]):
@@ -173,7 +175,9 @@ class World:
                 self.delay = (0.001, self.random.choice([0.02, 0.2, 1.5]))
 
     def stable_majority(self) -> set[int]:
-        """Connect a majority with each other; the rest stays as it is, and may do harm."""
+        """Connect the hosts of a majority with each other. The rest stay as they are and may
+        interfere.
+        """
         order = self.random.sample(range(self.size), self.size)
         majority: set[int] = set()
         while not is_majority(majority, self.size):
@@ -189,7 +193,7 @@ class World:
 
 
 def simulate(seed: int, *, alone: bool = False) -> World:
-    """Ten seconds of misfortunes, then a connected majority."""
+    """Inject faults for ten seconds, then connect a majority."""
     chance = random.Random(seed)
     world = World(seed, chance.choice([1, 2, 3, 3, 3, 4, 5]), alone=alone)
     for i in range(world.size):

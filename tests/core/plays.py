@@ -1,25 +1,26 @@
-"""The group, played as tables of received and sent messages.
+"""Scenarios for the group, written as tables of received and sent messages.
 
-A line of a table is `TIME NODES VERB`; messages sent from then on come below it, after arrows. The
-verbs:
+Each line of a table is `TIME NODES VERB`. The messages sent in response follow on the lines below
+it, after arrows. The verbs are:
 
-    joins     a node comes without workers
+    joins     a node arrives without workers
     offers    the same, but it is not ready yet
-    ready     its workers have ended as they were asked to
-    failed    a worker has ended badly; `ends` when all have, with a record of it
+    ready     its workers have exited as requested
+    failed    a worker has failed; `ends` once all workers have exited, with a failure record
     done      all its workers have succeeded
-    lost      that is proven; `leaves` if it says so
-    silent1   nothing was heard of it for 1 s; `heard`: it is, over the connection that it had
-    returns   it comes with the workers of its generation; `returns-done` if they have succeeded
-    idle      it comes again, without workers
-    left      its workers have left the group and keep their process; `left-failed`: one has ended
-              badly; `left-ahead`: they had done steps, `left-failed-ahead`; `left-hung-data`: one
-              hung in `data` and was killed, the others waited in `step`; `left-hung` without one
-    quiet30   its workers have done nothing for 30 s, and may so for 10 s; `quiet0`: they do again
-    -         nothing but time passes
+    lost      the node is proven to be gone; `leaves` if it announces that it is leaving
+    silent1   it has been silent for 1 s; `heard`: it sends again, over the same connection
+    returns   it reconnects with its generation's workers; `returns-done` if they have succeeded
+    idle      it reconnects without workers
+    left      its workers have left the group and keep their processes; `left-failed`: one of them
+              has failed; `left-ahead`: they had completed steps; `left-failed-ahead`: both;
+              `left-hung-data`: one hung in `data` and was killed while the others waited in
+              `step`; `left-hung`: all of them waited in `step`
+    quiet30   its workers have been idle for 30 s, and the limit is 10 s; `quiet0`: they are active
+    -         nothing happens except that time passes
 
-A node of the name `task7` has been numbered 7 by its scheduler; `a@s1.l2` is host a below the
-switches s1 and l2.
+A node named `task7` was given the number 7 by its scheduler. `a@s1.l2` is host a below the switches
+s1 and l2.
 """
 
 from relight.core.failure import Failure, WorkerState
@@ -59,7 +60,7 @@ from relight.events.event_types import Tick
 
 
 def record(rank: int = 0, *, exitcode: int = 7, asked: int = 0, host: str = "a") -> Failure:
-    """How a worker ended, as a node reports it."""
+    """Return a node's record of a failed worker."""
     return Failure(
         rank=rank, local_rank=0, host=host, pid=100 + rank, exitcode=exitcode, at=-0.5,
         stop_signal=asked, report=None, last_lines=(), evidence="", log="", when="12:00:00",
@@ -67,12 +68,12 @@ def record(rank: int = 0, *, exitcode: int = 7, asked: int = 0, host: str = "a")
 
 
 def formed(number: int, coordinator: int = 1) -> GenerationId:
-    """Return the id of a generation that a table's coordinator has formed."""
+    """Return the id of a generation formed by a table's coordinator."""
     return GenerationId(number, f"C{coordinator}") if number >= 0 else NO_GENERATION
 
 
 class Table:
-    """A group, the time, and the messages to its nodes."""
+    """A group, the current time, and the messages sent to its nodes."""
 
     def __init__(self, settings: GroupSettings, coordinator: int = 1) -> None:
         self.settings = settings
@@ -80,13 +81,13 @@ class Table:
         self.group = Membership(settings, formed(0, coordinator).origin)
         self.now = 0.0
         self.heard: dict[str, list[FromCoordinator]] = {}
-        self.last: dict[str, GenerationFormed] = {}  # the last that a node received
+        self.last: dict[str, GenerationFormed] = {}  # the last one received by each node
         self.fresh: list[Effect] = []
         self.stop_s: float | None = None
-        self.succeeded: tuple[int, ...] = ()  # what nodes know that return
+        self.succeeded: tuple[int, ...] = ()  # the succeeded nodes that returning nodes report
 
     def play(self, script: str) -> "Table":
-        """Play a table and compare the messages sent with those it lists."""
+        """Play a table and compare the messages sent with the ones it lists."""
         lines = [line.strip() for line in script.strip().splitlines()]
         for index, line in enumerate(lines):
             if line.startswith("->"):
@@ -105,7 +106,7 @@ class Table:
         return self
 
     def wait(self, until: float) -> None:
-        """Let time pass; deadlines are kept."""
+        """Let time pass, and send a Tick at each deadline."""
         for _ in range(1000):
             due = self.group.deadline()
             if due is None or due > until:
@@ -169,7 +170,7 @@ class Table:
         if verb.startswith("quiet"):
             quiet_s = float(verb.removeprefix("quiet"))
             return [Received(node, NodeIdle(generation, quiet_s, 10.0 if quiet_s else 0.0))]
-        if verb.startswith("waited"):  # how often in 100 looks, of each of its two workers
+        if verb.startswith("waited"):  # in how many of 100 samples each of its two workers waited
             waits = tuple(map(int, verb.removeprefix("waited").split(",")))
             return [Received(node, WaitSamples(generation, (100, 100), waits, (-1, -1)))]
         if verb == "lost":
@@ -207,8 +208,10 @@ class Table:
         return offer._replace(**changes)
 
     def sent(self) -> list[str]:
-        """Return the messages sent since the last call, without those for people only and those
-        that only let workers run on while a coordinator waits for others.
+        """Return the messages sent since the last call.
+
+        Leaves out those that are only for people, and those that only extend the workers' lease
+        while a coordinator waits for other nodes.
         """
         found: dict[str, list[str]] = {}
         places: dict[str, dict[int, str]] = {}
@@ -251,7 +254,7 @@ class Table:
         ]
 
     def waits(self, node: str) -> WaitReason:
-        """Return the last message to a node while it waited."""
+        """Return the last wait reason sent to a node."""
         return [m for m in self.heard[node] if isinstance(m, WaitReason)][-1]
 
     def reason(self, node: str) -> str:
@@ -259,18 +262,18 @@ class Table:
         return [m for m in self.heard[node] if isinstance(m, StopWorkers)][-1].cause
 
     def end(self, node: str) -> JobEnded:
-        """Return the end that a node received."""
+        """Return the JobEnded message that a node received."""
         (end,) = (m for m in self.heard[node] if isinstance(m, JobEnded))
         return end
 
     def follow(self) -> "Table":
-        """Return a table with a new coordinator, which knows nothing of the nodes of this one."""
+        """Return a table whose new coordinator knows nothing about this one's nodes."""
         other = Table(self.settings, self.coordinator + 1)
         other.last, other.now = dict(self.last), self.now
         return other
 
 
 def table(least: int, most: int, max_restarts: int = 3, **others: object) -> Table:
-    """Return one whose leases end soon."""
+    """Return a table with short leases."""
     short: dict[str, object] = {"lost_after_s": 2.0, **others}
     return Table(GroupSettings(least, most, max_restarts, **short))

@@ -1,4 +1,4 @@
-"""Whether workers do anything: the rules of --hang-timeout, on made-up observations."""
+"""Hang detection: the rules behind --hang-timeout, applied to simulated observations."""
 
 from collections.abc import Callable, Iterator
 
@@ -13,7 +13,7 @@ HOUR_S = 3600.0
 
 
 class Played:
-    """A worker's counters, and the times of looks that found it quiet."""
+    """A worker's counters, and the times at which it was found idle."""
 
     def __init__(self, limits: HangTimeout | None, every_s: float = EVERY_S) -> None:
         assert limits is not None
@@ -31,7 +31,9 @@ class Played:
 
     def spend(self, seconds: float, *, cpu: float = 0.0, io: float = 0.0, faults: float = 0.0,
               prints: float = 0.0) -> "Played":  # fmt: skip
-        """Let time pass with so much use a second; `prints` is the time between two lines."""
+        """Let time pass at this usage per second. `prints` is the number of seconds between two
+        lines.
+        """
         begin = self.now
         while self.now < begin + seconds:
             self.now += self.every_s
@@ -53,22 +55,22 @@ def test_idle_workers_are_hung_after_timeout() -> None:
 @pytest.mark.parametrize(
     "use",
     [{"cpu": 1.0}, {"io": 10_000.0}, {"faults": 1000.0}, {"prints": 30.0}],
-    ids=["CPU time", "reads or writes", "maps memory", "prints"],
+    ids=["CPU time", "I/O", "page faults", "output"],
 )
 def test_active_worker_is_not_hung(use: dict[str, float]) -> None:
     assert not Played(FIXED).spend(HOUR_S, **use).quiet_at
 
 
-def test_occasional_wakeups_count_as_idle() -> None:
+def test_worker_that_wakes_occasionally_is_idle() -> None:
     assert Played(FIXED).spend(100, cpu=0.03, io=300, faults=5).quiet_at
 
 
-def test_busy_loop_detected_once_regular_output_stops() -> None:
+def test_busy_loop_is_hung_once_regular_output_stops() -> None:
     played = Played(FIXED).spend(600, cpu=1.0, prints=5).spend(100, cpu=1.0)
     assert played.quiet_at[0] == 660
 
 
-def test_silent_job_may_compute_forever() -> None:
+def test_job_that_never_prints_may_compute_forever() -> None:
     assert not Played(FIXED).spend(4 * HOUR_S, cpu=1.0).quiet_at
 
 
@@ -115,17 +117,17 @@ def training(played: Played) -> None:
 
 
 def on_a_gpu(played: Played) -> None:
-    """Data is in memory: only the CPU time of starting kernels is seen."""
+    """Train on data in memory: the only CPU time is spent launching kernels."""
     played.spend(300, cpu=0.9, prints=10)
 
 
 def saving(played: Played) -> None:
-    """To a slow shared file system."""
+    """Save to a slow shared file system."""
     played.spend(400, cpu=0.1, io=2e7)
 
 
 def saving_from_a_buffer(played: Played) -> None:
-    """The last part waits in fsync(2), in which nothing is counted."""
+    """Save through a buffer: the final fsync(2) shows up in no counter."""
     played.spend(60, io=1e9).spend(240)
 
 
@@ -134,12 +136,12 @@ def compiling(played: Played) -> None:
 
 
 def evaluating(played: Played) -> None:
-    """On a GPU, without output."""
+    """Evaluate on a GPU without printing anything."""
     played.spend(1200, cpu=0.8)
 
 
 def loading(played: Played) -> None:
-    """Other processes read, the worker waits."""
+    """Wait while other processes load data."""
     played.spend(600, io=1e6)
 
 
@@ -188,7 +190,7 @@ def test_parses_off_auto_and_seconds() -> None:
 
 
 def test_single_clock_tick_is_not_cpu_activity() -> None:
-    """Threads that wait use 0.01 s now and then; between two observations that looks like 6 %."""
+    """Waiting threads use 0.01 s now and then, which looks like 6 % between two observations."""
     played = Played(HangTimeout(3.0, 3.0, adapts=False), every_s=0.15)
     while not played.quiet_at and played.now < 60:
         played.spend(0.75).spend(0.15, cpu=0.01 / 0.15)
@@ -200,6 +202,6 @@ def test_worker_using_tenth_of_cpu_is_active() -> None:
     assert not played.spend(600, cpu=0.1).quiet_at
 
 
-def test_brief_work_resets_idle_time() -> None:
+def test_brief_activity_resets_idle_time() -> None:
     played = Played(FIXED, every_s=1.0)
     assert not played.spend(58).spend(3, cpu=1.0).spend(58).quiet_at

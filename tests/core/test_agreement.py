@@ -1,4 +1,6 @@
-"""The agreement on a call: found above all that were counted, and in bounded time."""
+"""The checkpoint barrier: the agreed call is one that no worker has passed, and is found in
+bounded time.
+"""
 
 from collections import Counter
 
@@ -17,14 +19,14 @@ def ask(agreement: Agreement, calls: dict[str, int], now: float) -> int | None:
     return agreement.conclude(now)
 
 
-def test_workers_agree_on_a_call_nobody_has_reached() -> None:
+def test_workers_agree_on_a_call_none_has_reached() -> None:
     agreement = Agreement(NODES, "a preemption", 0.0, 0.0)
     assert ask(agreement, {"a": 7, "b": 9, "c": 8}, 0.1) is None
     assert agreement.limit == 10
     assert ask(agreement, {"a": 8, "b": 9, "c": 8}, 0.2) == 10
 
 
-def test_worker_past_limit_doubles_distance_eightfold() -> None:
+def test_margin_grows_eightfold_if_worker_passes_limit() -> None:
     agreement = Agreement(NODES, "a preemption", 0.0, 0.0)
     ask(agreement, {"a": 7, "b": 9, "c": 8}, 0.1)
     assert ask(agreement, {"a": 12, "b": 9, "c": 8}, 0.2) is None
@@ -42,7 +44,7 @@ def test_answer_to_stale_limit_is_ignored() -> None:
     assert agreement.limit == 10
 
 
-def test_silent_node_delays_agreement_five_seconds_at_most() -> None:
+def test_silent_node_delays_agreement_by_at_most_five_seconds() -> None:
     agreement = Agreement(NODES, "a preemption", 0.0, 100.0)
     agreement.answer("a", 0, 3)
     agreement.answer("b", 0, 3)
@@ -64,7 +66,7 @@ def test_succeeded_node_is_not_awaited() -> None:
 def test_no_worker_has_passed_the_agreed_call(
     steps: list[tuple[str, int]], data: st.DataObject
 ) -> None:
-    """Workers advance by any number of calls between two messages, but not past their limit."""
+    """Between two messages, workers may make any number of calls, up to their limit."""
     agreement = Agreement(NODES, "a preemption", 0.0, 0.0)
     calls: Counter[str] = Counter()
     held: dict[str, int] = {}
@@ -76,6 +78,6 @@ def test_no_worker_has_passed_the_agreed_call(
             agreement.answer(node, agreement.limit, calls[node])
         agreed = agreement.conclude(1.0)
         if agreed is not None:
-            assert all(calls[each] <= agreed for each in NODES)  # some wait in that call
+            assert all(calls[each] <= agreed for each in NODES)  # some wait in it
             assert set(held.values()) == {agreed}
             return

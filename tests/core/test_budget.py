@@ -1,4 +1,4 @@
-"""Restarts after failures: the budget, what `smart` adds, and the reasons in words."""
+"""Restarts after failures: the budget, what `smart` adds, and the printed reasons."""
 
 import pytest
 
@@ -36,7 +36,7 @@ def settings(
 
 
 class Job:
-    """A job whose generations fail one after the other."""
+    """A job in which one generation after the other fails."""
 
     def __init__(self, wanted: GroupSettings, restarts: int = 0) -> None:
         self.now = 0.0
@@ -81,7 +81,7 @@ def test_restarts_until_budget_is_exhausted(used: int, budget: int, decision: st
 
 
 def test_plain_policy_restarts_repeated_exception() -> None:
-    """As in torchrun; the end says what smart would have saved."""
+    """This is what torchrun does. The final report says what `smart` would have saved."""
     job = Job(settings(3))
     assert [job.reason(RAISED) for _ in range(4)] == [
         "restart 1 of 3",
@@ -102,12 +102,12 @@ def test_smart_ends_job_on_repeated_exception() -> None:
 @pytest.mark.parametrize(
     "between",
     [
-        pytest.param(FAILED._replace(last_lines=("killed",)), id="another failure"),
+        pytest.param(FAILED._replace(last_lines=("killed",)), id="different failure"),
         pytest.param(
             RAISED._replace(report=RAISED.report and RAISED.report._replace(where="train.py:4")),
-            id="another line",
+            id="different line",
         ),
-        pytest.param(KILLED, id="a signal"),
+        pytest.param(KILLED, id="signal"),
     ],
 )
 def test_smart_restarts_after_a_different_failure(between: Failure) -> None:
@@ -126,26 +126,28 @@ def test_smart_never_treats_kills_or_silent_exits_as_repeats(
     assert job.reason(failure) == "end: all 10 restarts since the last progress are used up"
 
 
-def test_smart_restarts_as_long_as_job_progresses() -> None:
+def test_smart_keeps_restarting_while_job_progresses() -> None:
     job = Job(settings(2, smart=True))
     assert all(isinstance(job.fails(RAISED, progressed=True), Restart) for _ in range(20))
     assert job.reason(KILLED, progressed=True) == "restart 21, 1 of 2 since the last progress"
 
 
-def test_long_run_does_not_override_missing_progress() -> None:
+def test_long_run_without_reported_progress_does_not_count() -> None:
     job = Job(settings(9, smart=True))
     job.fails(RAISED, after_s=4000.0, progressed=False)
     assert job.reason(RAISED, after_s=4000.0, progressed=False).startswith("end: same exception")
 
 
-def test_long_run_counts_as_progress_if_progress_is_unknown() -> None:
+def test_long_run_counts_if_progress_is_unknown() -> None:
     job = Job(settings(9, smart=True))
     job.fails(RAISED, after_s=4000.0)
     assert job.reason(RAISED, after_s=4000.0) == "restart 2 of 9"
 
 
 def test_smart_backoff_doubles_without_progress() -> None:
-    """The first restart is immediate; the others wait, each time twice as long, up to a minute."""
+    """The first restart is immediate. Each later one waits twice as long as the one before, up to
+    a minute.
+    """
     job = Job(settings(20, smart=True))
     waits = [
         outcome.delay_s for _ in range(20) if isinstance(outcome := job.fails(KILLED), Restart)
@@ -183,11 +185,11 @@ def test_windowed_budget_counts_recent_restarts() -> None:
     job = Job(settings(2, 3600.0))
     assert job.reason() == "restart 1, 1 of 2 within 1 h"
     assert job.reason(after_s=1800) == "restart 2, 2 of 2 within 1 h"
-    assert job.reason(after_s=1800) == "restart 3, 2 of 2 within 1 h"  # the first is out
+    assert job.reason(after_s=1800) == "restart 3, 2 of 2 within 1 h"  # the first has expired
     assert job.reason(after_s=1) == "end: all 2 restarts within 1 h are used up"
 
 
-def test_progress_refills_windowed_budget_only() -> None:
+def test_progress_refills_only_a_windowed_budget() -> None:
     job = Job(settings(1, 3600.0))
     assert [job.reason(progressed=True) for _ in range(2)][-1] == "restart 2, 1 of 1 within 1 h"
     job = Job(settings(1))
@@ -220,7 +222,7 @@ def test_repeated_usage_error_ends_the_job() -> None:
         ({"restart_on": "75", "fail_on": "2"}, -11, "end: --restart-on does not list SIGSEGV"),
     ],
 )
-def test_exit_code_rules_decide_before_the_budget(
+def test_exit_code_rules_take_precedence_over_budget(
     rules: dict[str, str], exitcode: int, decision: str
 ) -> None:
     assert Job(settings(3, **rules)).reason(FAILED._replace(exitcode=exitcode)) == decision
@@ -235,8 +237,8 @@ def test_restarts_of_listed_exit_codes_use_the_budget() -> None:
     ]
 
 
-def test_exit_code_rules_judge_the_root_cause() -> None:
-    """A peer that was stopped because of the failure has an exit code of its own."""
+def test_exit_code_rules_apply_to_root_cause() -> None:
+    """A peer that was stopped because of the failure has a different exit code."""
     stopped = FAILED._replace(rank=1, exitcode=-15, stop_signal=15, at=0.5)
     ended = GenerationEnd([FAILED._replace(exitcode=75), stopped], (), "", 0.0)
     wanted = settings(3, restart_on="75", fail_on="SIGTERM")

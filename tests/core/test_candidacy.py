@@ -1,4 +1,4 @@
-"""Holding a register, and doubting that the holder lives."""
+"""The leader lease on a registry: holding it, and judging whether its holder is alive."""
 
 from relight.core.link.leader_lease import (
     FRESH_S,
@@ -13,12 +13,12 @@ REFUSED = Refused("1", at_first=True, is_ours=False, is_loopback=False, same_hos
 
 
 def candidacy() -> Candidacy:
-    """Return one of 15 s."""
+    """Return a candidacy with a TTL of 15 s."""
     return Candidacy(15.0)
 
 
-def test_hold_expires_before_its_record() -> None:
-    """It counts from before the question, less a margin for clocks."""
+def test_lease_expires_before_its_record() -> None:
+    """The lease counts from before the request, less a margin for clock drift."""
     mine = candidacy()
     mine.held(100.0)
     assert mine.until == 100.0 + 15.0 - MARGIN_S
@@ -27,15 +27,15 @@ def test_hold_expires_before_its_record() -> None:
     assert not mine.holds(100.0)
 
 
-def test_hold_is_fresh_for_one_second() -> None:
-    """After that, a node that is gone may have evicted it."""
+def test_lease_is_fresh_for_one_second() -> None:
+    """After a second, another node may already have evicted the holder and exited."""
     mine = candidacy()
     mine.held(100.0)
     assert mine.is_fresh(100.0 + 0.9 * FRESH_S) and not mine.is_fresh(100.0 + FRESH_S)
 
 
-def test_holder_steps_down_when_too_few_nodes_reach_it() -> None:
-    """Once, when enough had reached it before."""
+def test_holder_steps_down_once_too_few_nodes_reach_it() -> None:
+    """It steps down only once, and only if enough nodes could reach it before."""
     mine = candidacy()
     mine.held(100.0)
     assert not mine.has_too_few(enough=False)
@@ -45,19 +45,21 @@ def test_holder_steps_down_when_too_few_nodes_reach_it() -> None:
 
 
 def test_eviction_requires_earlier_contact_with_holder() -> None:
-    """Or a process on its machine; a firewall may refuse in its name. Not at a further address."""
+    """Contact with a process on the holder's machine also counts. A refusal from a further address
+    doesn't, and a firewall may refuse connections on the holder's behalf.
+    """
     mine = candidacy()
     assert mine.patience_s(REFUSED, 100.0) is None
     assert mine.patience_s(REFUSED._replace(is_ours=True), 100.0) == SIGN_OF_LIFE_S
     mine.answered("1")
     assert mine.patience_s(REFUSED, 100.0) == SIGN_OF_LIFE_S
     assert mine.patience_s(REFUSED._replace(at_first=False), 100.0) is None
-    assert mine.patience_s(REFUSED._replace(revision="2"), 100.0) is None  # its successor
+    assert mine.patience_s(REFUSED._replace(revision="2"), 100.0) is None  # a successor's
     assert mine.patience_s(REFUSED._replace(here=False), 100.0) == 2.5
 
 
 def test_loopback_address_counts_only_on_its_own_host() -> None:
-    """It counts where the record was written, and nowhere else."""
+    """A loopback address is only meaningful on the host that wrote the record."""
     mine = candidacy()
     mine.answered("1")
     loopback = REFUSED._replace(is_loopback=True, is_ours=True)
@@ -65,8 +67,8 @@ def test_loopback_address_counts_only_on_its_own_host() -> None:
     assert mine.patience_s(loopback._replace(same_host=True), 100.0) == SIGN_OF_LIFE_S
 
 
-def test_holder_refusing_beyond_ttl_is_alive() -> None:
-    """Its record would have lapsed."""
+def test_holder_that_renews_beyond_ttl_is_alive() -> None:
+    """If it were dead, its record would have expired."""
     mine = candidacy()
     mine.patience_s(REFUSED, 100.0)
     mine.patience_s(REFUSED, 110.0)

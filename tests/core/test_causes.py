@@ -1,4 +1,4 @@
-"""The root cause of a failed generation, its certainty, and the reason."""
+"""The root cause of a failed generation, how certain it is, and why."""
 
 import signal
 from typing import Any
@@ -34,7 +34,7 @@ def judge(*ends: Failure, succeeded: tuple[int, ...] = (), world_size: int = 0) 
 
 
 def stopped(rank: int = 0, doing: WorkerState | None = None, **known: Any) -> Failure:
-    """A worker that was asked to stop two seconds before its end."""
+    """Return a worker that was asked to stop two seconds before it exited."""
     known = {"exitcode": -TERM, "stop_signal": TERM, "stopping_s": 2.0, "at": 3.0, **known}
     return end(rank, doing=doing, **known)
 
@@ -85,20 +85,20 @@ def test_failure_is_own_or_caused_by_peer_or_agent(failure: Failure, expected: R
         ({"doing": CLEANS_UP._replace(handling="SystemExit: 1")}, Role.STOPPED),
         ({}, Role.STOPPED),
     ],
-    ids=["printed before", "printed after", "was working", "was in an exit function", "was over",
-         "was in an exit function of C",
+    ids=["printed before", "printed after", "was working", "was in an atexit function",
+         "had finished", "was in a C exit function",
          "was over, read later", "was cleaning up",
          "was leaving", "nobody knows"],
 )  # fmt: skip
 def test_exception_of_stopped_rank_counts_if_raised_before_stop(
     known: dict[str, Any], expected: Role
 ) -> None:
-    """By the time of its traceback, or by its stack just before it was stopped."""
+    """The time of the traceback shows this, or else the stack taken just before the stop."""
     assert role(stopped(exitcode=1, report=error(), **known)) is expected
 
 
 def test_pipe_eof_is_lost_connection_but_file_eof_is_not() -> None:
-    """Both are an EOFError without words."""
+    """Both raise EOFError without a message."""
     report = error("", "EOFError")
     assert role(end(report=report)) is Role.OWN
     line = '  File "/usr/lib/python3.11/multiprocessing/connection.py", line 383, in _recv'
@@ -111,8 +111,8 @@ def test_nccl_watchdog_abort_blames_a_peer() -> None:
     assert role(end(exitcode=-signal.SIGABRT, report=aborted, words=words)) is Role.VICTIM
 
 
-def test_rank_failing_in_cleanup_is_not_root_cause() -> None:
-    """The first failure is a lost connection to some server, which sounds like a lost peer."""
+def test_rank_that_fails_in_cleanup_is_not_root_cause() -> None:
+    """The first failure lost a connection to some server, which looks like a lost peer."""
     first = end(1, at=1.0, report=RESET)
     verdict = judge(stopped(0, READS, exitcode=1, report=error()), first)
     assert verdict.root is first
@@ -121,7 +121,7 @@ def test_rank_failing_in_cleanup_is_not_root_cause() -> None:
 
 
 def test_rank_cleaning_up_after_exception_precedes_its_victims() -> None:
-    """It closes its connections first, and ends last."""
+    """It closes its connections first, but is the last to exit."""
     culprit = stopped(3, CLEANS_UP)
     verdict = judge(end(0, at=1.0, report=RESET), end(1, at=1.0, report=LOST), culprit)
     assert verdict.root is culprit
@@ -129,8 +129,8 @@ def test_rank_cleaning_up_after_exception_precedes_its_victims() -> None:
     assert verdict.why == "it was handling ValueError: bad record before it was stopped"
 
 
-def test_rank_that_works_below_an_except_block_has_not_failed() -> None:
-    """It continues without the missing file; so do the others."""
+def test_rank_working_inside_an_except_block_has_not_failed() -> None:
+    """Like the other ranks, it continues without the missing file."""
     below = CLEANS_UP._replace(works_below=True)
     assert role(stopped(0, below)) is Role.STOPPED
     first = end(1, at=1.0, report=RESET)
@@ -141,7 +141,7 @@ def test_rank_that_works_below_an_except_block_has_not_failed() -> None:
     assert verdict.detail == "rank 0 was handling ValueError: bad record (a.py:7)"
 
 
-def test_exception_that_all_ranks_handle_is_no_cause() -> None:
+def test_exception_handled_by_all_ranks_is_not_the_cause() -> None:
     others = [
         end(0, at=1.0, report=WAITED._replace(cause=CLEANS_UP.handling)),
         stopped(1, REDUCES._replace(handling=CLEANS_UP.handling, works_below=True)),
@@ -152,8 +152,8 @@ def test_exception_that_all_ranks_handle_is_no_cause() -> None:
         assert not verdict.detail
 
 
-def test_rank_in_an_except_block_is_at_most_suspected_of_closing_a_connection() -> None:
-    """It may wait there, and try again; no message is one of torch."""
+def test_rank_in_an_except_block_may_have_closed_the_connection() -> None:
+    """It may be waiting there to retry, and none of the messages is from torch."""
     first = end(1, at=1.0, report=RESET)
     verdict = judge(first, stopped(0, CLEANS_UP))
     assert (verdict.root, verdict.certainty) == (first, Certainty.LIKELY)
@@ -162,7 +162,7 @@ def test_rank_in_an_except_block_is_at_most_suspected_of_closing_a_connection() 
     )
     assert judge(first, end(2, at=1.0, report=RESET), stopped(0, CLEANS_UP)).root.rank == 0
     raised = stopped(0, CLEANS_UP, exitcode=1, report=error("bad record"))
-    assert judge(first, raised).root is raised  # that exception has ended it
+    assert judge(first, raised).root is raised  # the exception ended the rank
 
 
 def test_rank_handling_lost_connection_is_a_victim() -> None:
@@ -170,11 +170,11 @@ def test_rank_handling_lost_connection_is_a_victim() -> None:
     doing = CLEANS_UP._replace(handling=f"RuntimeError: {LOST.message}")
     assert judge(first, stopped(1, doing)).symptom is first
     doing = CLEANS_UP._replace(handling="ConnectionResetError: lost")
-    verdict = judge(first, stopped(1, doing))  # perhaps one to some server
+    verdict = judge(first, stopped(1, doing))  # the connection may have been to any server
     assert (verdict.root.rank, verdict.certainty) == (1, Certainty.LIKELY)
 
 
-def test_exception_after_which_more_was_printed_is_likely_at_most() -> None:
+def test_exception_followed_by_more_output_is_at_most_likely() -> None:
     doubt = "it printed more after that: no data"
     verdict = judge(end(1, report=error()._replace(doubt=doubt)))
     assert (verdict.certainty, verdict.why) == (Certainty.LIKELY, doubt)
@@ -183,18 +183,20 @@ def test_exception_after_which_more_was_printed_is_likely_at_most() -> None:
 
 
 def test_late_culprit_precedes_early_victim() -> None:
-    """Its traceback was printed after the other one had gone, as far as anybody saw."""
+    """As far as anyone could see, its traceback was printed only after the other rank
+    had exited.
+    """
     culprit = end(1, 9, at=3.0)
     verdict = judge(end(0, at=1.0, report=RESET), culprit)
     assert verdict.root is culprit
     assert verdict.certainty is Certainty.LIKELY
     assert verdict.why == "rank 0 had lost a connection 2.0 s before, perhaps to it"
-    verdict = judge(end(0, at=1.0, report=LOST), culprit)  # no other one could be lost
+    verdict = judge(end(0, at=1.0, report=LOST), culprit)  # no other rank could have been lost
     assert (verdict.root, verdict.certainty) == (culprit, Certainty.PROVEN)
 
 
 def test_late_exit_is_dated_by_its_traceback() -> None:
-    """Python with torch needs seconds to end."""
+    """A Python process that has imported torch takes seconds to exit."""
     culprit = end(1, at=3.0, report=error(), printed_s=2.5)
     verdict = judge(end(0, at=1.0, report=LOST), culprit)
     assert verdict.root is culprit
@@ -207,7 +209,7 @@ def test_first_own_failure_is_root_cause() -> None:
 
 
 def test_exception_at_stop_is_likely_cause_of_lost_peers() -> None:
-    """Where nobody saw when it was printed, and nobody could look at the rank."""
+    """It is unknown when the exception was printed, and no stack of the rank was taken."""
     culprit = stopped(1, exitcode=1, report=error())
     verdict = judge(end(0, at=1.0, report=LOST), culprit)
     assert verdict.root is culprit
@@ -215,20 +217,20 @@ def test_exception_at_stop_is_likely_cause_of_lost_peers() -> None:
     assert judge(end(0, at=1.0, report=RESET), culprit).root.rank == 0
 
 
-def test_possible_peer_connection_is_at_most_likely() -> None:
-    """A peer had ended, or nobody could look at it."""
+def test_cause_is_at_most_likely_if_connection_may_have_been_to_a_peer() -> None:
+    """Either a peer had exited, or no stack of it was taken."""
     for others in ([stopped(1)], [end(1, at=0.5, report=LOST)]):
         assert judge(end(0, at=1.0, report=RESET), *others).certainty is Certainty.LIKELY
-    unseen = judge(end(0, at=1.0, report=RESET), world_size=2)  # rank 1 ended with 0 when stopped
+    unseen = judge(end(0, at=1.0, report=RESET), world_size=2)  # rank 1 exited with 0 when stopped
     assert unseen.certainty is Certainty.LIKELY
 
 
 @pytest.mark.parametrize("doing", [OVER, READS._replace(in_program=False), None])
-def test_a_connection_that_may_have_been_one_to_a_rank_that_left_is_called_so(
+def test_report_says_connection_may_have_been_to_a_rank_that_left(
     doing: WorkerState | None,
 ) -> None:
-    """It had ended with 0, was shutting down, or was in an exit function. That may be a mere
-    coincidence, whatever the time in between.
+    """The rank had exited with 0, was shutting down, or was in an exit function. However close in
+    time, this may be a coincidence.
     """
     leaving = [stopped(1, doing)] if doing else []
     verdict = judge(end(0, at=1.0, report=RESET), *leaving, succeeded=() if doing else (1,))
@@ -239,8 +241,8 @@ def test_a_connection_that_may_have_been_one_to_a_rank_that_left_is_called_so(
     )
 
 
-def test_the_only_rank_that_lost_no_connection_is_where_the_others_led() -> None:
-    """One of many that lost theirs may have lost one to any server."""
+def test_only_rank_without_a_lost_connection_is_the_suspect() -> None:
+    """If only some of the others lost a connection, it may have been to any server."""
     lost = [end(rank, at=1.0, report=RESET) for rank in (1, 2)]
     verdict = judge(*lost, stopped(0, READS))
     assert (verdict.root.rank, verdict.certainty) == (0, Certainty.LIKELY)
@@ -250,7 +252,7 @@ def test_the_only_rank_that_lost_no_connection_is_where_the_others_led() -> None
     assert judge(*lost, stopped(0, READS), stopped(3, READS)).root.rank == 1
 
 
-def test_the_only_rank_that_lost_no_connection_may_be_in_an_exit_function() -> None:
+def test_only_rank_without_a_lost_connection_may_be_in_an_exit_function() -> None:
     lost = [end(rank, at=1.0, report=RESET) for rank in (0, 2)]
     verdict = judge(*lost, stopped(1, WorkerState(NO_CODE, (), False)))
     assert (verdict.root.rank, verdict.certainty) == (1, Certainty.LIKELY)
@@ -258,8 +260,8 @@ def test_the_only_rank_that_lost_no_connection_may_be_in_an_exit_function() -> N
     assert verdict.why == "rank 1 lost no connection, but all others did"
 
 
-def test_connection_to_a_process_of_the_data_loader_blames_no_rank() -> None:
-    """Torch does not always notice first that the process is gone."""
+def test_lost_data_loader_connection_blames_no_rank() -> None:
+    """Torch isn't always the first to notice that the loader process has exited."""
     loader = '  File "/x/site-packages/torch/utils/data/dataloader.py", line 7, in _next_data'
     pipe = '  File "/usr/lib/python3.11/multiprocessing/connection.py", line 395, in _recv'
     lost = RESET._replace(lines=(loader, pipe, "ConnectionResetError: [Errno 104] reset"))
@@ -269,8 +271,8 @@ def test_connection_to_a_process_of_the_data_loader_blames_no_rank() -> None:
     assert "  the connection was one to a process of the DataLoader, which had ended" in lines
 
 
-def test_order_of_lost_connections_counts_less_than_the_odd_place() -> None:
-    """On a busy machine, an agent may notice all of them at once."""
+def test_odd_location_outweighs_order_of_lost_connections() -> None:
+    """On a busy machine, an agent may notice all lost connections at once."""
     peers = [end(r, at=1.0, report=RESET._replace(where=f"t.py:{r} in reduce")) for r in (0, 2)]
     odd = end(1, at=1.1, report=RESET._replace(where="t.py:32"))
     verdict = judge(*peers, odd)
@@ -302,9 +304,9 @@ def test_order_of_lost_connections_counts_less_than_the_odd_place() -> None:
             "ranks 2-3 in all_reduce (train.py:8)", (1,),
         ),
     ],
-    ids=["late", "lost, elsewhere", "ended early", "leaves", "aborted at exit", "other order"],
+    ids=["late", "lost, elsewhere", "exited early", "leaving", "aborted at exit", "other order"],
 )  # fmt: skip
-def test_missing_rank_is_blamed_if_nobody_failed(
+def test_missing_rank_is_blamed_if_no_rank_failed(
     ends: list[Failure], succeeded: tuple[int, ...], says: str, ranks: tuple[int, ...]
 ) -> None:
     verdict = judge(*ends, succeeded=succeeded)
@@ -313,7 +315,7 @@ def test_missing_rank_is_blamed_if_nobody_failed(
 
 
 @pytest.mark.parametrize("exitcode", [1, -signal.SIGABRT])
-def test_rank_that_aborts_at_exit_is_noticed_before_its_peers(exitcode: int) -> None:
+def test_rank_that_aborted_at_exit_precedes_peers_that_lost_it(exitcode: int) -> None:
     lost = [stopped(rank, None, report=LOST, printed_s=0.1, stopping_s=0.2) for rank in (0, 1)]
     first = end(2, exitcode, last_lines=AT_EXIT[1:])
     verdict = judge(first, *(each._replace(exitcode=1) for each in lost))
@@ -323,8 +325,8 @@ def test_rank_that_aborts_at_exit_is_noticed_before_its_peers(exitcode: int) -> 
     assert judge(first, stopped(0, None)).rule == "own_failure"
 
 
-def test_an_exception_of_a_rank_that_left_early_is_told() -> None:
-    """It may have handled that, and returned, or called sys.exit."""
+def test_reports_exception_of_rank_that_left_early() -> None:
+    """The rank may have handled the exception and returned, or called sys.exit."""
     lost = end(0, report=LOST)
     told = end(1, 0, report=PRINTED)
     said = "rank 1 had printed ValueError: bad batch at /srv/job/train.py:12 in step"
@@ -341,18 +343,18 @@ def test_an_exception_of_a_rank_that_left_early_is_told() -> None:
     assert not judge(lost, aborted._replace(words=AT_EXIT[1])).detail
     survived = told._replace(report=PRINTED._replace(others=(0,)), words="FATAL: no data")
     assert judge(lost, survived, succeeded=(1,)).detail == "rank 1 had printed FATAL: no data"
-    # A peer may send anything.
+    # Peers are not trusted.
     assert not judge(lost, end(2, 0, report=PRINTED), succeeded=(1,)).detail
 
 
-def test_exit_code_of_a_rank_that_was_shutting_down_is_its_own() -> None:
+def test_rank_that_failed_while_shutting_down_is_root_cause() -> None:
     culprit = stopped(1, OVER, exitcode=1, report=PRINTED)
     verdict = judge(end(0, at=1.0, report=LOST), culprit)
     assert (verdict.root, verdict.rule) == (culprit, "own_failure")
 
 
 def traceback(function: str, line: int) -> ErrorReport:
-    """The exception of a rank in a collective."""
+    """Return the exception that a rank raised in a collective."""
     text = (
         "Traceback (most recent call last):",
         f'  File "/srv/train.py", line {line}, in <module>',
@@ -368,7 +370,7 @@ def traceback(function: str, line: int) -> ErrorReport:
 
 
 def test_timed_out_collectives_are_compared_by_traceback() -> None:
-    """The same rank is named in any order of the ends."""
+    """The suspect is the same whichever rank exits first."""
     reduces, waits = traceback("all_reduce", 10), traceback("barrier", 11)
     for order in ((0, 1, 2), (2, 1, 0)):
         ends = [
@@ -383,8 +385,8 @@ def test_timed_out_collectives_are_compared_by_traceback() -> None:
         )
 
 
-def test_gloo_tensor_size_mismatch_is_named_without_location() -> None:
-    """Gloo aborts the rank that is sent too much; the others lose it."""
+def test_gloo_tensor_size_mismatch_is_reported_without_location() -> None:
+    """Gloo aborts the rank that was sent too much, and the others lose their connection to it."""
     text = "[enforce fail at /x/gloo/transport/tcp/pair.cc:456] op.preamble.length <= op.nbytes."
     aborted = error(f"{text} 1336 vs 668", "EnforceNotMet", FailureKind.CRASHED, "")
     lost = traceback("all_reduce", 8)._replace(message=LOST.message)
@@ -439,20 +441,20 @@ def test_first_exception_is_named_if_all_were_stopped() -> None:
         "BrokenPipeError: [Errno 32] Broken pipe",
     ],
 )
-def test_lost_peer_message_marks_a_victim(message: str) -> None:
-    """What torch, NCCL and the system say then."""
+def test_lost_peer_message_marks_rank_as_victim(message: str) -> None:
+    """These are the messages of torch, NCCL and the operating system."""
     type_, _, text = message.partition(": ")
     assert role(end(report=error(text, type_))) is Role.VICTIM
 
 
-def test_time_out_raised_in_torch_blames_a_peer() -> None:
+def test_timeout_raised_in_torch_blames_a_peer() -> None:
     line = '  File "/x/site-packages/torch/distributed/distributed_c10d.py", line 3, in barrier'
     report = error("Socket Timeout", "RuntimeError")
     assert blame.of(report._replace(lines=(line,)), ()) is blame.Blame.PEER
     assert blame.of(report, ()) is blame.Blame.NOBODY
 
 
-def test_connection_of_another_library_is_not_known_to_be_one_to_a_peer() -> None:
+def test_another_librarys_lost_connection_may_not_be_to_a_peer() -> None:
     report = error("Connection closed by peer", "RedisError")
     assert blame.of(report, ()) is blame.Blame.CONNECTION
 
@@ -486,13 +488,13 @@ def test_message_unrelated_to_peers_is_own_failure(message: str) -> None:
         (WorkerEnd(1, 0, 5.1, TERM), " in read (data.py:41)", False),
         (WorkerEnd(1, 0, 5.1, TERM), "", False),
     ],
-    ids=["before", "after", "was gone", "was leaving", "was working", "nobody looked"],
+    ids=["before", "after", "had exited", "was leaving", "was working", "no stack"],
 )
-def test_rank_that_was_gone_as_the_others_were_stopped_had_succeeded(
+def test_rank_already_gone_when_others_were_stopped_had_succeeded(
     end: WorkerEnd, place: str, expected: bool
 ) -> None:
-    """The first failure is at 5 s. A process closes its connections before it can be reaped, so one
-    that fails because of that may be reaped first.
+    """The first failure is at 5 s. A process closes its connections before it can be reaped, so a
+    rank that fails because of that may be reaped first.
     """
     doing = WorkerState(place, (), False) if place else None
     assert causes.had_succeeded(end, 5.0, doing) is expected

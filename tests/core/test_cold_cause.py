@@ -1,4 +1,4 @@
-"""Why workers import modules that a warm process should have."""
+"""Why workers had to import modules despite a warm process."""
 
 from relight.core.status.cold_cause import ColdCause
 from relight.events.event_types import PreloadWithout, WarmProcessUnfit, WorkersWarm
@@ -6,7 +6,7 @@ from relight.events.event_types import PreloadWithout, WarmProcessUnfit, Workers
 UNFIT = WarmProcessUnfit(4711, "OMP_NUM_THREADS changed")
 
 
-def test_unfit_warm_process_is_the_cause_of_a_cold_start() -> None:
+def test_unsuitable_warm_process_explains_cold_start() -> None:
     cold = ColdCause()
     cold.step(UNFIT)
     cold.step(WorkersWarm(False, "it is not ready"))
@@ -16,7 +16,7 @@ def test_unfit_warm_process_is_the_cause_of_a_cold_start() -> None:
     assert (cold.is_surprise, cold.text()) == (False, "it is not ready")
 
 
-def test_warm_workers_have_a_cause_if_a_module_that_takes_long_is_left_out() -> None:
+def test_slow_module_left_out_of_warm_process_is_reported() -> None:
     cold = ColdCause()
     cold.step(PreloadWithout("csv", "csv starts a thread", 0.1, asked=False))
     cold.step(WorkersWarm(True, ""))

@@ -1,4 +1,4 @@
-"""Tracebacks in colour, as Python 3.13 prints them, and when they are wanted."""
+"""Traceback colours, as printed by Python 3.13, and when they are enabled."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ SAMPLES = Path(__file__).parent / "samples"
 
 
 def test_traceback_colours_match_python() -> None:
-    """The sample is what Python 3.13 prints."""
+    """The expected text was printed by Python 3.13."""
     sample = (SAMPLES / "colour-3.13.txt").read_text()
     assert coloured(clean(sample)) == sample
 
@@ -53,5 +53,5 @@ def test_colouring_preserves_arbitrary_text(text: str) -> None:
     ],
 )
 def test_colours_enabled_as_in_python(variables: dict[str, str], wanted: bool) -> None:
-    """can_colorize of Lib/_colorize.py in CPython 3.13."""
+    """The rules are those of can_colorize in CPython 3.13's Lib/_colorize.py."""
     assert are_wanted(lambda name: variables.get(name, "")) is wanted

@@ -1,4 +1,4 @@
-"""Ranks that finish while others still run: the time and the words of the note."""
+"""Ranks that finish while others are still running: when the note is printed, and what it says."""
 
 import pytest
 from plays import Table, table
@@ -16,7 +16,7 @@ from relight.core.status.snapshot import (
 
 
 def times(found: EarlyExits, until: float) -> list[float]:
-    """Return when the note comes, up to a time."""
+    """Return the times at which the note is printed, up to a given time."""
     told = []
     while (due := found.deadline()) is not None and due <= until:
         assert not found.is_due(due - 0.1)
@@ -28,16 +28,16 @@ def times(found: EarlyExits, until: float) -> list[float]:
 @pytest.mark.parametrize(
     ("ran_s", "wait_s"), [(0, 5), (60, 5), (600, 30), (3600, 180), (4 * 3600, 600), (86400, 600)]
 )
-def test_wait_scales_with_job_length(ran_s: float, wait_s: float) -> None:
+def test_delay_scales_with_job_length(ran_s: float, wait_s: float) -> None:
     found = EarlyExits(100.0)
     found.finish(1, 100.0 + ran_s)
     assert times(found, 1e9) == [100.0 + ran_s + wait_s]
 
 
-def test_line_repeats_only_for_more_ranks_and_twice_as_late() -> None:
+def test_note_repeats_only_for_more_ranks_after_twice_the_time() -> None:
     found = EarlyExits(0.0)
     found.finish(1, 100.0)
-    found.finish(2, 103.0)  # before the line, which has both
+    found.finish(2, 103.0)  # before the note, which then names both
     assert times(found, 1e9) == [105.0]
     found.finish(1, 140.0)
     assert found.deadline() is None
@@ -58,7 +58,7 @@ def test_line_repeats_only_for_more_ranks_and_twice_as_late() -> None:
          "all ranks on b finished 40 s ago with exit code 0; ranks on a, c are still running"),
     ],
 )  # fmt: skip
-def test_line_names_finished_and_running_ranks(text: str, expected: str) -> None:
+def test_note_names_finished_and_running_ranks(text: str, expected: str) -> None:
     assert text == expected
 
 
@@ -75,8 +75,8 @@ def running_group() -> Table:
         """)
 
 
-def test_all_nodes_hear_of_nodes_that_finished_early() -> None:
-    """The exit barrier lets the node itself go before."""
+def test_all_nodes_learn_which_nodes_finished_early() -> None:
+    """The exit barrier lets the finished node leave earlier."""
     played = running_group().play("""
         100 b done
         -> confirm 0, 1 done: a c
@@ -89,7 +89,7 @@ def test_all_nodes_hear_of_nodes_that_finished_early() -> None:
     assert notes(played, "a") == notes(played, "c") == [line]
 
 
-def test_silent_if_nodes_finish_together() -> None:
+def test_no_note_if_nodes_finish_together() -> None:
     played = running_group().play("""
         100 a done
         -> confirm 0, 0 done: b c
@@ -102,7 +102,7 @@ def test_silent_if_nodes_finish_together() -> None:
     assert not notes(played, "a")
 
 
-def test_silent_while_workers_stop() -> None:
+def test_no_note_while_workers_stop() -> None:
     played = running_group().play("""
         100 b done
         -> confirm 0, 1 done: a c
@@ -128,7 +128,9 @@ def test_restart_resets_early_exits() -> None:
 
 
 def node(number: int, *ends: float | None, state: str = RUNNING, first: int = 0) -> NodeSnapshot:
-    """A node whose ranks have ended with 0 so many seconds ago, or run."""
+    """Return a node whose ranks exited with 0 this many seconds ago. None means that a rank is
+    running.
+    """
     ranks = tuple(
         RankSnapshot(first + index, index, 1, None if ago is None else 0, 0, "", "", "",
                      ended=0.0 if ago is None else 1000.0 - ago)

@@ -1,6 +1,6 @@
-"""The election of a coordinator: never two simultaneous leases, and a connected majority gets one.
+"""Coordinator election: two leases never overlap, and a connected majority gets one.
 
-A failing seed of the simulation prints itself; `simulate(seed)` replays it.
+A failing simulation prints its seed; `simulate(seed)` replays it.
 """
 
 import pytest
@@ -30,7 +30,9 @@ SEEDS = 400
 
 @pytest.mark.parametrize("start", range(0, SEEDS, 50))
 def test_random_faults_never_elect_two_coordinators(start: int) -> None:
-    """Whatever happens, two never coordinate together, and a connected majority chooses in 3 s."""
+    """Whatever faults occur, two hosts never coordinate at once, and a connected majority elects
+    one within 3 s.
+    """
     for seed in range(start, start + 50):
         try:
             simulate(seed)
@@ -39,7 +41,7 @@ def test_random_faults_never_elect_two_coordinators(start: int) -> None:
 
 
 def quiet_world(size: int, *, alone: bool = False, seed: int = 1) -> World:
-    """A network without faults; no host runs yet."""
+    """Return a network without faults, on which no host has started."""
     return World(seed, size, alone=alone)
 
 
@@ -53,7 +55,7 @@ def started_world(size: int, *, alone: bool = False) -> World:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7])
 def test_first_host_wins_simultaneous_start(size: int) -> None:
-    """It stays the coordinator."""
+    """It then stays the coordinator."""
     world = started_world(size)
     assert world.leaders() == [0]
     world.run(20.0)
@@ -68,7 +70,7 @@ def test_single_host_elects_itself_immediately() -> None:
 
 
 def test_next_host_takes_over_after_crash_and_stays() -> None:
-    """The next host takes over soon after a crash; the first one returns as a follower."""
+    """When the crashed host returns, it becomes a follower."""
     world = started_world(3)
     world.crash(0)
     world.run(5.0)
@@ -94,7 +96,7 @@ def test_lowest_living_host_of_majority_takes_over(
 
 @pytest.mark.parametrize(("size", "dead"), [(2, (0,)), (3, (0, 1)), (4, (0, 1)), (5, (1, 2, 4))])
 def test_minority_never_elects_a_coordinator(size: int, dead: tuple[int, ...]) -> None:
-    """The old one's lease ends within vote_s."""
+    """The old coordinator's lease ends within vote_s."""
     world = started_world(size)
     for i in dead:
         world.crash(i)
@@ -106,7 +108,7 @@ def test_minority_never_elects_a_coordinator(size: int, dead: tuple[int, ...]) -
 
 
 def test_tie_goes_to_half_with_first_host() -> None:
-    """Of four hosts, two with the first are a majority, and two without it are not."""
+    """With four hosts, two of them are a majority only if they include the first."""
     world = started_world(4)
     world.cut = {(a, b) for a in range(4) for b in range(4) if (a < 2) != (b < 2)}
     world.run(10.0)
@@ -115,7 +117,7 @@ def test_tie_goes_to_half_with_first_host() -> None:
 
 @pytest.mark.parametrize("hosts", range(1, 8))
 def test_any_two_majorities_share_a_host(hosts: int) -> None:
-    """No set of hosts and its rest are both without a majority."""
+    """A set of hosts and the remaining ones are never both majorities."""
     subsets = [{i for i in range(hosts) if bits >> i & 1} for bits in range(1 << hosts)]
     deciding = [s for s in subsets if is_majority(s, hosts)]
     assert all(a & b for a in deciding for b in deciding)
@@ -123,7 +125,7 @@ def test_any_two_majorities_share_a_host(hosts: int) -> None:
 
 
 def test_deaf_host_does_not_disturb_election() -> None:
-    """Its own messages arrive."""
+    """It receives nothing, but its own messages arrive."""
     world = quiet_world(3)
     world.cut = {(1, 0), (2, 0)}
     for i in range(3):
@@ -135,7 +137,7 @@ def test_deaf_host_does_not_disturb_election() -> None:
 
 
 def test_thawed_coordinator_steps_down_in_first_step() -> None:
-    """It steps down before it says anything else."""
+    """It does so before it sends any message."""
     world = started_world(3)
     world.hosts[0].frozen = True
     world.run(6.0)
@@ -161,7 +163,7 @@ def answer(elector: Election, request: VoteRequest, now: float) -> VoteReply | N
 
 
 def test_restarted_voter_does_not_vote_twice() -> None:
-    """A host that votes, crashes and starts again can't vote while the first vote counts."""
+    """A host that votes, crashes and restarts can't vote again while its first vote is valid."""
     first = Election(["host0", "host1", "host2"], 2, "a", 0.0)
     reply = answer(first, VoteRequest(0, "x", 9.0, VOTE), 1.5)
     assert reply is not None
@@ -187,7 +189,7 @@ def test_restarted_voter_does_not_vote_twice() -> None:
 def test_vote_is_kept_until_it_expires(
     candidate: int, stage: str, after: float, granted: bool, holder: int, leads: bool
 ) -> None:
-    """Then another candidate gets it."""
+    """After that, another candidate can get it."""
     elector = voter()
     first = answer(elector, VoteRequest(0, "a", 70.0, LEAD), 1.2)
     assert first is not None
@@ -198,7 +200,7 @@ def test_vote_is_kept_until_it_expires(
 
 
 def test_stale_requests_are_ignored() -> None:
-    """A copy of a request, or one that a later one overtook, prolongs nothing."""
+    """A request that was duplicated, or overtaken by a later one, extends nothing."""
     elector = voter()
     assert answer(elector, VoteRequest(0, "a", 70.0, LEAD), 1.2) is not None
     assert answer(elector, VoteRequest(0, "a", 70.0, LEAD), 1.9) is None
@@ -209,7 +211,7 @@ def test_stale_requests_are_ignored() -> None:
 
 
 def test_released_vote_is_free() -> None:
-    """A released vote goes to the next candidate immediately; an old release frees nothing."""
+    """The next candidate gets it immediately. A stale release frees nothing."""
     elector = voter()
     answer(elector, VoteRequest(1, "a", 70.0, VOTE), 1.2)
     elector.step(BallotReceived(VoteRelease(1, "a", 69.0)), 1.25)
@@ -224,7 +226,7 @@ def test_released_vote_is_free() -> None:
 
 
 def candidate() -> tuple[Election, float]:
-    """The first of three hosts, after its request for votes at the returned time."""
+    """Return the first of three hosts, and the time at which it requested votes."""
     elector = Election(["host0", "host1", "host2"], 0, "me", 0.0)
     elector.step(Tick(), 1.0)
     promise = VoteReply(1, 0, "me", 1.0, PROBE, True, -1, False, 0.0)
@@ -250,7 +252,7 @@ def candidate() -> tuple[Election, float]:
     ],
 )
 def test_only_fresh_granted_reply_counts_as_vote(change: dict, now: float, elected: bool) -> None:
-    """Only a granted answer of another host to this process's request, while it is fresh."""
+    """It must come from another host, in reply to this process's own request."""
     elector, asked = candidate()
     reply = VoteReply(1, 0, "me", asked, VOTE, True, 0, False, 0.0)._replace(**change)
     effects = elector.step(BallotReceived(reply), now)
@@ -259,7 +261,7 @@ def test_only_fresh_granted_reply_counts_as_vote(change: dict, now: float, elect
 
 
 def test_lease_counts_from_request_not_reply() -> None:
-    """The lease ends a tenth before a vote counted from the request's time, not the answer's."""
+    """The lease ends earlier than the vote, by a tenth of vote_s."""
     elector, asked = candidate()
     elector.step(
         BallotReceived(VoteReply(1, 0, "me", asked, VOTE, True, 0, False, 0.0)), asked + 0.4
@@ -270,7 +272,7 @@ def test_lease_counts_from_request_not_reply() -> None:
 
 
 def test_replies_to_released_votes_are_ignored() -> None:
-    """A late answer to a request of an earlier round is void: its vote was given back."""
+    """A late reply to a request from an earlier round is void, as its vote has been released."""
     elector, asked = candidate()
     (release,) = {e.message for e in elector.step(Tick(), 1.72) if isinstance(e, SendBallot)}
     assert release == VoteRelease(0, "me", 1.72)
@@ -282,7 +284,7 @@ def test_replies_to_released_votes_are_ignored() -> None:
 
 
 def test_voter_defends_coordinator_it_did_not_vote_for() -> None:
-    """A voter that hears a coordinator votes for nobody else, even if its own vote is free."""
+    """While it hears from a coordinator, it votes for no one else, even if its own vote is free."""
     elector = voter()
     answer(elector, VoteRequest(1, "b", 5.0, VOTE), 1.2)
     reply = answer(elector, VoteRequest(0, "a", 70.0, LEAD), 1.3)
@@ -295,11 +297,11 @@ def test_voter_defends_coordinator_it_did_not_vote_for() -> None:
 
 
 def test_higher_candidate_yields_to_lower() -> None:
-    """A candidate that hears a lower one ask for votes gives its own back and votes for it."""
+    """When a lower host requests votes, it releases its own votes and votes for that host."""
     elector = Election(["host0", "host1", "host2"], 2, "me", 0.0)
     elector.step(Tick(), 1.0)
     elector.step(BallotReceived(VoteReply(1, 2, "me", 1.0, PROBE, True, -1, False, 0.0)), 1.01)
-    effects = elector.step(Tick(), 1.35)  # the lower host that answered had its chance
+    effects = elector.step(Tick(), 1.35)  # the lower host that answered has had its chance
     assert SendBallot(0, VoteRequest(2, "me", 1.35, VOTE)) in effects
     effects = elector.step(BallotReceived(VoteRequest(0, "x", 7.0, VOTE)), 1.4)
     elector.check()
@@ -309,7 +311,9 @@ def test_higher_candidate_yields_to_lower() -> None:
 
 
 def test_resumed_candidate_remembers_vote_it_grants() -> None:
-    """It gives up its own candidacy in that step, but another host's candidate has its vote now."""
+    """It abandons its own candidacy in that step, because another host's candidate now has its
+    vote.
+    """
     elector, _ = candidate()
     reply = answer(elector, VoteRequest(1, "b", 5.0, VOTE), 3.0)
     assert reply is not None
@@ -320,7 +324,7 @@ def test_resumed_candidate_remembers_vote_it_grants() -> None:
 
 
 def test_takeover_alone_continues_without_majority() -> None:
-    """It continues after three times vote_s, not before."""
+    """It takes over after three times vote_s, not earlier."""
     world = started_world(2, alone=True)
     world.crash(0)
     world.run(5.7)
@@ -333,7 +337,7 @@ def test_takeover_alone_continues_without_majority() -> None:
 
 
 def test_healed_split_leaves_majority_coordinator() -> None:
-    """After a cut that left two coordinators, as the user allowed, one of them steps down."""
+    """After a split with two coordinators, which the user had allowed, one of them steps down."""
     world = started_world(3, alone=True)
     world.cut = {(0, 1), (0, 2), (1, 0), (2, 0)}
     world.run(15.0)
@@ -344,7 +348,9 @@ def test_healed_split_leaves_majority_coordinator() -> None:
 
 
 def test_thawed_host_listens_before_taking_over_alone() -> None:
-    """A host that wakes up after a minute does not take the silence of its sleep for a loss."""
+    """A host that was frozen for a minute doesn't mistake that silence for the loss of
+    the others.
+    """
     world = started_world(2, alone=True)
     world.hosts[1].frozen = True
     world.run(60.0)
@@ -356,7 +362,7 @@ def test_thawed_host_listens_before_taking_over_alone() -> None:
 
 
 def test_takeover_alone_converges_after_network_heals() -> None:
-    """This takes a few seconds."""
+    """Convergence takes a few seconds."""
     for seed in range(40):
         world = simulate(seed, alone=True)
         world.cut.clear()
@@ -376,7 +382,7 @@ def test_takeover_alone_converges_after_network_heals() -> None:
     ],
 )
 def test_explanation_names_silent_hosts(size: int, needed: str) -> None:
-    """Without a coordinator the sentence names the number needed and the silent hosts."""
+    """Without a coordinator, it also states how many hosts are needed."""
     world = started_world(size)
     for i in range(size - 1):
         world.crash(i)
@@ -396,7 +402,7 @@ def test_every_host_names_the_coordinator() -> None:
 
 
 def test_lone_vote_coordinator_is_left_in_place() -> None:
-    """Others learn that a coordinator goes by its own vote alone, and leave it in place."""
+    """Other hosts learn that a coordinator relies on its own vote alone, and don't replace it."""
     elector = Election(["host0", "host1"], 1, "me", 0.0, alone=True)
     now = 0.0
     while elector.state is not ElectionState.COORDINATOR:
@@ -411,7 +417,7 @@ def test_lone_vote_coordinator_is_left_in_place() -> None:
 def test_high_latency_and_loss_keep_a_coordinator(
     delay_s: float, loss: float, most_s: float
 ) -> None:
-    """Unanswered messages are sent again soon."""
+    """Messages without a reply are soon sent again."""
     world = started_world(3)
     world.delay, world.drop = (delay_s, delay_s + 0.01), loss
     world.run(world.now + 5.0)
@@ -423,7 +429,9 @@ def test_high_latency_and_loss_keep_a_coordinator(
 
 
 def test_coordinator_knows_whether_it_succeeds_another() -> None:
-    """From those that vote for it, also if it was started after the other one had gone."""
+    """It learns this from its voters, even if it started after the previous coordinator had
+    exited.
+    """
     world = started_world(3)
     first = world.hosts[0].elector
     assert first is not None and not first.follows_another

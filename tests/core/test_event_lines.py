@@ -1,4 +1,4 @@
-"""Lines of the event log: read, chosen and shown."""
+"""Reading, filtering and formatting lines from the event log."""
 
 import pytest
 
@@ -45,11 +45,11 @@ def test_line_round_trips_to_its_event(number: int) -> None:
         ((), None, 9, []),
     ],
 )  # fmt: skip
-def test_lines_filtered_by_event_time_and_rank(
+def test_filters_lines_by_event_time_and_rank(
     names: tuple[str, ...], since: float | None, rank: int | None, expected: list[int]
 ) -> None:
-    """A rank is found by what started it, also in events that name the local rank only; after a
-    restart, a rank may be on another node.
+    """The rank is taken from the start event, even for events that only name the local rank. After
+    a restart, the rank may be on another node.
     """
     selection = Selection(frozenset(names), since, rank)
     assert [n for n, line in enumerate(lines()) if selection.wants(line)] == expected
@@ -76,8 +76,8 @@ def test_malformed_lines_are_skipped(text: str) -> None:
          "WorkersFrozen    workers are frozen: lease expired"),
     ],
 )  # fmt: skip
-def test_lines_of_other_versions_shown_verbatim(text: str, shown: str) -> None:
-    """And no line can do anything to a terminal."""
+def test_lines_from_other_versions_are_shown_verbatim(text: str, shown: str) -> None:
+    """Still, no line can control the terminal."""
     line = event_lines.read(text)
     assert line is not None
     assert event_lines.shown(line) == shown

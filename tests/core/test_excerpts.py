@@ -1,4 +1,4 @@
-"""The first line of an exception, and long texts, are cut so that the reason stays."""
+"""Shortening an exception's first line, and long text, without losing the reason."""
 
 import pytest
 from hypothesis import given
@@ -63,12 +63,12 @@ def test_headline_states_the_reason(message: str, expected: str) -> None:
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("size", [60, 80, 100, 120])
-def test_cut_keeps_address(text: str, address: str, size: int) -> None:
+def test_shortening_keeps_address(text: str, address: str, size: int) -> None:
     assert address in cut(text, size)
 
 
 @given(st.text(" .:;,[]()12ab-", max_size=300), st.integers(3, 200))
-def test_cut_respects_size_limit(text: str, size: int) -> None:
+def test_shortening_respects_size_limit(text: str, size: int) -> None:
     shown = cut(text, size)
     assert len(shown) <= size
     assert shown == text or "…" in shown
@@ -87,7 +87,7 @@ def test_short_excerpt_keeps_first_error_of_chain() -> None:
     assert excerpt(lines, 10)[:2] == ["  … 2 frames …", "E: 0"]
 
 
-def test_first_exception_of_a_group_stays_in_a_short_excerpt() -> None:
+def test_short_excerpt_keeps_first_exception_of_group() -> None:
     lines = [
         "  + Exception Group Traceback (most recent call last):",
         '  |   File "/srv/job/train.py", line 20, in <module>',
@@ -110,7 +110,7 @@ def test_first_exception_of_a_group_stays_in_a_short_excerpt() -> None:
 
 
 @pytest.mark.parametrize("rows", [10, 54, 55, 70])
-def test_repeated_omissions_are_summed(rows: int) -> None:
+def test_consecutive_omissions_are_summed(rows: int) -> None:
     lines = ["Traceback (most recent call last):", '  File "a.py", line 4, in f', "E: bad:"]
     lines += [*(f"tensor {n}" for n in range(50)), "  … 14,950 more lines …"]
     lines += [f"tensor {n}" for n in range(15_000, 15_050)]

@@ -1,4 +1,4 @@
-"""Many ends, one root cause, and a report that fits on a terminal."""
+"""Many worker exits, one root cause, and a report that fits on a terminal."""
 
 import re
 
@@ -41,7 +41,7 @@ LOADED = (PRINTED.lines[0], '  File "/srv/job/train.py", line 3, in load', PRINT
 
 
 def test_equal_failures_are_reported_once() -> None:
-    """Ranks that failed in the same way are one cause; numbers in the message do not matter."""
+    """Ranks that failed in the same way share a cause, even if numbers in their messages differ."""
     ends = [end(r, at=r / 10, report=error(f"rank {r} at 0x7f{r}")) for r in (3, 1, 2)]
     other = end(0, at=9.0, report=error("bad batch", where="/srv/job/train.py:99"))
     diagnosis = diagnose([*ends, other])
@@ -53,8 +53,10 @@ def test_equal_failures_are_reported_once() -> None:
     assert text[3].startswith("  first rank 1 on vm: ")
 
 
-def test_gpu_error_is_a_line_of_the_report() -> None:
-    """Also that of a rank that failed as a consequence, or whose crash has a stack of its own."""
+def test_report_includes_gpu_error() -> None:
+    """This includes the error of a rank that failed as a consequence, or that has a crash stack of
+    its own.
+    """
     said = "its GPU 0000:3b:00.0 reported Xid 79 (GPU has fallen off the bus) 0.4 s before"
     for root, line in (
         (end(1, -SEGV)._replace(gpu_error=said), f"  {said}"),
@@ -67,7 +69,7 @@ def test_gpu_error_is_a_line_of_the_report() -> None:
 
 
 def test_equal_signals_and_exit_codes_are_one_cause() -> None:
-    """An end that the agent had asked for is another one."""
+    """An exit requested by the agent is a different cause."""
     killed = [end(r, -SEGV) for r in (0, 1)]
     assert len(diagnose(killed).same) == 1
     assert diagnose(killed).headline().startswith("ranks 0-1 were killed by SIGSEGV")
@@ -138,11 +140,11 @@ def test_equal_signals_and_exit_codes_are_one_cause() -> None:
 def test_headline_names_exception_only_if_it_ended_the_worker(
     failure: Failure, expected: str
 ) -> None:
-    """The first line is certain: an exception if it ended the worker."""
+    """The headline states only what is certain."""
     assert what_happened(failure) == expected
 
 
-def test_exception_that_ranks_printed_which_went_on_has_ended_nobody() -> None:
+def test_exception_printed_by_ranks_that_continued_is_not_fatal() -> None:
     survivor = end(0, -TERM, 1.0, stop_signal=TERM, report=error("bad batch 7"), went_on=True)
     for other in (end(1, report=error()), end(1, report=error(kind=FailureKind.PRINTED))):
         diagnosis = diagnose([other, survivor._replace(report=error())])
@@ -157,14 +159,14 @@ def test_exception_that_ranks_printed_which_went_on_has_ended_nobody() -> None:
     "survivor",
     [
         end(0, -TERM, 1.0, stop_signal=TERM, report=error("bad tile"), went_on=True),
-        # It had caught the exception in a function.
+        # The rank had caught the exception in a function.
         end(0, -TERM, 1.0, stop_signal=TERM, report=error()._replace(lines=LOADED), went_on=True),
         end(0, -TERM, 1.0, stop_signal=TERM, report=error(), went_on=False),
         end(0, -TERM, 1.0, stop_signal=TERM, report=error(), went_on=None),
         end(0, 1, 1.0, report=error(), went_on=True),
     ],
 )
-def test_exception_counts_if_no_other_rank_is_known_to_have_survived_it(survivor: Failure) -> None:
+def test_exception_counts_unless_another_rank_survived_it(survivor: Failure) -> None:
     root = diagnose([end(1, report=error()), survivor]).root
     assert (root.rank, what_happened(root)) == (1, "raised ValueError: bad batch")
 
@@ -174,13 +176,13 @@ def test_exception_counts_if_no_other_rank_is_known_to_have_survived_it(survivor
     [
         (end(report=PRINTED), True),
         (end(report=PRINTED, printed_s=1.0), True),
-        (end(report=PRINTED, printed_s=2.0, went_on=True), True),  # torch takes long to shut down
+        (end(report=PRINTED, printed_s=2.0, went_on=True), True),  # torch is slow to shut down
         (end(report=PRINTED, printed_s=9.0), False),
         (end(exitcode=-KILL, report=PRINTED), False),
         (end(report=PRINTED, words="no /data"), False),
     ],
 )
-def test_place_of_a_printed_exception_is_shown_if_it_may_have_ended_the_worker(
+def test_shows_location_of_exception_that_may_have_been_fatal(
     failure: Failure, shows: bool
 ) -> None:
     lines = diagnose([failure]).render(formed_at=0, ended="now", verdict="over")
@@ -200,12 +202,14 @@ def test_place_of_a_printed_exception_is_shown_if_it_may_have_ended_the_worker(
     ],
 )
 def test_job_exits_with_code_of_root_cause(failure: Failure, expected: int) -> None:
-    """The exit code is the one that the cause would have had, had the agent not been quicker."""
+    """This is the exit code that the root cause would have had if the agent hadn't stopped it
+    first.
+    """
     assert diagnose([failure]).exit_code == expected
 
 
-def test_report_has_known_parts_in_fixed_order() -> None:
-    """What, where, who and when, why, what followed."""
+def test_report_sections_have_a_fixed_order() -> None:
+    """The order is: what failed, where, on which rank and when, why, and what followed."""
     root = end(3, at=303.5, report=error(), log="/srv/logs/3/stderr.log")
     others = [
         end(0, -TERM, 304.0, stop_signal=TERM),
@@ -233,7 +237,7 @@ def test_report_has_known_parts_in_fixed_order() -> None:
 
 
 def test_succeeded_ranks_not_blamed_for_own_connection_error() -> None:
-    """Nothing shows whose connection it was."""
+    """Nothing shows which process the connection was to."""
     failure = end(3, report=error("shard 5: reset by object store", "ConnectionResetError"))
     found = diagnose([failure], (0, 1, 2))
     assert found.render(formed_at=0, ended="now", verdict="over")[:2] == [
@@ -243,8 +247,8 @@ def test_succeeded_ranks_not_blamed_for_own_connection_error() -> None:
     assert (found.root, found.verdict.certainty) == (failure, Certainty.UNKNOWN)
 
 
-def test_exit_code_of_a_rank_that_ended_by_itself_is_its_own() -> None:
-    """Even if it was also reaped after the others had been asked to stop."""
+def test_rank_that_exited_by_itself_keeps_its_exit_code() -> None:
+    """This holds even if it was reaped after the other ranks had been asked to stop."""
     lost = end(1, at=2.0, report=RESET)
     gone = WorkerState(" has ended (zombie)", (), False, in_program=False)
     for exitcode, code in ((-SEGV, 139), (7, 7)):
@@ -257,7 +261,7 @@ def test_exit_code_of_a_rank_that_ended_by_itself_is_its_own() -> None:
         assert what_happened(ended).endswith(" after printing: no data")
 
 
-def test_words_of_another_process_are_shown_with_the_exception_that_it_caused() -> None:
+def test_output_of_another_process_is_shown_with_exception_it_caused() -> None:
     for report in (
         error("DataLoader worker (pid 7) exited unexpectedly with exit code 3.", "RuntimeError"),
         error("[Errno 32] Broken pipe", "BrokenPipeError"),
@@ -270,7 +274,7 @@ def test_words_of_another_process_are_shown_with_the_exception_that_it_caused() 
     assert not [line for line in lines if "before that" in line]
 
 
-def test_line_that_a_signal_handler_has_interrupted_is_called_so() -> None:
+def test_report_marks_line_interrupted_by_signal_handler() -> None:
     frames = tuple(
         f'  File "{file}", line 7, in f'
         for file in ("/srv/train.py", "/x/torch/utils/data/_utils/signal_handling.py")
@@ -292,7 +296,7 @@ def test_line_that_a_signal_handler_has_interrupted_is_called_so() -> None:
     ],
     ids=["check", "called by a library", "no check"],
 )
-def test_caller_of_a_check_is_named_if_the_traceback_is_too_long(
+def test_long_traceback_still_names_caller_of_check(
     source: str, caller: str, expected: bool
 ) -> None:
     frames = (
@@ -309,7 +313,7 @@ def test_caller_of_a_check_is_named_if_the_traceback_is_too_long(
         assert rows_of([f"relight: {shown[0]}", *shown[1:]]) <= 25
 
 
-def test_exception_of_a_thread_follows_the_last_words() -> None:
+def test_thread_exception_follows_last_output() -> None:
     lines = ("Exception in thread reader:", *PRINTED.lines)
     failure = end(report=PRINTED._replace(lines=lines), words="no batch within 2 s")
     shown = diagnose([failure]).render(formed_at=0, ended="now", verdict="over")
@@ -322,7 +326,7 @@ def test_exception_of_a_thread_follows_the_last_words() -> None:
     assert "before that" not in handled.render(formed_at=0, ended="now", verdict="over")[1]
 
 
-def test_place_of_an_exception_group_follows_that_of_its_first_exception() -> None:
+def test_exception_group_location_follows_that_of_its_first_exception() -> None:
     report = error("2 of 5 (2 sub-exceptions): ValueError: x", "ExceptionGroup")
     failure = end(report=report._replace(cause_where="/srv/job/train.py:20"))
     lines = diagnose([failure]).render(formed_at=0, ended="now", verdict="over")
@@ -401,7 +405,7 @@ def test_place_of_an_exception_group_follows_that_of_its_first_exception() -> No
         ([end(report=error(), evidence="out of memory")], (), "out of memory"),
     ],
 )
-def test_vague_failure_adds_a_hint(
+def test_unclear_failure_gets_a_hint(
     failures: list[Failure], succeeded_ranks: tuple[int, ...], expected: str
 ) -> None:
     lines = diagnose(failures, succeeded_ranks).render(formed_at=0, ended="now", verdict="over")
@@ -409,7 +413,7 @@ def test_vague_failure_adds_a_hint(
 
 
 def test_handled_traceback_is_shown_as_printed() -> None:
-    """The last lines come before it."""
+    """It follows the last lines of output."""
     said = ("ValueError: bad batch", "no /data")
     failure = end(exitcode=7, report=PRINTED, last_lines=said, words="no /data")
     lines = diagnose([failure]).render(formed_at=0, ended="now", verdict="over")
@@ -441,8 +445,8 @@ def test_handled_traceback_is_shown_as_printed() -> None:
         ),
     ],
 )
-def test_cut_text_ends_at_sentence_or_word(text: str, expected: str) -> None:
-    """The omitted part begins where a reader stops."""
+def test_text_is_cut_after_a_sentence_or_word(text: str, expected: str) -> None:
+    """It is cut where a reader would pause."""
     assert cut(text, 40) == expected
 
 
@@ -469,7 +473,7 @@ def test_cut_text_ends_at_sentence_or_word(text: str, expected: str) -> None:
     ],
 )
 def test_long_consequence_line_keeps_its_reason(message: str, shown: str, later: float) -> None:
-    """It takes a second row first."""
+    """It uses a second row before anything is cut."""
     failures = [end(9, report=error()), *(end(n, -TERM, later, stop_signal=TERM,
                 report=error(message, "RuntimeError")) for n in range(0, 9, 2))]  # fmt: skip
     lines = diagnose(failures).render(formed_at=0, ended="11:42:07", verdict="over")
@@ -477,7 +481,7 @@ def test_long_consequence_line_keeps_its_reason(message: str, shown: str, later:
     assert f"{'0.3 s later, ' if later else ''}raised RuntimeError: {shown}" in line
 
 
-def test_numbers_that_differ_are_those_of_one_rank() -> None:
+def test_differing_numbers_are_shown_for_one_rank() -> None:
     def first_line(*files: int) -> str:
         ends = [end(n, report=error(f"no /data/{file}.bin")) for n, file in enumerate(files)]
         return diagnose(ends).render(formed_at=0, ended="now", verdict="over")[0]
@@ -487,7 +491,7 @@ def test_numbers_that_differ_are_those_of_one_rank() -> None:
     assert first_line(4, 4) == said
 
 
-def test_same_text_of_a_rank_that_was_stopped_meanwhile_has_no_other_numbers() -> None:
+def test_identical_text_of_stopped_rank_has_no_differing_numbers() -> None:
     own = end(0, words="no /data/4.bin", last_lines=("no /data/4.bin",))
     ends = [own, own._replace(rank=1, at=2.0, stop_signal=TERM)]
     assert diagnose(ends).render(formed_at=0, ended="now", verdict="over")[0] == (
@@ -495,7 +499,7 @@ def test_same_text_of_a_rank_that_was_stopped_meanwhile_has_no_other_numbers() -
     )
 
 
-def test_rank_that_did_not_end_when_asked_was_killed_later() -> None:
+def test_rank_that_ignored_stop_is_shown_as_killed_later() -> None:
     stubborn = end(1, -KILL, 30.0, stop_signal=TERM, stopping_s=30.0)
     said = "stopped by the agent (SIGTERM), killed 30 s later"
     assert how_it_ended(stubborn) == said
@@ -506,7 +510,7 @@ def test_rank_that_did_not_end_when_asked_was_killed_later() -> None:
     assert f"  rank 1: {said}" in lines
 
 
-def test_broken_pipe_that_the_machine_explains_is_no_lost_peer() -> None:
+def test_broken_pipe_with_local_cause_is_not_a_lost_peer() -> None:
     evidence = "the reader of the launcher's output has ended, as with `| head`"
     report = error("[Errno 32] Broken pipe", "BrokenPipeError")
     lines = diagnose([end(0, report=report, evidence=evidence)]).render(
@@ -520,7 +524,7 @@ def ended(*ends: Failure, succeeded: tuple[int, ...] = ()) -> JobEnded:
     return restart_decision.end(end_of, "over", 0.0)
 
 
-def test_place_of_another_rank_than_the_first_is_labelled() -> None:
+def test_location_of_rank_other_than_the_first_is_labelled() -> None:
     job = ended(end(0, report=LOST), end(1, -TERM, stop_signal=TERM, doing=READS))
     assert job.report[0].startswith("rank 1 in read (data.py:41), when rank 0 raised RuntimeError")
     assert job.report[1] == "  rank 0 at /srv/job/train.py:12 in step"
@@ -531,7 +535,7 @@ def test_place_of_another_rank_than_the_first_is_labelled() -> None:
     assert ended(end(0, report=error())).report[1] == "  /srv/job/train.py:12 in step"
 
 
-def test_place_of_another_rank_than_the_one_to_look_at_is_labelled() -> None:
+def test_location_of_rank_other_than_the_suspect_is_labelled() -> None:
     failed, root = end(0, report=LOST), end(1, -TERM, stop_signal=TERM, doing=READS)
     says = "the ranks were in different calls: rank 0 in a, rank 1 in b"
     verdict = Verdict("different_collectives", Certainty.LIKELY, says, root, failed, (1,), says)
@@ -539,7 +543,7 @@ def test_place_of_another_rank_than_the_one_to_look_at_is_labelled() -> None:
     assert "  rank 0 at /srv/job/train.py:12 in step" in lines
 
 
-def test_headline_of_a_job_tells_what_the_machine_found() -> None:
+def test_job_headline_includes_machine_evidence() -> None:
     full = "the file system of /data is full (0 bytes free of 4 MiB)"
     job = ended(end(0, report=error("can't write"), evidence=full))
     said = "rank 0 raised ValueError: can't write at /srv/job/train.py:12 in step"
@@ -549,7 +553,7 @@ def test_headline_of_a_job_tells_what_the_machine_found() -> None:
     )
 
 
-def test_long_rank_list_is_cut() -> None:
+def test_long_rank_list_is_shortened() -> None:
     lines = diagnose([end(r, 3) for r in range(0, 200, 2)]).render(
         formed_at=0, ended="now", verdict="over"
     )
@@ -603,7 +607,7 @@ ENDS = st.builds(
 
 @pytest.mark.parametrize("ranks", range(2, 9))
 def test_report_fits_25_rows(ranks: int) -> None:
-    """Consequences and the path of the log take more and more rows."""
+    """Consequences and the log path take up an increasing number of rows."""
     first, last = error().lines
     frame = '  File "/srv/job/train.py", line 12, in step', "    step(batch)"
     report = error()._replace(lines=(first, *frame, last))
@@ -620,7 +624,7 @@ def test_report_fits_25_rows(ranks: int) -> None:
 @settings(max_examples=500)
 @given(st.lists(ENDS, min_size=1, max_size=8))
 def test_any_failures_fit_25_rows_with_each_rank_once(ends: list[Failure]) -> None:
-    """One cause of the best class comes first; the exit code is not 0."""
+    """A cause of the highest class comes first, and the exit code is never 0."""
     ends = [each._replace(rank=rank) for rank, each in enumerate(ends)]
     diagnosis = diagnose(ends)
     own = [each for each in ends if role(each) in (Role.OWN, Role.REPORTED)]
@@ -644,7 +648,7 @@ def stopped(rank: int, doing: WorkerState | None) -> Failure:
     return end(rank, -TERM, stop_signal=TERM, doing=doing)
 
 
-def test_last_lines_of_a_crowded_report_are_fewer() -> None:
+def test_crowded_report_shows_fewer_last_lines() -> None:
     crowd = [
         *(end(rank, at=2.0) for rank in range(3)),
         end(3, at=2.0, evidence="out of memory: the kernel killed one process " + "x" * 100),
@@ -661,14 +665,14 @@ def test_last_lines_of_a_crowded_report_are_fewer() -> None:
     assert "  c" in lines
 
 
-def test_doubt_about_an_exception_fits_into_a_message() -> None:
+def test_doubt_about_exception_fits_into_a_message() -> None:
     (sent,) = shared([end(report=error()._replace(doubt=f"\x1b{'x' * 2000}"))], 0.0)
     assert sent.report is not None
     assert sent.report.doubt.startswith("\ufffdxxx")
     assert len(sent.report.doubt) <= 1000
 
 
-def test_ranks_at_same_location_send_one_stack() -> None:
+def test_ranks_at_same_location_share_one_stack() -> None:
     failures = [stopped(rank, READS) for rank in (3, 2, 1)]
     sent = shared(failures, 0.0)
     assert {each.rank: len(each.doing.stack) for each in sent if each.doing} == {1: 1, 2: 0, 3: 0}

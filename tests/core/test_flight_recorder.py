@@ -1,4 +1,4 @@
-"""What dumps of torch's flight recorder say of ranks that wait for each other."""
+"""What dumps from torch's flight recorder reveal about ranks that wait for each other."""
 
 from typing import Any
 
@@ -12,7 +12,9 @@ from relight.core.failure import Collective, Failure, WorkerState
 
 
 def entry(number: int, name: str = "all_reduce", group: str = "0", **others: Any) -> dict[str, Any]:
-    """As `_dump_fr_trace` of torch 2.13 writes it, without the unread parts."""
+    """Return an entry as written by `_dump_fr_trace` in torch 2.13, without the fields that are
+    never read.
+    """
     pair = ("0", "default_pg") if group == "0" else (group, "undefined")
     return {
         "process_group": pair, "collective_seq_id": number, "profiling_name": f"gloo:{name}",
@@ -34,7 +36,7 @@ def rows(*known: Failure) -> list[str]:
     return [row.strip() for row in flight_recorder_text.lines(known)[1:]]
 
 
-def test_last_collective_of_each_group() -> None:
+def test_finds_last_collective_of_each_group() -> None:
     found = flight_recorder_text.last_collectives(
         dump(
             entry(1, retired=True),
@@ -81,13 +83,13 @@ def test_names_rank_that_entered_no_collective() -> None:
     ]
 
 
-def test_uninformative_dumps_are_omitted() -> None:
+def test_omits_uninformative_dumps() -> None:
     done = entry(3, retired=True)
     assert rows(failure(0, done), failure(1, done)) == []
     assert rows(failure(0, entry(3)), record(1)) == [], "nothing is known of rank 1"
 
 
-def test_report_of_many_groups_is_short() -> None:
+def test_report_on_many_groups_is_short() -> None:
     first = [entry(1, group=str(each)) for each in range(1, 9)]
     second = [entry(2, group=str(each)) for each in range(1, 9)]
     found = flight_recorder_text.lines([failure(0, *first), failure(1, *second)])

@@ -1,4 +1,4 @@
-"""Where the time of a job goes: the wall time, split into phases from the events of an agent."""
+"""Goodput: a job's wall time, split into phases using an agent's events."""
 
 import pytest
 from hypothesis import given
@@ -17,8 +17,10 @@ def formed(number: int, restart: int = 0, nodes: int = 1, failed: str = "") -> e
 
 
 def generation(begin: float, number: int, restart: int = 0, *, first: bool = True) -> list[Told]:
-    """One with two workers: formed after 1 s, spawned after 2, imported after 5, met after 6; the
-    first step is done after 8.
+    """Return a generation with two workers.
+
+    It is formed after 1 s, its workers are spawned after 2 s, have imported after 5 s and have met
+    after 6 s. The first step is done after 8 s.
     """
     told: list[Told] = [
         (begin + 1, formed(number, restart, failed="a" * restart)),
@@ -31,7 +33,7 @@ def generation(begin: float, number: int, restart: int = 0, *, first: bool = Tru
 
 
 def failure(at: float, number: int, first: float | None, saved: float | None) -> list[Told]:
-    """A worker fails; it is noticed after 0.5 s, and the other one has exited 2 s later."""
+    """Fail a worker. The failure is noticed 0.5 s later, and the other worker exits 2 s later."""
     told: list[Told] = [
         (at + 0.5, event_types.WorkerExited(1, 1)),
         (at + 0.5, event_types.FailureNoticed(number, 1, 0.5)),
@@ -81,7 +83,7 @@ def test_wall_time_is_split_into_phases() -> None:
 
 
 def test_running_generation_counts_until_now() -> None:
-    """Its first step is not told by an event until its workers have ended."""
+    """No event reports its first step until its workers have exited."""
     running = ledger(generation(0, 0))
     assert running.account(7.0).latest[0].phases.unknown == 1
     account = running.account(18.0, 8.0)
@@ -98,7 +100,7 @@ def test_running_generation_counts_until_now() -> None:
          {"rendezvous", "spawn", "productive", "lost"}),
         ([(1.0, formed(0))], 19, {"rendezvous"}),
     ],
-    ids=["no progress()", "no init_process_group", "neither told apart", "no worker"],
+    ids=["no progress()", "no init_process_group", "neither", "no worker"],
 )  # fmt: skip
 def test_unexplained_time_is_unknown(told: list[Told], unknown: float, known: set[str]) -> None:
     phases = ledger(told).account(20.0).latest[0].phases
@@ -107,7 +109,7 @@ def test_unexplained_time_is_unknown(told: list[Told], unknown: float, known: se
 
 
 def test_lost_time_is_unknown_without_checkpoints() -> None:
-    """The goodput is then an upper bound, and is shown as one."""
+    """The goodput is then an upper bound, and is labelled as one."""
     account = ledger(RESTARTED, checkpoints=False).account(99.0)
     assert account.latest[0].phases.lost is None
     assert account.latest[0].phases.productive == 12
@@ -116,14 +118,14 @@ def test_lost_time_is_unknown_without_checkpoints() -> None:
 
 
 def test_all_steps_are_lost_without_a_checkpoint() -> None:
-    """So are they if the newest one was saved before its first step."""
+    """The same holds if the newest checkpoint is older than the generation's first step."""
     for saved in (None, 3.0):
         told = [*generation(0, 0), *failure(20, 0, 8, saved), *generation(22.5, 1, 1)]
         assert ledger(told).account(30.0).latest[0].phases.lost == 12
 
 
 def interrupted(failed: str, restart: int = 0) -> Account:
-    """This node was stopped, and is in the next generation."""
+    """Return an account in which this node was stopped and joined the next generation."""
     told: list[Told] = [
         (1.0, formed(0, 0, 3)), (2.0, event_types.WorkerStarted(0, 0, 70)),
         (12.0, event_types.GroupStopped(0, "why")), (13.0, event_types.WorkerExited(0, -15)),
@@ -146,12 +148,12 @@ def interrupted(failed: str, restart: int = 0) -> Account:
                  (23.0, event_types.NotRestarting("x", "a")),
                  (23.0, event_types.Ended(1, "failed"))]).account(23.0), 1, ["a"]),
     ],
-    ids=["node lost", "worker failed", "nowhere", "node joined", "ctrl-C", "the end"],
+    ids=["node lost", "worker failed", "unknown host", "node joined", "ctrl-C", "job end"],
 )  # fmt: skip
 def test_failures_are_counted_per_job_and_node(
     account: Account, failures: int, hosts: list[str]
 ) -> None:
-    """A node that joins and the user's signal are not failures."""
+    """A node that joins, or a signal from the user, isn't a failure."""
     assert account.failures == failures
     assert [(node.host, node.failures) for node in account.nodes] == [(h, 1) for h in hosts]
 
@@ -168,20 +170,20 @@ def test_nodes_with_most_failures_come_first() -> None:
     assert (len(nodes), nodes[0].failures) == (16, 49)
 
 
-def test_cost_of_a_start_is_known_until_a_restart() -> None:
+def test_start_cost_is_known_until_a_restart() -> None:
     told = [*failure(20, 0, 8, 17), *generation(22.5, 1, 1)]
     assert ledger(generation(0, 0)).cold_start_s() == 3.0
     assert ledger([*generation(0, 0), *told]).cold_start_s() is None
 
 
-def test_restart_cost_is_known_once_all_workers_met() -> None:
+def test_restart_cost_is_known_once_all_workers_have_met() -> None:
     told = [*generation(0, 0), *failure(20, 0, 8, 17), *generation(22.5, 1, 1)]
     assert ledger(told[:-1]).cold_restart() is None
     assert ledger(told).cold_restart() == (8.5, 3.0)
     assert ledger(generation(0, 0)).cold_restart() is None
 
 
-def test_account_reads_as_three_lines() -> None:
+def test_account_is_three_lines() -> None:
     assert in_words(ledger(RESTARTED).account(99.0)) == [
         "goodput 46% of 41.0 s",
         "time: productive 19.0 s, imports 6.0 s, first step 4.0 s, lost since the last checkpoint "
@@ -216,8 +218,8 @@ KINDS = [
 
 @given(st.lists(st.tuples(st.floats(0, 10), st.sampled_from(KINDS)), max_size=30), st.booleans())
 def test_phases_always_add_up_to_wall_time(told: list[Told], checkpoints: bool) -> None:
-    """In any order of events, the phases of a running job add up to its wall time, as long as the
-    times in events are within their generation.
+    """This holds for a running job with events in any order, as long as the times in each event
+    are within its generation.
     """
     now = 0.0
     times: list[Told] = []

@@ -1,4 +1,4 @@
-"""The steps of a group that were recorded can be taken again."""
+"""Recorded group steps can be replayed."""
 
 import json
 from collections.abc import Callable
@@ -34,7 +34,7 @@ PLAY = """
 
 
 def record_log(play: Callable[[Table], object], played: Table) -> list[Line]:
-    """Return the lines of an event log with the steps of a play."""
+    """Return the event log of a play, with its recorded steps."""
     written: list[Line] = []
 
     def write(event: event_types.Event) -> None:
@@ -86,7 +86,7 @@ def test_replay_shows_where_effects_differ(log: list[Line]) -> None:
 
 
 def test_replay_keeps_full_failure_record() -> None:
-    """The reports of a node go through the codec of messages, with the same decisions."""
+    """A node's reports pass through the message codec without changing any decision."""
     played = Table(GroupSettings(1, 1, 0))
 
     def play(played: Table) -> None:
@@ -120,7 +120,7 @@ def test_rejects_log_without_recorded_steps(
 
 
 def test_rejects_log_with_missing_events() -> None:
-    """Without a step that is missing, the group would decide otherwise."""
+    """If a step were missing, the group would decide differently."""
     texts = [json.dumps({"n": n, "t": 0.0, "time": 0.0, "event": "Tick"}) for n in (1, 2, 5)]
     lines = [line for text in texts if (line := event_lines.read(text)) is not None]
     with pytest.raises(Malformed, match="events 3 to 4 are not in the log"):

@@ -1,4 +1,4 @@
-"""Which rank of a hang is the suspect, and how it is named."""
+"""Which rank is the suspect in a hang, and how the report names it."""
 
 import pytest
 from test_stack_groups import MAIN, MODULE, READ, REDUCE, process
@@ -9,7 +9,7 @@ from relight.core.diagnosis.stack_text import Frame, ProcessStack, doing, groups
 from relight.core.failure import ErrorReport, Failure
 
 RECEIVE = (Frame("/home/u/net.py", 7, "receive"), MAIN, MODULE)
-"""A wait for a peer of the user's own making, which nothing shows to be one."""
+"""A wait for a peer in the user's own code, which can't be recognised as one."""
 
 
 def suspects(*stacks: ProcessStack) -> tuple[int, ...]:
@@ -39,14 +39,16 @@ def test_rank_that_never_entered_the_collective_is_suspect() -> None:
 
 
 def test_rank_that_receives_from_a_socket_loses_a_tie() -> None:
-    """Somebody else has to send, perhaps the other one."""
+    """Someone else has to send, possibly the other rank."""
     receiving = process(*RECEIVE, waits_in="recvfrom")
     assert suspects(receiving, process(*READ)) == (1,)
     assert suspects(process(*READ), process(*READ), receiving) == (2,)
 
 
 def test_all_tied_ranks_may_be_the_cause() -> None:
-    """Each waits for the others in another call, and no call has fewer ranks."""
+    """Each rank waits for the others in a different call, and no call has fewer ranks than the
+    rest.
+    """
     send = (Frame("/x/torch/distributed/distributed_c10d.py", 9, "send"), MAIN, MODULE)
     failures = [
         Failure(rank, rank, "h", 1, -15, 0.0, 15, None, (), "", "", doing=doing(process(*frames)))
@@ -70,7 +72,7 @@ def rendered(*failures: Failure, succeeded: tuple[int, ...] = ()) -> list[str]:
 
 
 def test_rank_that_raised_and_waits_for_a_thread_is_the_cause() -> None:
-    """Even if others time out before it, and also wait for a thread."""
+    """This holds even if others time out first and also wait for a thread."""
     shutdown = Frame("/usr/lib/python3.11/threading.py", 1590, "_shutdown")
     culprit = stopped(1, shutdown, report=error())
     lines = rendered(stopped(0, *READ), culprit, stopped(2, shutdown, report=WAITED))
@@ -84,12 +86,12 @@ def test_rank_that_raised_and_waits_for_a_thread_is_the_cause() -> None:
     )
 
 
-def test_printed_exception_of_a_rank_that_runs_on_is_no_cause_of_a_hang() -> None:
+def test_exception_printed_by_rank_that_continued_is_not_the_cause() -> None:
     lines = rendered(stopped(0, *REDUCE, report=error()), stopped(1, *READ))
     assert lines[0] == "rank 1 hangs in read (data.py:41)"
 
 
-def test_one_rank_in_each_place_is_a_guess() -> None:
+def test_suspect_is_a_guess_if_every_rank_is_elsewhere() -> None:
     lines = rendered(stopped(0, *READ), stopped(1, *RECEIVE))
     assert lines[0] == "probably rank 0 hangs in read (data.py:41)"
     assert "  this is a guess: as many ranks are elsewhere, and none waits for the others" in lines
@@ -97,7 +99,7 @@ def test_one_rank_in_each_place_is_a_guess() -> None:
         assert rendered(stopped(0, *READ), *others)[0] == "rank 0 hangs in read (data.py:41)"
 
 
-def test_ranks_that_had_ended_are_not_where_the_others_hang() -> None:
+def test_exited_ranks_are_not_listed_where_the_others_hang() -> None:
     assert "all ranks are there" in rendered(stopped(0, *READ))
     lines = rendered(stopped(0, *READ), succeeded=(2, 1))
     assert "  ranks 1-2 had ended with exit code 0" in lines

@@ -1,4 +1,4 @@
-"""Output held back on a terminal, and its time; no byte is lost or comes out of order."""
+"""Output that is held back on a terminal, and for how long. No byte is lost or reordered."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ MANY = 64 * 1024
 
 
 class Play:
-    """A worker's output, the part that was shown, and the clock."""
+    """A worker's output, the part that has been shown, and the clock."""
 
     def __init__(self) -> None:
         self.core = HeldTraceback()
@@ -85,7 +85,7 @@ def test_output_is_held_from_start_of_traceback(before: bytes, held: bytes) -> N
     ids=lambda path: path.stem,
 )
 def test_every_kind_of_traceback_is_held_however_chunked(path: Path) -> None:
-    """Only the text before its first word may be shown if it comes alone."""
+    """Only the text before the traceback's first word may be shown if it arrives alone."""
     data = path.read_bytes()
     whole = Play()
     whole.prints(data)
@@ -98,7 +98,9 @@ def test_every_kind_of_traceback_is_held_however_chunked(path: Path) -> None:
 
 
 def test_fatal_traceback_is_held_until_worker_exits() -> None:
-    """It is held while Python shuts down, for some seconds, with the output of that time."""
+    """It is held for the seconds Python takes to shut down, along with anything printed in that
+    time.
+    """
     play = Play()
     assert play.prints(b"step 1\n" + TRACEBACK) == b"step 1\n"
     for _ in range(8):
@@ -121,7 +123,7 @@ def test_caught_traceback_is_shown_immediately(data: bytes) -> None:
 
 
 def test_traceback_is_shown_once_worker_continues() -> None:
-    """The first look may have met a moment between two stacks."""
+    """The first check may have been made just between two stacks."""
     play = Play()
     play.prints(TRACEBACK)
     assert play.look(True) == b""
@@ -129,7 +131,7 @@ def test_traceback_is_shown_once_worker_continues() -> None:
     assert play.look_when_due(False) == TRACEBACK + b"retry\n"
 
 
-def test_traceback_of_invisible_worker_is_shown_after_a_moment() -> None:
+def test_traceback_of_uninspectable_worker_is_shown_after_a_moment() -> None:
     play = Play()
     play.prints(TRACEBACK)
     began = play.now
@@ -138,8 +140,10 @@ def test_traceback_of_invisible_worker_is_shown_after_a_moment() -> None:
     assert play.now - began <= 0.25
 
 
-def test_invisible_worker_is_checked_again() -> None:
-    """A shell script may continue after its Python has ended; a look may fail for other reasons."""
+def test_uninspectable_worker_is_checked_again() -> None:
+    """A shell script may continue after its Python process has exited, and a check may fail for
+    other reasons.
+    """
     play = Play()
     play.prints(TRACEBACK)
     for ends in (None, True, None, True):
@@ -149,7 +153,7 @@ def test_invisible_worker_is_checked_again() -> None:
 
 
 def test_traceback_of_hanging_shutdown_is_shown() -> None:
-    """A process may hang while it shuts down."""
+    """The process hangs while it shuts down."""
     play = Play()
     play.prints(TRACEBACK)
     began = play.now
@@ -159,7 +163,7 @@ def test_traceback_of_hanging_shutdown_is_shown() -> None:
     assert play.shown == TRACEBACK
 
 
-def test_holds_no_more_than_the_report_reads() -> None:
+def test_holds_no_more_output_than_the_report_reads() -> None:
     play = Play()
     play.prints(TRACEBACK)
     assert play.look(True) == b""
@@ -169,7 +173,7 @@ def test_holds_no_more_than_the_report_reads() -> None:
     assert play.prints(TRACEBACK + b"x" * MANY).startswith(TRACEBACK)
 
 
-def test_frequent_tracebacks_are_checked_four_times_a_second() -> None:
+def test_frequent_tracebacks_are_checked_at_most_four_times_a_second() -> None:
     play = Play()
     looks = 0
     for _ in range(1000):
@@ -198,7 +202,7 @@ def test_traceback_header_split_across_chunks_is_recognised() -> None:
 
 
 def test_nothing_is_held_after_exit_without_traceback() -> None:
-    """Processes that it has left may print."""
+    """Processes that the worker left behind may still print."""
     play = Play()
     play.prints(b"bye\n")
     play.ends()
@@ -225,8 +229,10 @@ STEPS = st.lists(
 
 @settings(max_examples=500)
 @given(steps=STEPS)
-def test_shown_and_held_output_add_up_to_printed(steps: list[tuple]) -> None:  # type: ignore[type-arg]
-    """`Play` checks that after each step, with the core's invariants; finally all is shown."""
+def test_shown_and_held_output_equal_printed_output(steps: list[tuple]) -> None:  # type: ignore[type-arg]
+    """`Play` checks this and the core's invariants after each step. In the end, everything has
+    been shown.
+    """
     play = Play()
     began: float | None = None
     ended = False

@@ -1,5 +1,7 @@
-"""Admitted peers that send anything. The cores take it or it is `Malformed`; the resulting
-messages for other nodes can be sent, are taken there, and are safe to print.
+"""Admitted peers that send arbitrary messages.
+
+The cores accept a message or raise `Malformed`. Every message that results for another node can be
+sent, is accepted there, and is safe to print.
 """
 
 from typing import Any
@@ -35,13 +37,13 @@ REPORT = ErrorReport(
 
 
 def send_over_wire(kinds: Any, message: Any) -> Any:
-    """Send a message over the wire as it is done in earnest."""
+    """Encode and decode a message as in production."""
     (heard,) = wire.Decoder(wire.MAX_FRAME).feed(wire.GREETING + wire.encode(to_json(message)))
     return fields.message(kinds, heard)
 
 
 def mutated_message(kinds: Any, kind: Any, chance: Chance) -> Any:
-    """Something near a message, as it is read; None if it is refused."""
+    """Return a mutated message as its receiver decodes it, or None if it is rejected."""
     body = chance.written(chance.near(to_json(chance.valid(kind))))
     try:
         (heard,) = wire.Decoder(wire.MAX_FRAME).feed(wire.GREETING + wire.frame(body))
@@ -59,7 +61,7 @@ def join_events(node: str, wanted: GroupSettings) -> list[Any]:
 
 @fuzzed
 def test_hostile_node_cannot_break_the_group(chance: Chance) -> None:
-    """Its invariants hold, and each of its answers is taken by the node that gets it."""
+    """The group's invariants hold, and every reply is accepted by the node that receives it."""
     ordered = chance.random() < 0.3
     most = 2 if ordered else 3
     asked = GroupSettings(2 if ordered else 1, most, 1, 0.1, 5.0, 5.0, 1.0, ordered)
@@ -74,7 +76,7 @@ def test_hostile_node_cannot_break_the_group(chance: Chance) -> None:
                 message = message._replace(
                     min_nodes=asked.min_nodes, max_nodes=most, max_restarts=1
                 )
-            # The coordinator knows a node by its connection.
+            # The coordinator identifies a node by its connection.
             node = message.node if isinstance(message, Join) else chance.choice("abc")
             events += [Received(node, message), Tick()]
     ends = WorkerFailed(formed(0), "x"), NodeReady(formed(0), 1, (record(),), ())
@@ -90,8 +92,8 @@ def test_hostile_node_cannot_break_the_group(chance: Chance) -> None:
 
 @fuzzed
 def test_hostile_failure_reports_are_harmless(chance: Chance) -> None:
-    """A joined node reports any failures: the job ends with a report that all nodes take, that fits
-    on a terminal, and that no terminal obeys. It does not end as if all were well.
+    """A joined node reports arbitrary failures. The job's final report is accepted by all nodes,
+    fits on a terminal and can't control it. The job never ends as a success.
     """
     group = Membership(GroupSettings(2, 2, 0), "C1")
     for event in (*join_events("a", group.settings), *join_events("b", group.settings)):
@@ -121,7 +123,7 @@ def test_hostile_failure_reports_are_harmless(chance: Chance) -> None:
 
 @fuzzed
 def test_hostile_elector_cannot_break_the_election(chance: Chance) -> None:
-    """Its invariants hold, and each of its answers is taken by the others."""
+    """The election's invariants hold, and every reply is accepted by the other hosts."""
     hosts = "abcd"[: chance.randint(2, 4)]
     elector = Election(hosts, 0, "me", 0.0, vote_s=1.0, alone=chance.random() < 0.5)
     now = 0.0
@@ -145,7 +147,9 @@ def test_hostile_elector_cannot_break_the_election(chance: Chance) -> None:
 
 
 def test_failures_of_large_node_fit_into_a_message() -> None:
-    """However many workers fail with however long tracebacks, other nodes learn of all."""
+    """Other nodes learn about every failure, however many workers fail and however long their
+    tracebacks are.
+    """
     lines = ("─" * 5000,) * 300
     for count in (1, 300):
         failure = record()._replace(last_lines=lines, evidence="é" * 9999, log="/" * 9999)
@@ -167,8 +171,8 @@ def test_failures_differing_only_in_report_kind_are_sorted() -> None:
 
 @fuzzed
 def test_hostile_ssh_replies_are_harmless(chance: Chance) -> None:
-    """The end of a replica on another host is one that can be, or `Malformed`; what one side says,
-    the other takes.
+    """A reply about a replica on another host is valid or raises `Malformed`. Each side accepts
+    what the other sends.
     """
     ended = chance.valid(frames.ReplicaEnded)
     assert frames.ReplicaEnded.of(ended.to_payload()).to_payload() == ended.to_payload()
