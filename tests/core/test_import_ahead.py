@@ -1,4 +1,6 @@
-"""When imports are done ahead, done again, and waited for."""
+"""When modules are imported ahead of a restart, when that is repeated, and when a
+job waits for it.
+"""
 
 import pytest
 
@@ -25,8 +27,10 @@ TRAINS = WorkerImports(
 )
 
 
-def test_imports_are_complete_at_first_step_and_not_while_data_is_read() -> None:
-    """Torch, 20 s of data, then the model, which imports 850 modules more."""
+def test_imports_are_complete_after_first_step_not_during_data_loading() -> None:
+    """The worker imports torch, reads data for 20 s, and then imports 850 more modules for the
+    model.
+    """
     assert not are_complete(TRAINS)
     assert not are_complete(TRAINS._replace(has_stepped=True, quiet_s=0.0))
     assert are_complete(TRAINS._replace(has_stepped=True, quiet_s=SETTLE_S))
@@ -39,28 +43,30 @@ def test_imports_are_complete_at_first_step_and_not_while_data_is_read() -> None
         TRAINS._replace(is_restarted=True),
         TRAINS._replace(has_optimizer=False, age_s=LEARN_S, quiet_s=QUIET_S),
     ],
-    ids=["no step ever", "after a failure", "without torch"],
+    ids=["no step", "after a failure", "without torch"],
 )
-def test_imports_without_a_step_are_complete_after_silence(seen: WorkerImports) -> None:
+def test_imports_without_a_step_are_complete_after_quiet_period(seen: WorkerImports) -> None:
     assert are_complete(seen)
     assert not are_complete(seen._replace(quiet_s=SETTLE_S / 2))
     assert not are_complete(NOTHING._replace(is_restarted=True))
 
 
 def test_job_without_visible_step_is_warm_within_a_minute() -> None:
-    """As a script that updates its parameters by hand: ten seconds of imports, then silence."""
+    """An example is a script that updates its parameters by hand: ten seconds of imports, then
+    none.
+    """
     assert are_complete(TRAINS._replace(age_s=40.0, quiet_s=30.0))
 
 
-def test_process_that_lacks_many_modules_is_replaced() -> None:
+def test_warm_process_lacking_many_modules_is_replaced() -> None:
     assert pays_to_replace(lacking=850, modules=1000, quiet_s=QUIET_S, replaced=0)
     assert not pays_to_replace(lacking=850, modules=1000, quiet_s=QUIET_S / 2, replaced=0)
     assert not pays_to_replace(lacking=1, modules=1000, quiet_s=1e6, replaced=0)
     assert not pays_to_replace(lacking=0, modules=0, quiet_s=1e6, replaced=0)
 
 
-def test_worker_importing_for_ever_replaces_few_processes() -> None:
-    """A new module each minute for a day."""
+def test_steady_imports_replace_few_warm_processes() -> None:
+    """The worker imports a new module every minute for a day."""
     modules, replaced, lacking = 300, 0, 0
     for _ in range(24 * 60):
         lacking += 1
@@ -70,9 +76,11 @@ def test_worker_importing_for_ever_replaces_few_processes() -> None:
 
 
 def play(rates: list[float], expected_s: float | None, *, low: bool = False) -> float:
-    """Return after how many seconds a job gives up waiting for a process that began a second
-    before, and imports one module for each `1 / rate` seconds in the first, second … second;
-    infinity if it is awaited until it is done.
+    """Return after how many seconds a job gives up waiting for an import, or infinity if it waits
+    until the end.
+
+    The import began a second earlier. `rates` has its speed in modules per second, one value for
+    each second.
     """
     modules, imported = 100, 0.0
     for second, rate in enumerate(rates):
@@ -86,23 +94,25 @@ def play(rates: list[float], expected_s: float | None, *, low: bool = False) -> 
 
 
 @pytest.mark.parametrize("low", [False, True])
-def test_import_that_ends_before_a_cold_start_is_awaited(low: bool) -> None:
-    """One at a constant rate, and one whose modules differ in size."""
+def test_import_faster_than_a_cold_start_is_awaited(low: bool) -> None:
+    """The import proceeds at a constant rate, or its modules differ in size."""
     assert play([10.0] * 11, 11.0, low=low) == float("inf")
     assert play([3.0] * 9 + [73.0] * 2, 11.0) == float("inf")
 
 
 def test_single_slow_module_is_awaited_until_it_is_late() -> None:
-    """As slow_import.py: a module that takes 30 s; the job before has taken 31 s."""
+    """A single module takes 30 s, as in slow_import.py. In the job before, the import took 31 s."""
     assert play([0.0] * 29 + [100.0], 31.0) == float("inf")
     assert play([0.0] * 1000, 31.0) == 30.0
 
 
 def test_starving_import_is_not_awaited() -> None:
-    """At the lowest priority beside a busy job; where its usual time is known, and where not."""
+    """It runs at the lowest priority next to a busy job. Its usual duration is known in one case
+    and unknown in the other.
+    """
     assert play([0.5] * 200, 11.0, low=True) <= 3.0
     assert play([0.5] * 200, None, low=True) == 0.0
 
 
-def test_import_of_unknown_length_is_awaited_for_a_while() -> None:
+def test_import_of_unknown_duration_is_awaited_for_a_while() -> None:
     assert play([0.0] * 1000, None) == 20.0

@@ -1,4 +1,4 @@
-"""The most informative line of a worker's output outside of tracebacks."""
+"""The most informative line of a worker's output, apart from tracebacks."""
 
 import pytest
 
@@ -106,8 +106,10 @@ def test_error_line_precedes_last_line(stderr: str, expected: str) -> None:
         ("ERROR: no tensorboard\nstep 8\n", "ERROR: no tensorboard"),
     ],
 )
-def test_line_of_ranks_that_went_on_counts_less_than_what_follows(mine: str, expected: str) -> None:
-    """If all that follows is of them too, they may have failed alike."""
+def test_line_from_ranks_that_continued_yields_to_later_lines(mine: str, expected: str) -> None:
+    """If those ranks also printed everything that follows, they may all have failed in the same
+    way.
+    """
     elsewhere = lines_of(["ERROR: no tensorboard\nstep 7\n", "step 8\n"])
     assert words(mine, "", elsewhere) == expected
 
@@ -123,7 +125,7 @@ def test_line_of_ranks_that_went_on_counts_less_than_what_follows(mine: str, exp
          "it printed more after that: ERROR:root:could not upload logs"),
     ],
 )  # fmt: skip
-def test_exception_before_other_output_is_in_doubt(
+def test_exception_before_other_output_is_doubtful(
     more: str, kind: FailureKind, doubt: str
 ) -> None:
     raised = ErrorReport(FailureKind.RAISED, "KeyError", "'a'", "train.py:9", "", ())
@@ -133,14 +135,14 @@ def test_exception_before_other_output_is_in_doubt(
     assert after_traceback(stderr, ProgramFacts(), late=len(more) + 1) == ""
 
 
-def test_no_output_yields_no_words() -> None:
+def test_no_output_yields_no_line() -> None:
     assert words("", "") == ""
 
 
 @pytest.mark.parametrize(
     ("stderr", "expected"),
     [
-        # The reason that a program gives for its exit, after a handled exception.
+        # The reason a program gives for exiting, after a handled exception.
         (f"ERROR: old\n{LOGGED}giving up\n", "giving up"),
         (f"ERROR: old\n{TRACEBACK}FATAL: giving up\n", "FATAL: giving up"),
         # A failed subprocess, before the exception that reports it.
@@ -148,10 +150,10 @@ def test_no_output_yields_no_words() -> None:
          "fatal error: Unable to locate credentials"),
         (f"fatal error: Unable to locate credentials\n{TRACEBACK}{NOISE}",
          "fatal error: Unable to locate credentials"),
-        # Without a word about an error, stdout is as good.
+        # If no line mentions an error, stdout is as good.
         (f"loading\n{TRACEBACK}", "accuracy 0.31 is below 0.5"),
         (f"{TRACEBACK}", "accuracy 0.31 is below 0.5"),
     ],
 )  # fmt: skip
-def test_words_after_last_traceback_precede_those_above_it(stderr: str, expected: str) -> None:
+def test_lines_after_last_traceback_precede_those_above_it(stderr: str, expected: str) -> None:
     assert words(stderr, "accuracy 0.31 is below 0.5\n") == expected

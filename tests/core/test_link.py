@@ -1,4 +1,4 @@
-"""The link of one agent: leases, time limits, retries, as pure steps."""
+"""An agent's link to the coordinator: leases, timeouts and retries, tested as pure steps."""
 
 import pytest
 
@@ -40,21 +40,21 @@ SETTINGS = LinkSettings("there", 0.5, LEASE_S, 10.0, 20.0, 10.0)
 
 
 class Played:
-    """A link, the time, and its requests."""
+    """A link, the current time, and the effects it requested."""
 
     def __init__(self) -> None:
         self.now = 100.0
         self.link = Link(SETTINGS, self.now)
 
     def step(self, event: Event, seconds: float = 0.0) -> list[Effect]:
-        """Let time pass, then something happen."""
+        """Let time pass, then process an event."""
         self.now += seconds
         effects = self.link.step(event, self.now)
         self.link.check()
         return effects
 
     def connected(self) -> "Played":
-        """Come to the state CONNECTED, with a lease from now."""
+        """Bring the link to the state CONNECTED, with a lease that starts now."""
         self.step(Tick())
         self.step(Dialing())
         (heartbeat,) = self.step(Opened("10.0.0.1:29400"))
@@ -69,18 +69,20 @@ class Played:
         return self.step(Broken("gone", refusal), seconds)
 
 
-def test_lease_counts_from_sending_of_echoed_heartbeat() -> None:
-    """However late an echo comes, its lease counts from the heartbeat."""
+def test_lease_counts_from_when_heartbeat_was_sent() -> None:
+    """It doesn't matter how late the echo arrives."""
     played = Played().connected()
     effects = played.step(Tick(), 0.5)
     sent_at = played.now
     assert SendHeartbeat(3, over_connection=True, as_datagram=False) in effects
     assert played.step(Echoed(3), 8.0) == [LetWorkersRun(sent_at + LEASE_S)]
-    assert played.step(Echoed(3)) == []  # an echo that is repeated
+    assert played.step(Echoed(3)) == []  # a repeated echo
 
 
 def test_echo_renews_no_lease_before_confirmation() -> None:
-    """A node with workers of a generation waits for its confirmation; Stop is not one."""
+    """A node whose workers belong to a generation has to wait for Confirm. Stop doesn't confirm
+    anything.
+    """
     played = Played()
     played.step(Tick())
     played.step(Opened("x"))
@@ -109,8 +111,8 @@ def connected_with_datagrams() -> Played:
     return played
 
 
-def test_late_echo_speeds_up_heartbeats() -> None:
-    """Three go immediately, as datagrams, later one every 50 ms."""
+def test_overdue_echo_speeds_up_heartbeats() -> None:
+    """Three datagrams are sent immediately, then one every 50 ms."""
     played = connected_with_datagrams()
     played.step(Tick(), 0.5)
     assert played.step(Tick(), 0.5) == [SendHeartbeat(5, over_connection=False, as_datagram=True)]
@@ -125,7 +127,7 @@ def test_late_echo_speeds_up_heartbeats() -> None:
 
 
 def silent_until(played: Played, seconds: float) -> list[Effect]:
-    """Let a coordinator be silent; return the requests of the link."""
+    """Keep the coordinator silent, and return the link's effects."""
     effects, end = list[Effect](), played.now + seconds
     while (due := played.link.deadline()) is not None and due <= end:
         effects += played.step(Tick(), due - played.now)
@@ -133,8 +135,10 @@ def silent_until(played: Played, seconds: float) -> list[Effect]:
     return effects
 
 
-def test_silent_coordinator_is_sought_beside_its_connection() -> None:
-    """First after 1.5 s, then every 2 s; the lease of the workers runs on."""
+def test_silent_coordinator_is_sought_while_still_connected() -> None:
+    """The first attempt is after 1.5 s, and the next ones every 2 s. Meanwhile the workers' lease
+    keeps running.
+    """
     played = connected_with_datagrams()
     seeks = [each for each in silent_until(played, 9.4) if isinstance(each, Seek)]
     assert seeks == [Seek(beside=True)] * 4
@@ -142,7 +146,9 @@ def test_silent_coordinator_is_sought_beside_its_connection() -> None:
 
 
 def test_second_connection_replaces_a_silent_one() -> None:
-    """Its coordinator has to confirm the workers; until then their lease is that of the first."""
+    """The coordinator at the other end has to confirm the workers. Until then their lease is the
+    one from the first connection.
+    """
     played = connected_with_datagrams()
     silent_until(played, 3.0)
     assert not any(isinstance(each, LetWorkersRun) for each in played.step(Opened("10.0.0.2:1")))
@@ -151,7 +157,9 @@ def test_second_connection_replaces_a_silent_one() -> None:
 
 
 def test_remote_refusal_of_second_connection_shortens_lease() -> None:
-    """A firewall may leave the first one silent, and refuse and report this node elsewhere."""
+    """A firewall may block this node's connections in such a way that the coordinator considers
+    the node dead.
+    """
     played = connected_with_datagrams()
     silent_until(played, 1.5)
     (lease,) = played.step(SecondFailed(Refusal.HINT))
@@ -160,15 +168,15 @@ def test_remote_refusal_of_second_connection_shortens_lease() -> None:
 
 
 def test_refused_second_connection_is_retried_immediately() -> None:
-    """The network works again: another host may coordinate now."""
+    """A refusal shows that the network works again, so another host may be coordinating now."""
     played = connected_with_datagrams()
     silent_until(played, 1.5)
     played.step(SecondFailed(Refusal.HINT))
     assert Seek(beside=True) in silent_until(played, 0.3)
 
 
-def test_second_connection_breaking_means_coordinator_lost() -> None:
-    """The search for the next one begins then, and not when this node first searched."""
+def test_coordinator_is_lost_when_second_connection_breaks() -> None:
+    """The reported search time counts from that moment, not from this node's first search."""
     played = connected_with_datagrams()
     silent_until(played, 3.0)
     played.step(Opened("10.0.0.2:1"))
@@ -178,7 +186,7 @@ def test_second_connection_breaking_means_coordinator_lost() -> None:
 
 
 def test_datagrams_alone_do_not_keep_a_connection() -> None:
-    """They renew the lease; but messages come over the connection only."""
+    """They renew the lease, but messages can only arrive over the connection."""
     played = connected_with_datagrams()
     seeks = 0
     for _ in range(60):
@@ -201,20 +209,22 @@ def test_coordinator_silent_for_too_long_is_given_up() -> None:
 
 
 def test_own_suspension_is_not_held_against_coordinator() -> None:
-    """It is given up only if it stays silent for as long again."""
+    """The link gives up only if the coordinator stays silent for another full timeout."""
     played = connected_with_datagrams()
-    played.step(Tick(), 9.9)  # half a second late or more; a message may have been missed
+    played.step(Tick(), 9.9)  # at least half a second late; a message may have been missed
     played.step(Tick(), 1.0)
     assert played.link.state is LinkState.CONNECTED
     assert Disconnect() in silent_until(played, 10.0)
 
 
 def test_late_echoes_keep_connection_without_datagrams() -> None:
-    """The connection carries a heartbeat each interval, whatever goes as a datagram beside it."""
+    """A heartbeat goes over the connection in every interval, even if datagrams are
+    sent as well.
+    """
     played = Played().connected()
     sent: list[tuple[float, int]] = []
     leased_until = played.now + LEASE_S
-    for _ in range(1000):  # 50 s; an echo takes 0.9 s, nearly two intervals
+    for _ in range(1000):  # 50 s in total; each echo takes 0.9 s, nearly two intervals
         played.now += 0.05
         while sent and played.now >= sent[0][0] + 0.9:
             for effect in played.step(Echoed(sent.pop(0)[1])):
@@ -230,8 +240,8 @@ def test_late_echoes_keep_connection_without_datagrams() -> None:
         assert leased_until > played.now
 
 
-def test_pauses_before_redialling_coordinator_that_hangs_up() -> None:
-    """One that was there for a while and is gone is looked for immediately."""
+def test_waits_before_reconnecting_to_coordinator_that_hangs_up() -> None:
+    """If the connection had lasted for a while, the search starts immediately."""
     played = Played().connected()
     assert not any(isinstance(effect, Seek) for effect in played.lost(seconds=0.1))
     assert played.link.deadline() == played.now + RETRY_S
@@ -240,7 +250,7 @@ def test_pauses_before_redialling_coordinator_that_hangs_up() -> None:
 
 
 def test_local_refusal_renews_unexpired_lease() -> None:
-    """No process coordinates then. A lease that is over stays over."""
+    """It proves that no process coordinates there. An expired lease stays expired."""
     for seconds, renewed in ((0.5, True), (LEASE_S + 0.1, False)):
         played = Played().connected()
         played.lost()
@@ -249,7 +259,9 @@ def test_local_refusal_renews_unexpired_lease() -> None:
 
 
 def test_remote_refusal_shortens_lease() -> None:
-    """A firewall may have sent that, and may have told the coordinator that this node is gone."""
+    """It may come from a firewall, which may also have told the coordinator that this
+    node is gone.
+    """
     played = Played().connected()
     played.lost()
     until = played.now + 1.0 + REFUSALS_S
@@ -260,7 +272,7 @@ def test_remote_refusal_shortens_lease() -> None:
 
 
 def test_refusal_after_unconfirmed_coordinator_renews_nothing() -> None:
-    """It has not confirmed the workers here, and then ended: its refusal renews nothing."""
+    """The coordinator ended before it had confirmed this node's workers."""
     played = Played().connected()
     played.lost()
     played.step(Opened("x"), 0.1)
@@ -269,7 +281,9 @@ def test_refusal_after_unconfirmed_coordinator_renews_nothing() -> None:
 
 
 def test_endpoint_host_keeps_unexpired_lease() -> None:
-    """Nobody can have gone on without it. With one that is over, it waits for a word."""
+    """No group can have continued without this node. Once the lease has expired, the node waits
+    for a confirmation.
+    """
     played = Played().connected()
     played.lost()
     assert played.step(Hosting(FOR_EVER), 0.5) == [LetWorkersRun(FOR_EVER), Disconnect()]
@@ -280,7 +294,9 @@ def test_endpoint_host_keeps_unexpired_lease() -> None:
 
 
 def test_endpoint_host_defers_to_recent_coordinator() -> None:
-    """One that has answered, and has not let the workers here run, may have let others run."""
+    """A coordinator that answered without confirming this node's workers may have let
+    others run.
+    """
     played = Played().connected()
     played.lost()
     played.step(Opened("x"), 0.1)
@@ -290,7 +306,9 @@ def test_endpoint_host_defers_to_recent_coordinator() -> None:
 
 
 def test_host_workers_run_as_long_as_last_answered_node() -> None:
-    """And not before its generation is confirmed; also after it has stepped down."""
+    """The lease starts only once the generation has been confirmed, and is still valid after the
+    host has stepped down.
+    """
     played = Played().connected()
     played.lost()
     assert played.step(Hosting(110.0), 0.5) == [Disconnect()]
@@ -302,15 +320,15 @@ def test_host_workers_run_as_long_as_last_answered_node() -> None:
 
 
 def test_retry_delay_depends_on_last_outcome() -> None:
-    """Soon after nobody was there; later, after a peer that says nothing; immediately, after one
-    that was in touch is lost.
+    """The delay is short if there was no coordinator, longer if a peer answered nothing, and zero
+    if an established connection was lost.
     """
     played = Played()
     assert played.step(Tick()) == [Seek()]
     assert played.link.deadline() is None
     assert played.step(Tick(), 50) == []
     played.step(Broken("refused"))
-    assert played.link.state is LinkState.OVER  # 50 s are too long
+    assert played.link.state is LinkState.OVER  # 50 s exceed the limit
     played = Played()
     played.step(Tick())
     played.step(Broken("refused"))
@@ -326,7 +344,7 @@ def test_retry_delay_depends_on_last_outcome() -> None:
 
 
 def test_gives_up_without_coordinator_after_timeout() -> None:
-    """Patience is longer or shorter if the coordinator was there before or not."""
+    """The timeout depends on whether a coordinator was there before."""
     for played, limit_s in (
         (Played(), SETTINGS.seek_s),
         (Played().connected(), SETTINGS.join_timeout_s),
@@ -342,7 +360,9 @@ def test_gives_up_without_coordinator_after_timeout() -> None:
 
 
 def test_rejected_node_retries_for_a_while() -> None:
-    """A former try of the job may still be there; then the user has to act."""
+    """The coordinator may belong to a previous attempt that is about to end. After that, only the
+    user can help.
+    """
     played = Played()
     played.step(Broken("other tokens", turned_away=True))
     played.link._search.since = played.now + TURNED_AWAY_S
@@ -361,7 +381,7 @@ def test_giving_up_names_last_rejection() -> None:
 
 
 def test_each_wait_reason_is_reported_once() -> None:
-    """The note comes after a second, not before."""
+    """The note appears after one second, not before."""
     played = Played()
     assert played.step(NothingFound("a", 0.2)) == []
     (said,) = played.step(NothingFound("a", 0.2), 1.0)
@@ -386,7 +406,9 @@ def test_every_state_explains_itself_and_left_is_final() -> None:
 
 @pytest.mark.parametrize("how", ["closed", "silent", "hosting"])
 def test_no_coordinator_is_sought_after_the_job(how: str) -> None:
-    """It would coordinate another run of the job, where no workers ever start on this node."""
+    """A new coordinator could only belong to another run of the job, and this node won't start
+    workers for that.
+    """
     played = Played().connected()
     if how == "hosting":
         played.step(Hosting(FOR_EVER))

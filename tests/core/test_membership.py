@@ -1,4 +1,4 @@
-"""The group forms, restarts, changes and ends: plays of messages from and to nodes."""
+"""The group forms, restarts, changes and ends: scenarios of messages to and from nodes."""
 
 import sys
 from collections.abc import Callable
@@ -26,7 +26,7 @@ from relight.core.ranks import NO_GENERATION
 
 
 def test_full_group_forms_immediately() -> None:
-    """As many nodes as may be do not wait for anything."""
+    """Once the maximum is reached, there is nothing left to wait for."""
     table(2, 2).play("""
         0 a joins
         1 b joins
@@ -35,7 +35,7 @@ def test_full_group_forms_immediately() -> None:
 
 
 def test_first_generation_waits_for_last_call() -> None:
-    """Between the minimum and the maximum the first generation waits for quiet after the last."""
+    """Between the minimum and the maximum, the last call restarts with every arrival."""
     table(2, 4, settle_timeout_s=5.0).play("""
         0 a joins
         1 b joins
@@ -47,8 +47,8 @@ def test_first_generation_waits_for_last_call() -> None:
     """)
 
 
-def test_lacks_nodes_only_before_first_generation() -> None:
-    """Nodes that are lost later are waited for with a reason, not because of a wrong endpoint."""
+def test_group_lacks_nodes_only_before_first_generation() -> None:
+    """For nodes that are lost later, a wrong endpoint is not a likely reason."""
     game = table(2, 2)
     assert game.group.lacks_nodes_since() is None
     game.play("""
@@ -69,8 +69,10 @@ def test_lacks_nodes_only_before_first_generation() -> None:
     assert game.group.lacks_nodes_since() is None
 
 
-def test_node_that_comes_first_has_rank_0() -> None:
-    """Whatever its name, and in later generations; the others keep their order."""
+def test_first_node_to_arrive_has_rank_0() -> None:
+    """Its name doesn't matter, and it stays rank 0 in later generations. The others keep their
+    order.
+    """
     game = table(3, 3)
     game.step(Received("c", game.join("c", comes_first=True)))
     game.play("""
@@ -86,7 +88,7 @@ def test_node_that_comes_first_has_rank_0() -> None:
 
 
 def test_node_counts_once_ready() -> None:
-    """The group waits for a node that has come but is not ready, and says so."""
+    """The group waits for a node that has joined but isn't ready, and says so."""
     game = table(2, 2)
     game.play("""
         0 a joins
@@ -100,7 +102,7 @@ def test_node_counts_once_ready() -> None:
 
 
 def test_hosts_are_sorted_naturally() -> None:
-    """On the first formation node2 comes before node10, in any order of arrival."""
+    """When the first generation forms, node2 precedes node10 whatever the arrival order."""
     table(4, 4).play("""
         0 node10 node1 node9 node2 joins
         -> form 0: node1 node2 node9 node10
@@ -108,7 +110,7 @@ def test_hosts_are_sorted_naturally() -> None:
 
 
 def test_two_agents_on_one_host_are_two_nodes() -> None:
-    """Nodes are identified by their own random name, not by host name."""
+    """A node is identified by its own random name, not by its host name."""
     table(3, 3).play("""
         0 x/2 x/1 w/1 joins
         -> form 0: w/1 x/2 x/1
@@ -116,7 +118,9 @@ def test_two_agents_on_one_host_are_two_nodes() -> None:
 
 
 def test_earliest_nodes_win_when_too_many_join() -> None:
-    """Who came first is in the first generation, even if all became ready at the same time."""
+    """The first arrivals are in the first generation, even if all nodes became ready at the same
+    time.
+    """
     game = table(1, 2, settle_timeout_s=1.0)
     game.play("""
         0 b c offers
@@ -130,7 +134,9 @@ def test_earliest_nodes_win_when_too_many_join() -> None:
 
 
 def test_members_get_ranks_roles_and_rank_0_address() -> None:
-    """Ranks count through the nodes, roles apart, and rank 0's address is everybody's."""
+    """Ranks are numbered across nodes, and separately within each role. All nodes get rank 0's
+    address.
+    """
     game = table(2, 2)
     game.step(Received("a", game.join("a", local_world_size=3, role="trainer", address="10.1.1.1")))
     game.step(Received("b", game.join("b", local_world_size=2, role="reader", address="10.1.1.2")))
@@ -146,11 +152,13 @@ def test_members_get_ranks_roles_and_rank_0_address() -> None:
     assert (b.place.group_rank, b.place.group_world_size, b.place.first_role_rank) == (1, 2, 0)
 
 
-# Failures of workers.
+# Worker failures.
 
 
 def test_failure_restarts_all_with_same_ranks() -> None:
-    """All nodes stop, the slowest is waited for, ranks stay, and one restart is spent."""
+    """All nodes stop, the group waits for the slowest, ranks stay the same, and one restart is
+    used.
+    """
     game = table(3, 3).play("""
         0 c b a joins
         -> form 0: a b c
@@ -170,8 +178,8 @@ def test_failure_restarts_all_with_same_ranks() -> None:
     assert "restart 2 of 3" in game.last["c"].generation.cause
 
 
-def test_restart_below_maximum_waits_for_nobody() -> None:
-    """Between minimum and maximum a restart forms as soon as the members are ready."""
+def test_restart_below_maximum_does_not_wait() -> None:
+    """With at least the minimum of nodes, a restart forms as soon as the members are ready."""
     table(2, 8, settle_timeout_s=5.0).play("""
         0 a b joins
         5 -
@@ -185,7 +193,7 @@ def test_restart_below_maximum_waits_for_nobody() -> None:
 
 
 def test_exhausted_budget_reports_root_cause_to_all_nodes() -> None:
-    """When no restart is left, all nodes and spares get the root cause's exit code and report."""
+    """Members and spares alike get the root cause's exit code and the report."""
     game = table(2, 2, 1).play("""
         0 a b joins
         -> form 0: a b
@@ -209,7 +217,7 @@ def test_exhausted_budget_reports_root_cause_to_all_nodes() -> None:
 
 
 def test_undescribed_failure_ends_the_job() -> None:
-    """Without a record of how its workers ended, the exit code is 1."""
+    """If nothing is known about how its workers ended, the exit code is 1."""
     game = table(1, 1, 0).play("""
         0 a joins
         -> form 0: a
@@ -222,7 +230,7 @@ def test_undescribed_failure_ends_the_job() -> None:
 
 
 def test_failure_ages_need_no_common_clock() -> None:
-    """The cause is the earliest failure, by its age when heard, not the first one heard."""
+    """The cause is the earliest failure by its age on arrival, not the one reported first."""
     game = table(2, 2, 0).play("""
         0 a b joins
         -> form 0: a b
@@ -271,7 +279,7 @@ def test_losing_a_done_node_is_harmless() -> None:
 
 
 def test_done_node_restarts_with_the_others() -> None:
-    """A restart is for all, done or not."""
+    """A restart includes all nodes, even those that are done."""
     table(2, 2).play("""
         0 a b joins
         -> form 0: a b
@@ -286,7 +294,7 @@ def test_done_node_restarts_with_the_others() -> None:
 
 
 def test_exit_barrier_timeout_releases_done_node() -> None:
-    """The exit barrier has a limit; the rest of the job continues."""
+    """The rest of the job continues."""
     table(2, 2, exit_barrier_s=30.0).play("""
         0 a b joins
         -> form 0: a b
@@ -301,8 +309,8 @@ def test_exit_barrier_timeout_releases_done_node() -> None:
     """)
 
 
-def test_ending_job_admits_nobody() -> None:
-    """Newcomers do not stop workers when others have succeeded already."""
+def test_ending_job_admits_no_newcomers() -> None:
+    """Once some workers have succeeded, the others aren't stopped for newcomers."""
     table(1, 3, settle_timeout_s=5.0).play("""
         0 a b joins
         5 -
@@ -317,7 +325,7 @@ def test_ending_job_admits_nobody() -> None:
 
 
 def test_done_node_leaves_immediately_on_final_failure() -> None:
-    """The end of the budget also releases those that are done."""
+    """An exhausted budget also releases the nodes that are done."""
     table(2, 2, 0).play("""
         0 a b joins
         -> form 0: a b
@@ -331,11 +339,11 @@ def test_done_node_leaves_immediately_on_final_failure() -> None:
     """)
 
 
-# Differences without effect.
+# Ignored messages.
 
 
 def test_stale_generation_messages_are_ignored() -> None:
-    """Failed, Done and Ready of an earlier generation do not touch the live one."""
+    """Failed, Done and Ready from an earlier generation don't affect the current one."""
     game = table(2, 2).play("""
         0 a b joins
         -> form 0: a b
@@ -377,13 +385,11 @@ def test_messages_of_unjoined_nodes_are_ignored() -> None:
     assert game.group.deadline() is None
 
 
-# Refused nodes.
+# Rejected nodes.
 
 
-def test_node_with_other_nnodes_is_rejected() -> None:
-    """A node with another --nnodes could not work; it alone ends, with exit code 2. Nodes that
-    wait for more get a note.
-    """
+def test_node_with_different_nnodes_is_rejected() -> None:
+    """Only that node ends, with exit code 2. The waiting nodes get a note."""
     game = table(2, 4)
     game.play("0 a joins")
     game.step(Received("x", game.join("x", min_nodes=1)))
@@ -395,7 +401,7 @@ def test_node_with_other_nnodes_is_rejected() -> None:
 
 
 def test_static_ranks_are_kept_in_any_arrival_order() -> None:
-    """Nodes that bring their ranks keep them in any order of arrival, and all are waited for."""
+    """The group waits for every one of them."""
     table(1, 3, ordered=True, settle_timeout_s=1.0).play("""
         0 node2 joins
         1 node1 joins
@@ -410,7 +416,9 @@ def test_static_ranks_are_kept_in_any_arrival_order() -> None:
 
 
 def test_static_rank_belongs_to_one_node() -> None:
-    """A second node with the same --node-rank, or one that is too large, is refused by name."""
+    """A second node with the same --node-rank is rejected by name, and so is one whose rank is too
+    large.
+    """
     game = table(3, 3, ordered=True).play("""
         0 node0 joins
         0 node1 joins
@@ -429,9 +437,10 @@ def test_static_rank_belongs_to_one_node() -> None:
     assert game.end("node3").reason == "--node-rank=3 on node3 is not below --nnodes=3"
 
 
-def test_numbered_nodes_take_the_place_of_their_number() -> None:
-    """Replica N is node N in any order of arrival, also if it joins a running group. A replacement
-    has the place of the lost node, whether it has its number or none; no node waits for a number.
+def test_numbered_nodes_take_their_numbered_place() -> None:
+    """Replica N becomes node N whatever the arrival order, even if it joins a running group. A
+    replacement takes the lost node's place, whether or not it has the same number. No node waits
+    for a missing number.
     """
     table(1, 3, settle_timeout_s=1.0).play("""
         0 task2 joins
@@ -459,7 +468,7 @@ def test_numbered_nodes_take_the_place_of_their_number() -> None:
 
 
 def test_mismatch_is_reported_to_newcomer_and_first_node() -> None:
-    """It may join."""
+    """The newcomer may still join."""
     game = table(2, 2)
     game.step(Received("a", game.join("a", facts={"script": "1"})))
     game.step(Received("b", game.join("b", facts={"script": "2"})))
@@ -473,7 +482,9 @@ def test_mismatch_is_reported_to_newcomer_and_first_node() -> None:
 
 
 def test_each_mismatch_is_reported_once() -> None:
-    """What some node has already was told when the first of its kind came; not all can be news."""
+    """A value that another node already has was reported when the first such node joined, and the
+    number of notes is limited.
+    """
     game = table(100, 100)
     for index in range(60):
         game.step(Received(f"n{index}", game.join(f"n{index}", facts={"script": f"{index % 2}"})))
@@ -484,8 +495,8 @@ def test_each_mismatch_is_reported_once() -> None:
     assert len([m for m in game.heard["n0"] if isinstance(m, Note)]) < 10
 
 
-def test_nodes_on_one_machine_are_noted_once() -> None:
-    """The first node hears of it: agents in a place of one's own have a machine each."""
+def test_nodes_sharing_a_machine_are_reported_once() -> None:
+    """The first node gets the note. Agents in separate containers count as separate machines."""
     game = table(3, 3)
     for node, host, machine in (("a/0", "a", "m"), ("b/1", "b", "m"), ("a/2", "a", "m")):
         game.step(Received(node, game.join(node, host=host, machine=machine)))
@@ -504,7 +515,7 @@ def test_nodes_on_one_machine_are_noted_once() -> None:
 
 
 @pytest.mark.parametrize("machines", [("", ""), ("m", "n"), ("m", "")])
-def test_host_name_shared_by_machines_is_not_noted(machines: tuple[str, str]) -> None:
+def test_host_name_shared_by_two_machines_is_not_reported(machines: tuple[str, str]) -> None:
     game = table(2, 2)
     for node, machine in zip(("a/0", "a/1"), machines, strict=True):
         game.step(Received(node, game.join(node, machine=machine)))
@@ -515,7 +526,7 @@ def test_host_name_shared_by_machines_is_not_noted(machines: tuple[str, str]) ->
     assert not [m for heard in game.heard.values() for m in heard if isinstance(m, Note)]
 
 
-def test_impossible_generation_number_does_not_spoil_the_next() -> None:
+def test_impossible_generation_number_does_not_affect_the_next() -> None:
     game = table(1, 2)
     game.step(Received("a", game.join("a", Announce(formed(1 << 61), 0, 0, 1, done=False))))
     game.step(Received("a", NodeReady(formed(1 << 61), 1, (), ())))
@@ -524,7 +535,7 @@ def test_impossible_generation_number_does_not_spoil_the_next() -> None:
     assert game.sent() == [f"stop {1 << 61}: a", "form 0: a b"]
 
 
-# Notes for people.
+# Notes for users.
 
 
 def test_every_state_explains_its_wait() -> None:
@@ -553,7 +564,9 @@ def test_every_state_explains_its_wait() -> None:
 
 
 def test_mass_join_does_not_flood_nodes() -> None:
-    """A thousand nodes that come in a second get a few notes why they wait, not a thousand."""
+    """When a thousand nodes join within a second, each gets a few notes about its wait, not a
+    thousand.
+    """
     game = table(1000, 1000)
     for index in range(999):
         game.wait(index / 1000)
@@ -573,7 +586,9 @@ def test_mass_join_does_not_flood_nodes() -> None:
     ],
 )  # fmt: skip
 def test_message_cost_is_independent_of_group_size(verb: str, after: str) -> None:
-    """All but two nodes have sent the same before, after a worker has failed or while all run."""
+    """All but two nodes have already sent the same message, either after a worker failure or while
+    all are running.
+    """
     assert _instructions_of_a_message(300, verb, after) < (
         1.5 * _instructions_of_a_message(10, verb, after)
     )
@@ -596,7 +611,7 @@ def _instructions_of_a_message(nodes: int, verb: str, after: str) -> int:
 
 
 def _instructions(act: Callable[[], object]) -> int:
-    """Return how many instructions of Python a call takes."""
+    """Return the number of Python instructions that a call executes."""
     count = 0
 
     def trace(frame: FrameType, what: str, _: object) -> Any:

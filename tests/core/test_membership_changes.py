@@ -1,12 +1,12 @@
-"""Nodes that come, go, are lost and return while the group lives."""
+"""Nodes that join, leave, are lost or return while the group is running."""
 
 from plays import table
 
-# Nodes that come and go.
+# Nodes that join and leave.
 
 
 def test_survivors_above_minimum_form_immediately() -> None:
-    """Survivors above the minimum form as soon as their workers have stopped, at no cost."""
+    """They form as soon as their workers have stopped, without using up a restart."""
     game = table(2, 3, 0).play("""
         0 a b c joins
         -> form 0: a b c
@@ -20,8 +20,8 @@ def test_survivors_above_minimum_form_immediately() -> None:
 
 
 def test_survivors_below_minimum_explain_their_wait() -> None:
-    """Too few nodes wait for the join timeout, learn which node is lost and how many are missing,
-    and end with exit code 3.
+    """They wait for the join timeout, learn which node was lost and how many are missing, and then
+    end with exit code 3.
     """
     game = table(3, 3, join_timeout_s=60.0).play("""
         0 a b c joins
@@ -48,7 +48,7 @@ def test_survivors_below_minimum_explain_their_wait() -> None:
 
 
 def test_replacement_takes_place_of_lost_node() -> None:
-    """Rank 0 does not move."""
+    """Rank 0 stays where it is."""
     table(3, 3).play("""
         0 a b c joins
         -> form 0: a b c
@@ -60,8 +60,8 @@ def test_replacement_takes_place_of_lost_node() -> None:
     """)
 
 
-def test_last_call_admits_newcomers_together() -> None:
-    """Nodes that come within the last call are admitted in one new generation."""
+def test_newcomers_within_last_call_are_admitted_together() -> None:
+    """They are all in one new generation."""
     game = table(1, 8, 0, settle_timeout_s=5.0).play("""
         0 b joins
         5 -
@@ -78,7 +78,7 @@ def test_last_call_admits_newcomers_together() -> None:
 
 
 def test_node_completing_the_group_is_admitted_immediately() -> None:
-    """There is nobody to wait for when the maximum is reached."""
+    """Once the maximum is reached, there is no one left to wait for."""
     table(1, 3, settle_timeout_s=5.0).play("""
         0 a joins
         5 -
@@ -92,7 +92,7 @@ def test_node_completing_the_group_is_admitted_immediately() -> None:
 
 
 def test_stop_for_newcomer_lets_workers_checkpoint() -> None:
-    """That of a failure does not."""
+    """A stop for a failure doesn't."""
     table(1, 2, checkpoint_first=True, settle_timeout_s=5.0).play("""
         0 a joins
         5 -
@@ -110,8 +110,8 @@ def test_stop_for_newcomer_lets_workers_checkpoint() -> None:
     """)
 
 
-def test_workers_past_limit_raise_it() -> None:
-    """All leave at the same call, which no worker has made yet."""
+def test_workers_past_the_limit_raise_it() -> None:
+    """All workers leave at the same call, which none of them has made yet."""
     table(2, 2).play("""
         0 a b joins
         -> form 0: a b
@@ -131,8 +131,10 @@ def test_workers_past_limit_raise_it() -> None:
     """)
 
 
-def test_returning_node_hears_checkpoint_call_again() -> None:
-    """Its connection broke before or after it heard of the stop. Its workers may run, to save."""
+def test_returning_node_receives_checkpoint_call_again() -> None:
+    """Its connection broke before or after it received the stop. Its workers may keep running to
+    save.
+    """
     table(2, 2).play("""
         0 a b joins
         -> form 0: a b
@@ -149,7 +151,9 @@ def test_returning_node_hears_checkpoint_call_again() -> None:
 
 
 def test_saved_node_is_released_once_all_have_saved() -> None:
-    """Until then it counts as present: a coordinator that holds a register needs enough nodes."""
+    """Until then it counts as present, since a coordinator that holds a registry needs enough
+    nodes.
+    """
     game = table(2, 2).play("""
         0 a b joins
         -> form 0: a b
@@ -170,7 +174,7 @@ def test_saved_node_is_released_once_all_have_saved() -> None:
 
 
 def test_preempted_node_leaves_after_checkpoint() -> None:
-    """The others continue without it, and no restart is counted."""
+    """The others continue without it, and no restart is charged."""
     game = table(1, 3, settle_timeout_s=1.0).play("""
         0 a b c joins
         -> form 0: a b c
@@ -189,7 +193,7 @@ def test_preempted_node_leaves_after_checkpoint() -> None:
 
 
 def test_without_agreement_workers_leave_at_next_call() -> None:
-    """As when a node does not answer."""
+    """An example is a node that doesn't answer."""
     table(2, 2).play("""
         0 a b joins
         -> form 0: a b
@@ -203,7 +207,7 @@ def test_without_agreement_workers_leave_at_next_call() -> None:
 
 
 def test_failure_cancels_checkpoint_agreement() -> None:
-    """So do a lost node and the end of all workers."""
+    """A lost node, or the success of all workers, cancels it too."""
     begin = """
         0 a b joins
         -> form 0: a b
@@ -216,8 +220,8 @@ def test_failure_cancels_checkpoint_agreement() -> None:
         table(2, 2).play("\n".join((begin.rstrip(), f"1.1 {event}", f"-> {effect}")))
 
 
-def test_returning_node_hears_limit_again() -> None:
-    """Also one that has not answered before its connection broke."""
+def test_returning_node_receives_limit_again() -> None:
+    """It does so even if it hadn't answered before its connection broke."""
     table(2, 2).play("""
         0 a b joins
         -> form 0: a b
@@ -233,7 +237,7 @@ def test_returning_node_hears_limit_again() -> None:
 
 
 def test_spare_replaces_lost_node_immediately() -> None:
-    """A node above the maximum learns that it is a spare, and takes the place of a lost one."""
+    """A node above the maximum learns that it is a spare."""
     game = table(2, 2).play("""
         0 a b joins
         -> form 0: a b
@@ -285,7 +289,7 @@ def test_waiting_nodes_learn_who_left_and_why() -> None:
 
 
 def test_failure_together_with_node_loss_costs_no_restart() -> None:
-    """Whichever comes first: where a node is lost, the others' failures are its consequence."""
+    """Whichever comes first, the other nodes' failures are a consequence of the loss."""
     table(1, 3, 0).play("""
         0 a b c joins
         -> form 0: a b c
@@ -304,7 +308,7 @@ def test_failure_together_with_node_loss_costs_no_restart() -> None:
 
 
 def test_loss_while_idle_does_not_excuse_a_later_failure() -> None:
-    """Only what happens during a stop belongs to it."""
+    """Only failures during the same stop count as a consequence of the loss."""
     table(2, 2, 0).play("""
         0 a b joins
         -> form 0: a b
@@ -329,7 +333,7 @@ def test_loss_while_idle_does_not_excuse_a_later_failure() -> None:
 
 
 def test_nodes_lost_one_by_one_can_return() -> None:
-    """Even the last one can be lost."""
+    """Even the last node may be lost."""
     table(1, 2).play("""
         0 a b joins
         -> form 0: a b
@@ -344,7 +348,7 @@ def test_nodes_lost_one_by_one_can_return() -> None:
 
 
 def test_spares_start_when_all_members_are_gone() -> None:
-    """It is proven that their workers have ended."""
+    """All members are proven to be gone, so none of their workers is running."""
     table(1, 2).play("""
         0 a b joins
         -> form 0: a b
@@ -357,7 +361,7 @@ def test_spares_start_when_all_members_are_gone() -> None:
 
 
 def test_node_returning_during_stop_keeps_its_place() -> None:
-    """A node that was lost and comes back, workers and all, is waited for, and keeps its rank."""
+    """A lost node that returns with its workers is awaited, and keeps its rank."""
     table(1, 3, 0).play("""
         0 a b c joins
         -> form 0: a b c
@@ -373,7 +377,7 @@ def test_node_returning_during_stop_keeps_its_place() -> None:
 
 
 def test_node_returning_late_must_stop_before_rejoining() -> None:
-    """A node that the others continued without must stop, and may then join again."""
+    """The others have continued without it. It may join again after it has stopped."""
     game = table(2, 2).play("""
         0 a b joins
         -> form 0: a b
@@ -403,7 +407,7 @@ def test_reconnect_before_loss_is_confirmed() -> None:
 
 
 def test_reconnect_without_workers_restarts_all_for_free() -> None:
-    """No restart is spent."""
+    """No restart is charged."""
     game = table(2, 2, 0).play("""
         0 a b joins
         -> form 0: a b
@@ -419,7 +423,7 @@ def test_reconnect_without_workers_restarts_all_for_free() -> None:
 
 
 def test_failure_while_disconnected_is_charged() -> None:
-    """Workers that fail before a node is back count as any failure."""
+    """Workers that fail before their node reconnects count like any other failure."""
     table(2, 2, 1).play("""
         0 a b joins
         -> form 0: a b
@@ -431,7 +435,7 @@ def test_failure_while_disconnected_is_charged() -> None:
 
 
 def test_reconnect_during_stop_changes_nothing() -> None:
-    """A break of a stopped node's connection neither costs a rank nor makes a restart free."""
+    """When a stopped node's connection breaks, no rank is lost and the restart is still charged."""
     table(2, 2, 1).play("""
         0 a b joins
         -> form 0: a b
@@ -446,7 +450,7 @@ def test_reconnect_during_stop_changes_nothing() -> None:
 
 
 def test_generation_names_host_of_previous_failure() -> None:
-    """A worker's, or that of a node that was lost; none if a node has joined."""
+    """It is the host of the failed worker or of the lost node, or none if a node has joined."""
     played = table(1, 3)
     played.play(
         """

@@ -1,4 +1,6 @@
-"""Flapping nodes, and coordinators that do not know the live generation, harm nobody else."""
+"""Flapping nodes don't disturb the others, nor do coordinators that don't know the current
+generation.
+"""
 
 from plays import Table, formed, table
 
@@ -8,7 +10,7 @@ from relight.core.ranks import NO_GENERATION, GenerationId
 
 
 def test_departed_node_does_not_delay_start() -> None:
-    """The last call counts from the arrival of the last node that is still here."""
+    """The last call counts from the latest arrival of a node that is still there."""
     table(2, 4, settle_timeout_s=5.0).play("""
         0 a b joins
         3 x/1 joins
@@ -19,7 +21,7 @@ def test_departed_node_does_not_delay_start() -> None:
 
 
 def test_death_after_last_call_ends_the_wait() -> None:
-    """As soon as it has gone, the group forms."""
+    """The group forms as soon as that node is gone."""
     table(2, 4, settle_timeout_s=5.0).play("""
         0 a b joins
         3 x/1 joins
@@ -29,7 +31,7 @@ def test_death_after_last_call_ends_the_wait() -> None:
 
 
 def test_crash_looping_node_delays_start_by_one_last_call() -> None:
-    """Its third arrival is no longer news."""
+    """Its third arrival no longer restarts the last call."""
     game = table(2, 4, settle_timeout_s=5.0)
     game.play("0 a b joins")
     began = 0.0
@@ -46,7 +48,7 @@ def test_crash_looping_node_delays_start_by_one_last_call() -> None:
 
 
 def test_last_call_is_bounded_despite_steady_arrivals() -> None:
-    """Three times as long as it takes without any: then those who are here begin."""
+    """After three times the usual duration, the group forms with the nodes that are there."""
     game = table(1, 90, settle_timeout_s=5.0)
     for number in range(30):
         game.wait(number)
@@ -58,7 +60,9 @@ def test_last_call_is_bounded_despite_steady_arrivals() -> None:
 
 
 def test_flapping_node_is_admitted_only_after_it_stays() -> None:
-    """Each time twice as long: the job would restart for it again and again. It learns why."""
+    """The required time doubles with each attempt, as every admission restarts the job. The node
+    is told the reason.
+    """
     game = table(2, 4, settle_timeout_s=5.0).play("""
         0 a b joins
         5 -
@@ -79,7 +83,7 @@ def test_flapping_node_is_admitted_only_after_it_stays() -> None:
 
 
 def test_flapping_node_is_left_out_of_a_restart() -> None:
-    """A failure elsewhere does not let it in before."""
+    """A failure elsewhere doesn't admit it any earlier."""
     table(2, 4, settle_timeout_s=5.0).play("""
         0 a b joins
         5 -
@@ -100,7 +104,7 @@ def test_flapping_node_is_left_out_of_a_restart() -> None:
 
 
 def test_flapping_node_is_admitted_when_needed() -> None:
-    """Without it there would be no group."""
+    """Without it, there would be too few nodes."""
     table(2, 2, settle_timeout_s=5.0).play("""
         0 a joins
         1 x/1 joins
@@ -119,7 +123,7 @@ def test_flapping_node_is_admitted_when_needed() -> None:
 
 
 def test_long_lived_node_is_not_flapping() -> None:
-    """Coming and going is a matter of seconds."""
+    """Only a node that leaves within seconds of joining is flapping."""
     table(1, 3, settle_timeout_s=5.0).play("""
         0 a joins
         5 -
@@ -149,14 +153,16 @@ def test_long_lived_node_is_not_flapping() -> None:
 
 
 def join_spares(game: Table, latest: GenerationId, names: str = "st") -> None:
-    """Nodes without workers join, which have heard of a generation."""
+    """Let nodes without workers join that have heard of a generation."""
     for node in names:
         game.step(Received(node, game.join(node)))
         game.step(Received(node, NodeReady(NO_GENERATION, 29500, (), (), latest=latest)))
 
 
 def test_spares_do_not_start_beside_the_old_group() -> None:
-    """They have heard of a generation, whose nodes may only be slow to come: as long as a lease."""
+    """The nodes of the generation they have heard of may only be slow to reconnect, so the spares
+    wait for a lease.
+    """
     game = table(2, 2, lost_after_s=1.75)
     join_spares(game, formed(4))
     game.play("""
@@ -167,7 +173,9 @@ def test_spares_do_not_start_beside_the_old_group() -> None:
 
 
 def test_join_timeout_forms_no_group_beside_the_old_one() -> None:
-    """Enough nodes are here, and it passes while the workers of others may run."""
+    """There are enough nodes when the timeout expires, but the workers of others may still be
+    running.
+    """
     game = table(2, 3, lost_after_s=1.75, join_timeout_s=600.0).play("""
         0 s joins
         599 -
@@ -182,7 +190,9 @@ def test_join_timeout_forms_no_group_beside_the_old_one() -> None:
 
 
 def test_short_join_timeout_waits_for_lease_end() -> None:
-    """And the group asks to be called then, not again and again until then."""
+    """The group's next deadline is the end of the lease, so it isn't called over and over until
+    then.
+    """
     game = table(2, 3, lost_after_s=1.75, join_timeout_s=0.5)
     join_spares(game, formed(4))
     game.play("""
@@ -196,7 +206,7 @@ def test_short_join_timeout_waits_for_lease_end() -> None:
 
 
 def test_old_group_continues_when_it_arrives_after_spares() -> None:
-    """The spares stay spares."""
+    """The spares remain spares."""
     old = table(2, 2, lost_after_s=1.75).play("""
         0 a b joins
         -> form 0: a b
@@ -211,8 +221,10 @@ def test_old_group_continues_when_it_arrives_after_spares() -> None:
     """)
 
 
-def test_complete_unknown_generation_waits_for_last_call_only() -> None:
-    """All nodes that can have been in it are here, without workers: no other node runs any."""
+def test_complete_unknown_generation_does_not_wait_for_leases() -> None:
+    """Every node that can have been a member is here without workers, so no other node is running
+    any.
+    """
     game = table(1, 3, settle_timeout_s=1.0, rejoin_grace_s=9.0)
     for node in ("a", "b", "c"):
         game.step(Received(node, game.join(node)))
@@ -220,8 +232,10 @@ def test_complete_unknown_generation_waits_for_last_call_only() -> None:
     assert game.sent() == ["form 5: a b c"]
 
 
-def test_generations_sharing_a_number_are_not_one() -> None:
-    """As many are here as may be, but each of the two can lack one, whose workers may run."""
+def test_generations_sharing_a_number_are_distinct() -> None:
+    """The maximum number of nodes is here, but each of the two generations may lack a member whose
+    workers are still running.
+    """
     game = table(1, 2, settle_timeout_s=1.0, rejoin_grace_s=2.0)
     for node, coordinator in (("a", 1), ("b", 2)):
         game.step(Received(node, game.join(node)))
@@ -234,7 +248,7 @@ def test_generations_sharing_a_number_are_not_one() -> None:
 
 
 def test_wait_for_unknown_generation_ends_with_its_leases() -> None:
-    """Two of three that can have been in it are here: the third may run until then."""
+    """Two of three possible members are here, and the third may be running until then."""
     game = table(1, 3, settle_timeout_s=1.0, rejoin_grace_s=2.0)
     for node in ("a", "b"):
         game.step(Received(node, game.join(node)))
@@ -247,14 +261,14 @@ def test_wait_for_unknown_generation_ends_with_its_leases() -> None:
 
 
 def join_nodes_of_former_coordinator(game: Table, names: str) -> None:
-    """Nodes join without workers, and have heard of no generation."""
+    """Let nodes without workers join that have met a coordinator but not heard of a generation."""
     for node in names:
         game.step(Received(node, game.join(node, met_coordinator=True)))
         game.step(Received(node, NodeReady(NO_GENERATION, 29500, (), ())))
 
 
 def test_nodes_of_former_coordinator_wait_for_its_leases() -> None:
-    """They were never in a generation, either before the first or as spares."""
+    """They were never in a generation, because none had formed yet or because they were spares."""
     game = table(2, 3, settle_timeout_s=0.1, rejoin_grace_s=1.0, lost_after_s=1.75)
     join_nodes_of_former_coordinator(game, "st")
     game.play("""
@@ -265,7 +279,7 @@ def test_nodes_of_former_coordinator_wait_for_its_leases() -> None:
 
 
 def test_one_node_of_former_coordinator_makes_all_wait() -> None:
-    """The others have just started."""
+    """The others have only just started."""
     game = table(2, 3, settle_timeout_s=0.1, rejoin_grace_s=1.0, lost_after_s=1.75).play("""
         0 s joins
     """)
@@ -278,7 +292,7 @@ def test_one_node_of_former_coordinator_makes_all_wait() -> None:
 
 
 def test_full_group_waits_for_leases_of_former_coordinator() -> None:
-    """The earlier coordinator may have formed a generation without them, before they came."""
+    """That coordinator may have formed a generation before these nodes joined it."""
     game = table(2, 2, lost_after_s=1.75)
     join_nodes_of_former_coordinator(game, "st")
     game.play("""
@@ -288,8 +302,8 @@ def test_full_group_waits_for_leases_of_former_coordinator() -> None:
     """)
 
 
-def test_replaced_connection_is_no_former_coordinator() -> None:
-    """The same coordinator has sent this node its messages."""
+def test_replaced_connection_is_not_a_former_coordinator() -> None:
+    """The messages this node has received are from the same coordinator."""
     game = table(2, 3, settle_timeout_s=0.1, lost_after_s=1.75).play("""
         0 s joins
     """)

@@ -1,4 +1,4 @@
-"""Generations whose workers do nothing are stopped if that is so on all nodes."""
+"""A generation is stopped as hung once the workers on all nodes are idle."""
 
 from plays import Table, table
 
@@ -38,7 +38,7 @@ def test_stop_allows_time_for_stack_dumps() -> None:
 
 
 def test_hang_counts_from_last_activity_of_any_node() -> None:
-    """B did something until 95; its user and that of a allow 10 s."""
+    """B was active until 95, and both nodes' users set a limit of 10 s."""
     running_group().play("""
         100 a quiet10
         101 b quiet6
@@ -49,7 +49,7 @@ def test_hang_counts_from_last_activity_of_any_node() -> None:
         """)
 
 
-def test_one_active_node_keeps_all_alive() -> None:
+def test_one_active_node_keeps_all_running() -> None:
     running_group().play("""
         100 a quiet10
         101 a quiet0
@@ -61,7 +61,7 @@ def test_one_active_node_keeps_all_alive() -> None:
 
 
 def test_success_counts_as_activity() -> None:
-    """B waits for the workers of a, which end well at 100."""
+    """B waits for a's workers, which succeed at 100."""
     running_group().play("""
         95 b quiet20
         100 a done

@@ -1,4 +1,4 @@
-"""A new coordinator learns the live generation from the nodes."""
+"""A new coordinator learns the current generation from the nodes."""
 
 import pytest
 from plays import Table, formed, table
@@ -25,7 +25,7 @@ def running_group_with_new_coordinator(most: int = 3, least: int = 2) -> Table:
 
 
 def test_new_coordinator_confirms_running_generation() -> None:
-    """When all nodes announce the same generation nothing restarts, and counters continue."""
+    """If all nodes announce the same generation, nothing restarts and the counters continue."""
     game = running_group_with_new_coordinator().play("""
         9 c returns
         9.1 a returns
@@ -44,7 +44,9 @@ def test_new_coordinator_confirms_running_generation() -> None:
 
 
 def test_node_lost_with_coordinator_is_left_out() -> None:
-    """A node that does not reach the new coordinator in time is lost; the others form again."""
+    """A node that doesn't reach the new coordinator in time counts as lost, and the others form
+    again.
+    """
     game = running_group_with_new_coordinator().play("""
         9 c returns
         9.1 a returns
@@ -58,7 +60,7 @@ def test_node_lost_with_coordinator_is_left_out() -> None:
 
 
 def test_new_node_does_not_disturb_recovery() -> None:
-    """A stranger that comes first waits until it is known what runs."""
+    """A new node that arrives first has to wait until the current generation is known."""
     running_group_with_new_coordinator().play("""
         9 d joins
         9 a returns
@@ -69,8 +71,8 @@ def test_new_node_does_not_disturb_recovery() -> None:
 
 
 def test_preemption_during_recovery_waits_for_all_nodes() -> None:
-    """A node that is preempted says so as soon as it has joined, before the generation is known to
-    continue. The workers save then.
+    """A preempted node reports it right after joining, before the generation is confirmed. The
+    workers save once it is.
     """
     game = running_group_with_new_coordinator().play("""
         9 a returns
@@ -91,7 +93,7 @@ def test_preemption_during_recovery_waits_for_all_nodes() -> None:
 
 
 def test_preempted_node_lost_during_recovery_is_not_awaited() -> None:
-    """Nothing is saved for it: the others form again."""
+    """Nothing is saved for its sake, and the others form again."""
     running_group_with_new_coordinator().play("""
         9 a returns
         9 a preempted
@@ -104,8 +106,8 @@ def test_preempted_node_lost_during_recovery_is_not_awaited() -> None:
     """)
 
 
-def test_preempted_node_succeeding_during_recovery_stops_nobody() -> None:
-    """It is gone when the generation is known to continue."""
+def test_preempted_node_that_succeeds_during_recovery_stops_no_workers() -> None:
+    """It has already left when the generation is confirmed."""
     running_group_with_new_coordinator().play("""
         9 a returns
         9 a preempted
@@ -118,7 +120,9 @@ def test_preempted_node_succeeding_during_recovery_stops_nobody() -> None:
 
 
 def test_checkpointing_continues_after_coordinator_loss() -> None:
-    """Also if a node was lost with it. They were asked to leave, with a limit."""
+    """The workers were asked to leave within a time limit. They continue even if a node was lost
+    with the coordinator.
+    """
     running_group_with_new_coordinator().play("""
         9 a returns-and-saves
         9.1 b returns-and-saves
@@ -152,7 +156,7 @@ def test_checkpointing_continues_after_coordinator_loss() -> None:
 
 
 def test_saved_node_waits_for_others_without_coordinator() -> None:
-    """The next coordinator does not let it go before all are back and have stopped."""
+    """The next coordinator releases it only once all nodes are back and have stopped."""
     running_group_with_new_coordinator().play("""
         9 a returns-and-saves
         9.1 b returns-and-saves
@@ -168,7 +172,7 @@ def test_saved_node_waits_for_others_without_coordinator() -> None:
 
 
 def test_lone_checkpoint_gives_others_no_time_to_save() -> None:
-    """The others, without such a request, would wait for workers that have left."""
+    """The other workers were never asked to save, so they would wait for workers that have left."""
     table(1, 2).play("""
         0 a b joins
         -> form 0: a b
@@ -182,7 +186,7 @@ def test_lone_checkpoint_gives_others_no_time_to_save() -> None:
 
 
 def test_failure_without_coordinator_stops_checkpointing_workers() -> None:
-    """They would wait for the worker that has failed."""
+    """They would otherwise wait for the failed worker."""
     running_group_with_new_coordinator().play("""
         9 a returns-and-saves
         9.1 b returns
@@ -193,7 +197,7 @@ def test_failure_without_coordinator_stops_checkpointing_workers() -> None:
 
 
 def test_failure_during_recovery_waits_for_all_nodes() -> None:
-    """A worker that failed without a coordinator restarts all, and is charged."""
+    """A worker failure without a coordinator restarts all nodes and is charged."""
     running_group_with_new_coordinator().play("""
         9 a returns
         9 a failed
@@ -207,7 +211,7 @@ def test_failure_during_recovery_waits_for_all_nodes() -> None:
 
 
 def test_new_coordinator_learns_which_nodes_are_done() -> None:
-    """Nodes that had succeeded say so; when all have, the job ends."""
+    """Nodes that have succeeded report it, and the job ends once all have."""
     running_group_with_new_coordinator().play("""
         9 a returns-done
         9 b returns
@@ -219,7 +223,7 @@ def test_new_coordinator_learns_which_nodes_are_done() -> None:
 
 
 def test_departed_done_node_is_not_missed_after_takeover() -> None:
-    """The nodes that still run know that, and say so."""
+    """The nodes that are still running know that it was done, and report it."""
     game = running_group_with_new_coordinator()
     game.succeeded = (0,)
     game.play("""
@@ -231,8 +235,8 @@ def test_departed_done_node_is_not_missed_after_takeover() -> None:
     """)
 
 
-def test_success_between_two_connections_is_remembered() -> None:
-    """A node that comes twice during the recovery, the second time done, is done."""
+def test_node_that_reconnects_as_done_is_done() -> None:
+    """It connects twice during the recovery, the second time as done."""
     running_group_with_new_coordinator().play("""
         9 a b returns
         9.1 a b returns-done
@@ -243,7 +247,7 @@ def test_success_between_two_connections_is_remembered() -> None:
 
 
 def test_returning_done_node_is_counted_once() -> None:
-    """It was also counted as gone for good, so that nobody missed another one."""
+    """If it were also counted among the departed nodes, the missing one would go unnoticed."""
     running_group_with_new_coordinator().play("""
         9 a returns-done
         9.1 a lost
@@ -270,7 +274,7 @@ def test_node_with_older_generation_must_stop() -> None:
 
 
 def test_next_generation_number_exceeds_all_announced() -> None:
-    """Stopped nodes report their last generation, and the next one is above it."""
+    """Stopped nodes report their last generation."""
     running_group_with_new_coordinator().play("""
         9 a idle
         9 b idle
@@ -283,9 +287,9 @@ def test_next_generation_number_exceeds_all_announced() -> None:
 def test_generations_sharing_a_number_are_told_apart(
     order: tuple[str, str],
 ) -> None:
-    """A coordinator that knew nothing has formed a generation of the number, size and, but for one
-    place, the nodes of another one, and is also gone. A node that was away all the time is not
-    taken for a member; whichever node is not, no worker of the other may run on.
+    """Two coordinators formed generations with the same number and size, and with the same nodes
+    except for one. Both coordinators are gone. Only one of the generations may continue, and the
+    other one's workers are stopped.
     """
     older = table(2, 2).play("""
         0 a b joins
@@ -315,9 +319,9 @@ def test_generations_sharing_a_number_are_told_apart(
 def test_lapsed_group_yields_to_one_that_continued(
     number: int,
 ) -> None:
-    """A node was away, a coordinator formed a generation without it, and is gone. At the next one
-    the node that was away is the first. Its generation is complete, and not taken for the live one,
-    whatever its number is.
+    """A coordinator formed a generation without a node that was away, and exited. That node is the
+    first to reach the next coordinator. Its own generation looks complete, but isn't taken for the
+    current one, whatever its number.
     """
     older = table(1, 2).play("""
         0 a joins
@@ -346,7 +350,7 @@ def test_lapsed_group_yields_to_one_that_continued(
 
 
 def test_lapsed_group_continues_if_no_other_appears() -> None:
-    """One node whose lease was not over is proof enough that it is the live one."""
+    """A single node with an unexpired lease also proves that its generation is current."""
     running_group_with_new_coordinator().play("""
         9 a b c returns-lapsed
         12 -
@@ -374,7 +378,7 @@ def test_higher_number_does_not_replace_running_generation() -> None:
     """)
 
 
-def test_second_claimant_of_a_place_is_superseded() -> None:
+def test_second_node_claiming_a_place_is_superseded() -> None:
     game = running_group_with_new_coordinator()
     game.last["x"] = game.last["a"]
     game.play("""
@@ -407,7 +411,7 @@ def test_node_announcing_invalid_place_is_stopped(announce: Announce) -> None:
 
 
 def test_failure_without_coordinator_is_charged_after_takeover() -> None:
-    """Its node is without workers; it announces their generation, and reports the failure."""
+    """The node has no workers left. It announces their generation and reports the failure."""
     running_group_with_new_coordinator().play("""
         9 a ended-failed
         9.2 b returns
@@ -419,7 +423,7 @@ def test_failure_without_coordinator_is_charged_after_takeover() -> None:
 
 
 def test_late_failure_report_prevents_confirmation() -> None:
-    """What runs is known, but not yet how the workers of the last node have ended."""
+    """The current generation is known, but not yet how the last node's workers ended."""
     game = running_group_with_new_coordinator().play("""
         9.2 b returns
         9.3 c returns
@@ -432,7 +436,7 @@ def test_late_failure_report_prevents_confirmation() -> None:
 
 
 def test_stopped_nodes_regroup_after_takeover() -> None:
-    """None of them is awaited for as long as a lease, and they keep their order."""
+    """The group doesn't wait out their leases, and the nodes keep their order."""
     running_group_with_new_coordinator().play("""
         9 c ended
         9.1 a ended
@@ -442,8 +446,9 @@ def test_stopped_nodes_regroup_after_takeover() -> None:
 
 
 def test_stopped_nodes_wait_for_possible_successor_group() -> None:
-    """The coordinator before may have formed another generation, and a node that runs it may come:
-    not all that there may be are here. That one continues, and they are admitted.
+    """The previous coordinator may have formed another generation, and fewer nodes than the
+    maximum have arrived. If a node of that generation arrives, its generation continues and the
+    stopped nodes are admitted to it.
     """
     old = table(1, 3, rejoin_grace_s=2.0, settle_timeout_s=0.1).play("""
         0 a b joins
@@ -487,7 +492,9 @@ def test_final_failure_ends_job_after_takeover() -> None:
 
 
 def test_failure_reported_after_reconnect_is_charged() -> None:
-    """The message that a worker had failed was lost with the old one. The node keeps its place."""
+    """The previous coordinator's death lost the message that a worker had failed. The node keeps
+    its place.
+    """
     table(2, 2, max_restarts=3).play("""
         0 a b joins
         -> form 0: a b
@@ -499,7 +506,7 @@ def test_failure_reported_after_reconnect_is_charged() -> None:
 
 
 def test_node_lost_during_stop_regains_place_without_workers() -> None:
-    """Its loss still counts as a change of membership."""
+    """Its loss still counts as a membership change."""
     table(2, 2, max_restarts=3).play("""
         0 a b joins
         -> form 0: a b
@@ -514,8 +521,8 @@ def test_node_lost_during_stop_regains_place_without_workers() -> None:
     """)
 
 
-def test_ended_older_generation_does_not_disturb_live_one() -> None:
-    """A spare that was in it comes first to the next coordinator."""
+def test_ended_older_generation_does_not_disturb_current_one() -> None:
+    """A spare that was once a member is the first node to reach the next coordinator."""
     game = running_group_with_new_coordinator()
     game.last["old"] = GenerationFormed(
         game.last["a"].generation._replace(id=formed(0)),
@@ -530,7 +537,7 @@ def test_ended_older_generation_does_not_disturb_live_one() -> None:
 
 
 def test_leaving_node_does_not_end_recovery_wait() -> None:
-    """The workers of those that have not come may run."""
+    """The workers of nodes that haven't reconnected may still be running."""
     running_group_with_new_coordinator(least=1).play("""
         9 a b returns
         9.1 b leaves

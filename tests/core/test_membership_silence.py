@@ -1,4 +1,6 @@
-"""Silent nodes: a group waits for them, informs its users, and acts immediately on proof only."""
+"""Silent nodes: the group waits for them and informs its users, and acts
+immediately only on proof.
+"""
 
 import pytest
 from plays import Table, record, table
@@ -10,7 +12,7 @@ from relight.core.group.silence import Silence, Silent
 
 
 def running_group(least: int = 1, most: int = 3, **others: object) -> Table:
-    """Return a group of three nodes that runs generation 0, with the patience of users."""
+    """Return a group of three nodes running generation 0, with the default patience."""
     return table(least, most, **{"lost_after_s": 10.0, **others}).play("""
         0 a b c joins
         -> form 0: a b c
@@ -18,7 +20,7 @@ def running_group(least: int = 1, most: int = 3, **others: object) -> Table:
 
 
 def notes(game: Table, node: str) -> list[str]:
-    """Return the notes for users of a node."""
+    """Return the notes that a node received for its users."""
     return [each.text for each in game.heard[node] if isinstance(each, Note)]
 
 
@@ -31,7 +33,7 @@ def test_brief_silence_is_harmless() -> None:
 
 
 def test_silent_node_is_lost_after_timeout() -> None:
-    """The time counts from when it was heard last. Its lease has ended a second before."""
+    """The timeout counts from its last heartbeat. Its lease ends a second earlier."""
     game = running_group().play("""
         20 b silent1
         28.9 -
@@ -118,7 +120,7 @@ def test_no_node_is_admitted_while_another_is_silent() -> None:
 
 
 def test_survivor_silent_during_stop_keeps_its_place() -> None:
-    """The next generation waits for it, even if there are enough nodes without it."""
+    """The next generation waits for it, even if there are enough other nodes."""
     running_group().play("""
         20 a failed
         -> stop 0: a b c
@@ -156,8 +158,8 @@ def test_silent_newcomer_is_not_awaited() -> None:
     """)
 
 
-def test_reconnecting_node_is_confirmed_and_heard() -> None:
-    """The end of its connection proves nothing."""
+def test_reconnecting_node_is_confirmed_and_no_longer_silent() -> None:
+    """A broken connection proves nothing."""
     running_group().play("""
         20 b silent
         20.2 b returns
@@ -167,7 +169,7 @@ def test_reconnecting_node_is_confirmed_and_heard() -> None:
 
 
 def fail_blaming_peer(game: Table, node: str, text: str) -> None:
-    """A worker of a node fails, and says that a peer is gone."""
+    """Fail a worker with an error that blames a lost peer."""
     generation = game.last[node].generation.id
     game.step(Received(node, WorkerFailed(generation, f"a worker failed on {node}", True)))
     report = ErrorReport(FailureKind.RECORDED, "RuntimeError", text, "train.py:1", "", ())
@@ -176,7 +178,9 @@ def fail_blaming_peer(game: Table, node: str, text: str) -> None:
 
 
 def test_failure_blaming_silent_peer_costs_no_restart() -> None:
-    """The others stop immediately, and start when the lease of the peer is over, or it is back."""
+    """The other nodes stop immediately. They restart once the peer's lease has ended or the peer
+    is back.
+    """
     game = running_group().play("""
         20 b silent1
     """)
@@ -208,7 +212,7 @@ def test_failure_just_after_silence_costs_no_restart() -> None:
 
 @pytest.mark.parametrize("back_at", [23.1, 25.0])
 def test_own_suspension_does_not_hide_silence_behind_failure(back_at: float) -> None:
-    """The wait for the silent node begins anew; its silence has begun before all the same."""
+    """The wait for the silent node starts over, but its silence still began before the failure."""
     game = running_group().play("""
         20 b silent1
     """)
@@ -229,7 +233,7 @@ def test_own_suspension_does_not_hide_silence_behind_failure(back_at: float) -> 
 
 
 def test_own_suspension_does_not_explain_failure_before_it() -> None:
-    """The nodes seem to be silent only because their messages have not been read."""
+    """The nodes only seem silent because their messages haven't been read."""
     game = running_group()
     fail_blaming_peer(game, "a", "Connection closed by peer")
     game.play("""
@@ -264,7 +268,7 @@ def test_failure_blaming_another_peer_costs_a_restart() -> None:
     """)
 
 
-def test_failure_blaming_nobody_costs_a_restart() -> None:
+def test_failure_blaming_no_peer_costs_a_restart() -> None:
     running_group().play("""
         20 b silent1
         20 a failed
@@ -278,7 +282,9 @@ def test_failure_blaming_nobody_costs_a_restart() -> None:
 
 
 def test_proof_lets_successor_form_immediately() -> None:
-    """The nodes bring the proof; without it, the lease of its workers is waited for."""
+    """The nodes provide the proof. Without it, the group waits for the silent node's
+    lease to end.
+    """
     game = running_group()
     proven = game.follow()
     for node in "bc":
@@ -295,7 +301,7 @@ def test_proof_lets_successor_form_immediately() -> None:
 
 
 def test_rank_of_silent_node_is_refused_for_now() -> None:
-    """The silent node may be gone, and this one its successor; or it may come back."""
+    """The silent node may be dead and this one its successor, or it may come back."""
     game = table(2, 2, ordered=True, lost_after_s=10.0).play("""
         0 node0 node1 joins
         -> form 0: node0 node1
@@ -313,7 +319,9 @@ def test_rank_of_silent_node_is_refused_for_now() -> None:
 
 
 def test_joint_checkpoint_waits_for_silent_node() -> None:
-    """The workers of all nodes are held until it has answered; then all save at one call."""
+    """The workers on all nodes are held until it has answered. Then all of them save at the same
+    call.
+    """
     running_group().play("""
         20 a preempted
         -> limit 0 0: a b c
@@ -338,8 +346,8 @@ def test_node_silent_twice_at_once_is_lost_once() -> None:
     """)
 
 
-def test_news_are_due_exactly_at_their_deadline() -> None:
-    """No sum is rounded in another way than the deadline: the loop would spin until then."""
+def test_notes_are_due_exactly_at_their_deadline() -> None:
+    """If rounding made the two differ, the loop would spin in between."""
     for since in (8191.017365586635, 0.1, 123456.7, 1e7 / 3):
         silence = Silence(10.0)
         silence.begin("b", Silent("node2", since, ""))
@@ -349,7 +357,7 @@ def test_news_are_due_exactly_at_their_deadline() -> None:
 
 
 def test_own_suspension_is_not_held_against_nodes() -> None:
-    """Also of nodes that were silent before, in any order of later messages."""
+    """This includes nodes that were silent before, whatever the order of later messages."""
     game = running_group().play("""
         20 b silent3
     """)
@@ -392,7 +400,9 @@ def test_coordinator_suspension_at_most_doubles_silence_limit() -> None:
 
 
 def test_successor_confirms_valid_lease_before_others_return() -> None:
-    """Their lease would end in that time. One whose lease was over may have been left behind."""
+    """Otherwise the lease would end while waiting. A node whose lease has already ended may have
+    been left behind.
+    """
     game = (
         running_group()
         .follow()
@@ -406,7 +416,7 @@ def test_successor_confirms_valid_lease_before_others_return() -> None:
 
 
 def test_nodes_heard_after_suspension_are_not_overdue() -> None:
-    """Their reports came while the coordinator slept, and have not been read."""
+    """Their reports arrived while the coordinator was suspended, and haven't been read."""
     game = table(1, 3, lost_after_s=10.0)
     game.stop_s = 1.0
     game.play("""

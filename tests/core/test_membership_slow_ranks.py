@@ -1,4 +1,4 @@
-"""Slow ranks of a group are reported to all nodes, while all run."""
+"""A group's slow ranks are reported to all nodes while they are running."""
 
 from plays import Table, table
 
@@ -23,13 +23,13 @@ def report_windows(played: Table, count: int, **verbs: str) -> list[str]:
     return played.sent()
 
 
-def test_straggler_is_reported_to_all_nodes_once() -> None:
+def test_straggler_is_reported_once_to_all_nodes() -> None:
     played = running_group("a", "b")
     told = report_windows(played, 3 * NAMED_AFTER, a="waited20,21", b="waited2,20")
     assert told == ["slow 0 b (2,): a b"]
 
 
-def test_no_straggler_while_a_node_does_not_report() -> None:
+def test_no_straggler_is_named_while_a_node_is_not_reporting() -> None:
     assert not report_windows(running_group("a", "b"), 2 * NAMED_AFTER, b="waited2,20")
 
 
@@ -39,7 +39,7 @@ def test_comparison_ends_once_a_node_succeeded() -> None:
     assert told == ["end 0: a"]
 
 
-def test_new_generation_is_compared_afresh() -> None:
+def test_new_generation_starts_a_new_comparison() -> None:
     played = running_group("a", "b")
     verbs = {"a": "waited20,20", "b": "waited2,20"}
     assert report_windows(played, NAMED_AFTER + 1, **verbs)
@@ -54,7 +54,7 @@ def test_new_generation_is_compared_afresh() -> None:
     assert report_windows(played, NAMED_AFTER, **verbs) == ["slow 1 b (2,): a b"]
 
 
-def test_new_coordinator_names_straggler_anew() -> None:
+def test_new_coordinator_names_straggler_again() -> None:
     played = running_group("a", "b")
     verbs = {"a": "waited20,20", "b": "waited2,20"}
     assert report_windows(played, NAMED_AFTER + 1, **verbs)

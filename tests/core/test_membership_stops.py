@@ -1,4 +1,4 @@
-"""A stop that takes long: the notes, and the dropped nodes."""
+"""A stop that takes too long: the notes, and the nodes that are dropped."""
 
 from plays import Table, table
 
@@ -7,7 +7,7 @@ from relight.core.group.messages import Note, WaitReason
 
 
 def running_group(nodes: str = "a b c", least: int = 2) -> Table:
-    """Return a table with a generation of nodes that may take 10 s to get ready."""
+    """Return a table with a running generation whose nodes may take 10 s to stop."""
     game = table(least, len(nodes.split()), rejoin_grace_s=2.0)
     game.stop_s = 10.0
     return game.play(f"""
@@ -21,8 +21,8 @@ def notes(game: Table, node: str) -> list[str]:
 
 
 def test_overdue_node_is_dropped() -> None:
-    """Its connection ends, and the others also begin when its lease is over. No worker
-    failed.
+    """Its connection is closed, and the others form once its lease has ended. No worker
+    has failed.
     """
     game = running_group().play("""
         1 a lost
@@ -43,8 +43,8 @@ def test_overdue_node_is_dropped() -> None:
 
 
 def test_dropped_node_is_not_awaited_again() -> None:
-    """It comes again with its workers, which are still being stopped; and when they have ended it
-    is admitted as any other node.
+    """It reconnects with workers that are still being stopped. Once they have exited, it is
+    admitted like any other node.
     """
     running_group().play("""
         1 a failed
@@ -64,7 +64,7 @@ def test_dropped_node_is_not_awaited_again() -> None:
 
 
 def test_coordinator_itself_is_never_dropped() -> None:
-    """Its process can't give itself up: its workers are waited for however long it takes."""
+    """Its process can't drop itself, so the group waits for its workers however long they take."""
     game = table(1, 2)
     game.step(Received("a", game.join("a")))
     game.stop_s = 10.0
@@ -80,7 +80,7 @@ def test_coordinator_itself_is_never_dropped() -> None:
 
 
 def test_node_returning_during_stop_has_its_own_limit() -> None:
-    """One that was lost and comes with its workers after another one was dropped."""
+    """A lost node returns with its workers after another node has been dropped."""
     running_group().play("""
         1 c lost
         -> stop 0: a b
@@ -98,7 +98,7 @@ def test_node_returning_during_stop_has_its_own_limit() -> None:
 
 
 def test_checkpoint_time_extends_stop_limit() -> None:
-    """No node is dropped while its workers may save, here for 30 s."""
+    """No node is dropped while its workers may be saving, here for 30 s."""
     running_group("a b").play("""
         1 a preempted
         -> limit 0 0: a b
@@ -114,7 +114,9 @@ def test_checkpoint_time_extends_stop_limit() -> None:
 
 
 def test_all_nodes_report_whom_a_stop_awaits() -> None:
-    """After 5 s, once, with the names of the hosts, but only if a node waits for others."""
+    """The note appears once, after 5 s, with the host names, and only if a node is waiting for
+    others.
+    """
     game = table(2, 3)
     game.stop_s = 60.0
     game.play("""

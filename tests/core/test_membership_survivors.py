@@ -1,4 +1,4 @@
-"""Workers that have left a broken group keep their process in the next one."""
+"""Workers that leave a broken group keep their processes in the next one."""
 
 import pytest
 from plays import Table, formed, table
@@ -46,7 +46,7 @@ def test_nodes_without_survivors_start_anew() -> None:
 
 
 @pytest.mark.parametrize(("how", "stays"), [("left-failed", False), ("left-failed-ahead", True)])
-def test_survivors_stay_again_only_after_a_step(how: str, *, stays: bool) -> None:
+def test_survivors_stay_a_second_time_only_after_a_step(how: str, *, stays: bool) -> None:
     again = "-> stay 2: a b" if stays else ""
     game = running().play(f"""
         1 a failed
@@ -80,7 +80,7 @@ def test_survivors_stay_when_node_is_lost_and_replaced() -> None:
 
 
 def test_survivors_of_older_generation_do_not_stay() -> None:
-    """They would be behind the others, or beside them."""
+    """They would be behind the others, or would run next to them."""
     game = running(1).play("""
         1 a failed
         -> stop 0: a b
@@ -133,7 +133,7 @@ def test_new_coordinator_lets_survivors_stay() -> None:
     """)
 
 
-def test_ranks_that_wait_for_hanging_one_stay() -> None:
+def test_ranks_waiting_for_hung_rank_stay() -> None:
     game = running().play("""
         40 a b quiet30
         -> look and stop 0: a b
@@ -150,8 +150,8 @@ def test_ranks_that_wait_for_hanging_one_stay() -> None:
 @pytest.mark.parametrize(
     ("one", "other"), [("left-hung", "left-hung"), ("left-hung-data", "left-hung-log")]
 )
-def test_all_restart_if_hanging_rank_is_unknown(one: str, other: str) -> None:
-    """As many ranks are in one place as in another, or all wait for their peers."""
+def test_all_restart_if_hung_rank_is_unknown(one: str, other: str) -> None:
+    """Either equally many ranks are in two places, or all of them wait for their peers."""
     game = running().play(f"""
         40 a b quiet30
         -> look and stop 0: a b
@@ -162,7 +162,7 @@ def test_all_restart_if_hanging_rank_is_unknown(one: str, other: str) -> None:
     assert UNKNOWN_CULPRIT in notes(game, "a")
 
 
-def test_new_coordinator_does_not_let_ranks_stay_if_hanging_one_is_unknown() -> None:
+def test_new_coordinator_restarts_all_if_hung_rank_is_unknown() -> None:
     game = (
         running(1, rejoin_grace_s=2.0)
         .play("""

@@ -1,4 +1,4 @@
-"""What agents and their coordinator tell each other, to the wire and back."""
+"""Messages between agents and their coordinator, to the wire and back."""
 
 import json
 from typing import Any
@@ -45,7 +45,7 @@ def read(value: Any) -> Any:
 
 
 def test_all_decoded_types_are_fuzzed() -> None:
-    """The types that are fuzzed are those that the code reads, wherever it does."""
+    """The fuzzed types are exactly the ones that the code decodes anywhere."""
     found = set(entering())
     assert {Join, JobEnded, Heartbeat, Hello, votes.VoteRequest, ReplicaEnded} <= found
     assert {DoctorNode, Verdict, CoordinatorAddress, Order, RunReplica, LinkOrder} <= found
@@ -60,8 +60,8 @@ def test_all_decoded_types_are_fuzzed() -> None:
 
 @fuzzed
 def test_record_round_trips_through_json(chance: Chance) -> None:
-    """Every record comes out of its JSON as it went in but for letters that a terminal would obey;
-    and as it came out, it goes in and comes out again.
+    """Only characters that would control a terminal are changed, and the result round-trips
+    unchanged.
     """
     sent = chance.valid(chance.choice(entering()))
     arrived = fields.record(type(sent), json.loads(json.dumps(fields.plain(sent))))
@@ -71,7 +71,7 @@ def test_record_round_trips_through_json(chance: Chance) -> None:
 
 @fuzzed
 def test_mutated_record_is_valid_or_malformed(chance: Chance) -> None:
-    """With any values in its fields, a record is read as a valid one, or refused."""
+    """Whatever values its fields have, a record is either decoded as valid or rejected."""
     kind = chance.choice(entering())
     sent = chance.written(chance.near(fields.plain(chance.valid(kind))))
     try:
@@ -82,8 +82,8 @@ def test_mutated_record_is_valid_or_malformed(chance: Chance) -> None:
 
 
 @fuzzed
-def test_odd_texts_are_accepted_by_receiver(chance: Chance) -> None:
-    """No text of a worker or of its machine makes a message that is refused elsewhere."""
+def test_unusual_text_is_accepted_by_receiver(chance: Chance) -> None:
+    """No text from a worker or its machine can produce a message that the receiver rejects."""
     failure, text = chance.valid(Failure), chance.choice([*fuzzing.ODD, "x" * 5000, "a\rb"])
     assert failure.report is None or fields.record(Failure, fields.plain(failure))
     odd = failure._replace(host=text, last_lines=(text,) * 999, evidence=text, log=text, when=text)
@@ -94,7 +94,7 @@ def test_odd_texts_are_accepted_by_receiver(chance: Chance) -> None:
 
 
 def test_remote_text_cannot_control_the_terminal() -> None:
-    """Control characters in what other machines say are replaced; lines of a report stay lines."""
+    """Control characters from other machines are replaced. Line breaks in a report stay."""
     text = "a\x1b[2Jb\x07\u202e\nc\td"
     shown = "a\ufffd[2Jb\ufffd\ufffd\nc\td"
     for kind in (Note(text), JobEnded(1, text, (text,), None)):
@@ -104,7 +104,7 @@ def test_remote_text_cannot_control_the_terminal() -> None:
 
 
 @fuzzed
-def test_non_record_is_malformed(chance: Chance) -> None:
+def test_value_other_than_a_record_is_malformed(chance: Chance) -> None:
     noise = {field: chance.junk() for field in chance.sample(["type", "generation", "x"], 2)}
     with pytest.raises(Malformed):
         fields.message(FromAgent, noise)
@@ -112,7 +112,7 @@ def test_non_record_is_malformed(chance: Chance) -> None:
 
 @pytest.mark.parametrize("kind", [k for k in entering() if {*k._fields[:1]} - {*k._field_defaults}])
 def test_missing_field_is_named(kind: Any) -> None:
-    """The error says which record lacks what."""
+    """The error names the record and the field."""
     with pytest.raises(Malformed, match=f"{kind.__name__} without {kind._fields[0]}"):
         fields.record(kind, {})
 
@@ -140,7 +140,7 @@ def test_missing_field_is_named(kind: Any) -> None:
     ],
 )
 def test_out_of_bounds_value_is_malformed(field: str, value: object) -> None:
-    """Numbers have bounds, true is not a number, and nested values are checked like the rest."""
+    """Numbers have bounds, `true` isn't a number, and nested values are checked as well."""
     join = Join("n", "h", "a", 1, "default", -1, 1, 2, 0, {}, None)
     with pytest.raises(Malformed):
         read({**over_the_wire(join), field: value})
@@ -148,13 +148,13 @@ def test_out_of_bounds_value_is_malformed(field: str, value: object) -> None:
 
 @pytest.mark.parametrize("text", ["1e999", "-1e999", "Infinity", "NaN", "9" * 5000, "[" * 100_000])
 def test_non_finite_number_is_malformed(text: str) -> None:
-    """JSON with a number that is not finite is invalid, however it is written."""
+    """JSON with a non-finite number is invalid, however the number is written."""
     with pytest.raises(Malformed, match="not valid JSON"):
         fields.decode(f'{{"type":"voterequest","sent":{text}}}')
 
 
 def test_every_message_is_in_a_union() -> None:
-    """No message was forgotten in the unions of those that can be received, and so in the tests."""
+    """The unions list everything that can be received, and the tests are built from them."""
     for module in (messages, votes):
         kinds = {
             kind
@@ -175,7 +175,7 @@ def test_invalid_setting_is_malformed(field: str, value: object) -> None:
 
 
 def test_peer_heartbeat_timeout_is_bounded_like_the_flag() -> None:
-    """A coordinator waits for as long."""
+    """The coordinator waits that long for the peer."""
     with pytest.raises(Malformed, match="lost_after_s"):
         fields.record(
             GroupSettings, {"min_nodes": 1, "max_nodes": 2, "max_restarts": 0, "lost_after_s": 1e7}

@@ -1,4 +1,4 @@
-"""What --watch-metric finds in lines."""
+"""What --watch-metric matches in output lines."""
 
 import pytest
 
@@ -21,7 +21,7 @@ def found(output: str, *patterns: str) -> dict[str, float]:
         (r"\(loss\) (\S+)", "loss"),
     ],
 )
-def test_name_is_that_of_the_group_or_the_word_before(pattern: str, name: str) -> None:
+def test_metric_is_named_after_its_group_or_the_preceding_word(pattern: str, name: str) -> None:
     assert MetricFinder(parse_metrics(pattern)).names == {name}
 
 
@@ -31,17 +31,17 @@ def test_name_is_that_of_the_group_or_the_word_before(pattern: str, name: str) -
         ("loss: 0.5\nloss: 0.4\n", 0.4),
         ("10%|# | loss: 0.5]\r20%|## | loss: 0.4]\r", 0.4),
         ("loss: 0.5\nloss: 0.4]", 0.4),
-        ("loss: 0.5\nloss: 0.4", 0.5),  # it may go on
+        ("loss: 0.5\nloss: 0.4", 0.5),  # the line may be incomplete
         ("loss: 0.5, then loss: 0.4.\n", 0.4),
         ("loss: 1e-3\n", 0.001),
         ("loss: 0.5\nloss: 1.2.3\n", 0.5),
     ],
 )
-def test_last_whole_number_counts(output: str, expected: float) -> None:
+def test_last_complete_number_counts(output: str, expected: float) -> None:
     assert found(output, "loss: ([0-9.eE+-]+)") == {"loss": expected}
 
 
-def test_each_pattern_finds_its_own_line() -> None:
+def test_each_pattern_matches_its_own_line() -> None:
     output = "step 7: loss 0.5 lr 0.1\neval: acc 0.9\n"
     patterns = (r"loss (?P<loss>\S+) lr (?P<lr>\S+)", r"acc (\S+)", r"never (\S+)")
     assert found(output, *patterns) == {"loss": 0.5, "lr": 0.1, "acc": 0.9}
@@ -59,6 +59,6 @@ def test_each_pattern_finds_its_own_line() -> None:
         ("x" * 25 + " (1)", "longer than 24 characters"),
     ],
 )
-def test_useless_or_dangerous_pattern_is_refused(pattern: str, why: str) -> None:
+def test_useless_or_dangerous_pattern_is_rejected(pattern: str, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         parse_metrics(pattern)

@@ -1,4 +1,4 @@
-"""What differs between the nodes: a sentence for each fact, at most one."""
+"""Differences between nodes: at most one sentence for each fact."""
 
 import pytest
 
@@ -48,13 +48,13 @@ def test_fact_missing_on_one_side_is_not_compared() -> None:
 
 
 def test_rarest_value_comes_first() -> None:
-    """The value that fewest nodes have is named first, whatever it is."""
+    """The value held by the fewest nodes is named first, whatever it is."""
     (line,) = compare(known(a="2.12.0", b="2.12.0"), "c", {"torch": "2.13.0"})
     assert line.endswith(": 2.13.0 on c, 2.12.0 on a, b")
 
 
 def test_names_four_hosts_and_counts_the_rest() -> None:
-    """Hosts are in natural order."""
+    """Hosts are sorted in natural order."""
     others = {f"node{i}": {"torch": "2.13.0"} for i in range(1, 16)}
     (line,) = compare(others, "bad", {"torch": "2.12.0"})
     assert line.endswith("2.12.0 on bad, 2.13.0 on node1, node2, node3 and 12 more")
@@ -70,7 +70,7 @@ def test_writes_out_at_most_four_values() -> None:
 
 
 def test_long_values_show_first_difference() -> None:
-    """Of long values the part from the first difference on is shown, and it differs."""
+    """Long values are shown from the first difference on."""
     start = "--data /mnt/a/long/path --model transformer-with-a-long-name --epochs 3"
     (line,) = compare(
         {"a": {"arguments": f"{start} --lr 0.1"}},
@@ -85,7 +85,7 @@ def test_long_values_show_first_difference() -> None:
 
 
 def test_each_differing_fact_has_its_own_line() -> None:
-    """Two facts that differ are two lines, without a line break in either."""
+    """Two differing facts take two lines, with no line break inside either."""
     lines = compare(
         {"a": {"script": "0f", "--nnodes": "2", "relight": "1"}},
         "b",

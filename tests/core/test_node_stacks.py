@@ -1,4 +1,4 @@
-"""The stacks of all nodes: answers of nodes, and the report."""
+"""The stacks of all nodes: the nodes' answers, and the report."""
 
 import pytest
 
@@ -13,11 +13,11 @@ def stack(pid: int, line: int, *, depth: int = 1, state: str = "S") -> ProcessSt
     return ProcessStack(pid, state, (ThreadStack(pid, "python", "read", True, frames),))
 
 
-def test_agents_accept_the_question() -> None:
+def test_agents_accept_the_query() -> None:
     assert fields.message(Question, fields.to_json(Stacks())) == Stacks()
 
 
-def test_equal_stacks_are_sent_once_and_restored_per_rank() -> None:
+def test_equal_stacks_are_sent_once_and_expanded_per_rank() -> None:
     text = node_stacks.written(
         3, {0: (10, stack(10, 1)), 1: (11, stack(11, 1)), 2: (12, "no permission")}
     )
@@ -31,7 +31,7 @@ def test_equal_stacks_are_sent_once_and_restored_per_rank() -> None:
     assert found[2].stack == "no permission"
 
 
-def test_later_generation_wins_for_rank_on_two_nodes() -> None:
+def test_later_generation_wins_if_two_nodes_report_a_rank() -> None:
     old, new = (
         node_stacks.read(node_stacks.written(generation, {0: (pid, stack(pid, 1))}))
         for generation, pid in ((1, 10), (2, 20))
@@ -41,7 +41,7 @@ def test_later_generation_wins_for_rank_on_two_nodes() -> None:
 
 @pytest.mark.parametrize(("ranks", "depth"), [(1, 500), (64, 500), (256, 500)])
 def test_deep_stacks_fit_into_a_message(ranks: int, depth: int) -> None:
-    """The innermost frames stay."""
+    """The innermost frames are kept."""
     stacks = {rank: (rank, stack(rank, rank, depth=depth)) for rank in range(ranks)}
     text = node_stacks.written(0, stacks)
     assert len(text) <= fields.MAX_ANSWER
@@ -77,6 +77,6 @@ def test_second_node_on_a_host_gets_a_number() -> None:
 @pytest.mark.parametrize(
     "answer", [None, "", "{", "[]", b"\xff", '{"generation": 0, "stacks": [1]}']
 )
-def test_malformed_answer_is_none(answer: str | bytes | None) -> None:
-    """Nodes of older versions answer nothing."""
+def test_malformed_answer_is_ignored(answer: str | bytes | None) -> None:
+    """Nodes with an older version don't answer at all."""
     assert node_stacks.read(answer) is None

@@ -1,4 +1,4 @@
-"""What `relight status` says about imports for restarts."""
+"""What `relight status` reports about imports made ahead of a restart."""
 
 import pytest
 
@@ -32,11 +32,11 @@ from relight.core.status.preload_status import (
         ),
     ],
 )
-def test_status_says_how_far_imports_are(status: PreloadStatus, line: str) -> None:
+def test_status_shows_import_progress(status: PreloadStatus, line: str) -> None:
     assert describe(status) == [line]
 
 
-def test_status_names_first_modules_left_out() -> None:
+def test_status_names_first_omitted_modules() -> None:
     left_out = tuple(LeftOut(f"m{number}", "it opens a socket") for number in range(7))
     lines = describe(PreloadStatus(READY, "", 9, 9, left_out=left_out))
     assert lines[1] == "preload: left out m0: it opens a socket"

@@ -1,4 +1,4 @@
-"""When to look at a worker that prints tracebacks, and the findings."""
+"""When to inspect a worker that prints tracebacks, and what the inspection reveals."""
 
 import pytest
 from hypothesis import given
@@ -16,7 +16,7 @@ from relight.core.diagnosis.printed_traceback import PrintedTraceback, Program
         (Program.UNSEEN, None),
     ],
 )
-def test_look_tells_whether_program_continued(seen: Program, went_on: bool | None) -> None:
+def test_inspection_reveals_whether_program_continued(seen: Program, went_on: bool | None) -> None:
     core = PrintedTraceback()
     core.printed(5.0)
     assert core.deadline() == 5.0
@@ -24,7 +24,7 @@ def test_look_tells_whether_program_continued(seen: Program, went_on: bool | Non
     assert (core.at, core.went_on, core.deadline()) == (5.0, went_on, None)
 
 
-def test_look_notes_what_was_printed_by_then() -> None:
+def test_inspection_records_output_size_at_that_time() -> None:
     core = PrintedTraceback()
     core.printed(5.0)
     core.looked(Program.ENDS, 5.001, 800)
@@ -32,7 +32,7 @@ def test_look_notes_what_was_printed_by_then() -> None:
     assert core.size == 800
 
 
-def test_thousand_tracebacks_cost_four_looks_a_second() -> None:
+def test_thousand_tracebacks_cause_four_inspections_a_second() -> None:
     core, looks = PrintedTraceback(), 0
     for number in range(1000):
         now = number / 1000
@@ -47,7 +47,7 @@ def test_thousand_tracebacks_cost_four_looks_a_second() -> None:
     assert (core.at, core.went_on) == (0.999, False)
 
 
-def test_worker_exit_before_look_leaves_unknown() -> None:
+def test_outcome_is_unknown_if_worker_exits_before_inspection() -> None:
     core = PrintedTraceback()
     core.printed(1.0)
     core.looked(Program.RUNS, 1.0)
@@ -57,7 +57,7 @@ def test_worker_exit_before_look_leaves_unknown() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from(["printed", "looked", "ended"]), st.floats(0, 1))))
-def test_invariants_hold_in_any_order(events: list[tuple[str, float]]) -> None:
+def test_invariants_hold_for_any_order_of_events(events: list[tuple[str, float]]) -> None:
     core, now = PrintedTraceback(), 0.0
     for event, later in events:
         now += later

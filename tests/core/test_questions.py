@@ -1,4 +1,4 @@
-"""Questions to all nodes of a job, and the answers that askers get."""
+"""Queries to all nodes of a job, and the answers that clients get."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ def node_answers(sends: list[Send]) -> list[tuple[str, str, str | None, int]]:
     ]
 
 
-def test_asks_all_nodes_and_returns_each_answer() -> None:
+def test_queries_all_nodes_and_returns_each_answer() -> None:
     questions = Questions()
     number, sends = questions.ask("a", "", map(join, "ab"))
     assert sends == [Send("a", Question(number, "")), Send("b", Question(number, ""))]
@@ -54,7 +54,7 @@ def test_node_missing_the_deadline_is_named() -> None:
     assert not questions.answer("b", Answer(number, "late"))
 
 
-def test_identical_open_question_is_shared() -> None:
+def test_identical_pending_query_is_shared() -> None:
     questions = Questions()
     number, _ = questions.ask("a", "", map(join, "ab"))
     assert questions.ask("b", "", map(join, "ab")) == (number, [])
@@ -68,7 +68,7 @@ def test_identical_open_question_is_shared() -> None:
     }
 
 
-def test_older_node_is_named_but_not_asked() -> None:
+def test_older_node_is_named_but_not_queried() -> None:
     questions = Questions()
     number, sends = questions.ask("a", "", [join("a"), join("old", answers=False)])
     assert [node for node, _ in sends] == ["a"]
@@ -85,7 +85,7 @@ def test_unsolicited_answers_are_dropped() -> None:
     assert node_answers(questions.answer("a", Answer(number, "A")))[1][2] == "first"
 
 
-def test_answers_do_not_overfill_asker_connection() -> None:
+def test_answers_do_not_overfill_client_connection() -> None:
     questions, nodes = Questions(), [f"n{number}" for number in range(100)]
     number, _ = questions.ask("n0", "", map(join, nodes))
     for node in nodes:
@@ -94,7 +94,7 @@ def test_answers_do_not_overfill_asker_connection() -> None:
     assert len(answered) == len(nodes)
 
 
-def test_open_questions_are_limited() -> None:
+def test_number_of_pending_queries_is_limited() -> None:
     questions = Questions()
     numbers = [questions.ask("a", f"{each}", [join("a")])[0] for each in range(20)]
     assert numbers.count(-1) == 12
@@ -114,7 +114,7 @@ def test_thousand_nodes_answer() -> None:
 
 @pytest.fixture
 def group() -> Group:
-    """A group of two nodes, of which one is of an older version."""
+    """Return a group of two nodes, one of them running an older version."""
     group = Group(Loop(), GroupSettings(1, 3, 0))
     for each in (join("a"), join("old", answers=False)):
         group.recipients[each.node] = lambda _: None
@@ -122,7 +122,7 @@ def group() -> Group:
     return group
 
 
-def test_only_members_may_ask(group: Group) -> None:
+def test_only_members_may_query(group: Group) -> None:
     heard = list[FromCoordinator]()
     group.recipients |= dict.fromkeys(("a", "stranger"), heard.append)
     group.step(Received("stranger", AskNodes("")))
@@ -137,7 +137,7 @@ def test_only_members_may_ask(group: Group) -> None:
 
 
 @fuzzed
-def test_hostile_questions_and_answers_are_harmless(chance: Chance) -> None:
+def test_hostile_queries_and_answers_are_harmless(chance: Chance) -> None:
     questions = Questions()
     for _ in range(chance.randrange(12)):
         node = chance.choice("abc")

@@ -1,4 +1,6 @@
-"""Ranks that follow the network, and generations of whole segments: plays, and a property."""
+"""Ranks that follow the network topology, and generations of whole segments: scenarios and a
+property.
+"""
 
 from collections import Counter
 
@@ -14,14 +16,16 @@ from relight.core.group.rank_order import by_topology
 
 
 def test_ranks_follow_switches() -> None:
-    """From the top, in natural order; hosts in that order below each; not by number or arrival."""
+    """Switches are sorted from the top down, and the hosts below each of them, in natural order.
+    Task numbers and arrival don't matter.
+    """
     table(6, 6, by_topology=True).play("""
         0 task9@s2.l1 task1@s10.l1 task8@s2.l3 task7@s2.l10 task2@s2.l3 task10@s2.l3 joins
         -> form 0: task9@s2.l1 task2@s2.l3 task8@s2.l3 task10@s2.l3 task7@s2.l10 task1@s10.l1
     """)
 
 
-def test_node_without_place_comes_last() -> None:
+def test_node_without_topology_comes_last() -> None:
     table(3, 3, by_topology=True).play("""
         0 a b@s1 c@s2 joins
         -> form 0: b@s1 c@s2 a
@@ -29,8 +33,8 @@ def test_node_without_place_comes_last() -> None:
 
 
 def test_newcomer_joins_its_neighbours() -> None:
-    """It does not take the ranks of the lost node, which was elsewhere; the others keep theirs in
-    order.
+    """It doesn't take over the ranks of the lost node, which was elsewhere. The other nodes keep
+    their order.
     """
     table(3, 4, by_topology=True).play("""
         0 a@l1 b@l1 c@l2 d@l2 joins
@@ -43,7 +47,7 @@ def test_newcomer_joins_its_neighbours() -> None:
     """)
 
 
-def test_network_counts_only_on_request() -> None:
+def test_topology_counts_only_on_request() -> None:
     table(2, 2).play("""
         0 a@s2 b@s1 joins
         -> form 0: a@s2 b@s1
@@ -51,7 +55,7 @@ def test_network_counts_only_on_request() -> None:
 
 
 def test_neighbours_of_first_node_come_next() -> None:
-    """Its host has rank 0, then the rest of its leaf, then that of its spine."""
+    """Its host has rank 0, followed by the rest of its leaf and then the rest of its spine."""
     game = table(5, 5, by_topology=True)
     game.step(Received("d@s2.l4", game.join("d@s2.l4", comes_first=True)))
     game.play("""
@@ -62,14 +66,14 @@ def test_neighbours_of_first_node_come_next() -> None:
 
 
 def test_segment_lies_in_one_leaf_where_possible() -> None:
-    """The nodes that are left of each leaf form the last segments."""
+    """The nodes left over in each leaf form the last segments."""
     table(6, 6, by_topology=True, segment=2).play("""
         0 a@l1 b@l1 c@l1 d@l2 e@l3 f@l3 joins
         -> form 0: a@l1 b@l1 e@l3 f@l3 c@l1 d@l2
     """)
 
 
-def test_mixed_segment_of_first_node_comes_first() -> None:
+def test_first_node_comes_first_even_in_a_mixed_segment() -> None:
     game = table(4, 4, by_topology=True, segment=2)
     game.step(Received("c@l2", game.join("c@l2", comes_first=True)))
     game.play("""
@@ -80,7 +84,7 @@ def test_mixed_segment_of_first_node_comes_first() -> None:
 
 
 def test_spare_that_completes_a_segment_is_preferred() -> None:
-    """A whole segment is better than one that spans two leaves."""
+    """A whole segment within one leaf is better than one that spans two leaves."""
     table(2, 4, by_topology=True, segment=2).play("""
         0 a@l1 b@l1 c@l2 d@l2 joins
         -> form 0: a@l1 b@l1 c@l2 d@l2
@@ -95,7 +99,7 @@ def test_spare_that_completes_a_segment_is_preferred() -> None:
 
 @pytest.mark.parametrize("segment", [1, 2])
 def test_spares_do_not_displace_survivors(segment: int) -> None:
-    """Even if they are in the leaf of others."""
+    """They don't, even if they share a leaf with other members."""
     table(2, 6, by_topology=True, segment=segment).play("""
         0 a@l1 b@l1 c@l2 d@l2 e@l3 f@l3 joins
         -> form 0: a@l1 b@l1 c@l2 d@l2 e@l3 f@l3
@@ -108,7 +112,7 @@ def test_spares_do_not_displace_survivors(segment: int) -> None:
 
 
 def test_survivors_do_not_wait_for_a_whole_segment() -> None:
-    """The one that is left is a spare, and returns with a newcomer."""
+    """The leftover survivor becomes a spare, and returns together with a newcomer."""
     game = table(2, 4, segment=2, settle_timeout_s=1.0)
     game.play("""
         0 a b c d joins
@@ -129,7 +133,7 @@ def test_survivors_do_not_wait_for_a_whole_segment() -> None:
 
 
 def test_newcomers_wait_until_they_fill_a_segment() -> None:
-    """No worker is stopped for fewer."""
+    """Until then no worker is stopped."""
     game = table(2, 6, segment=2, settle_timeout_s=1.0)
     game.play("""
         0 a b joins
@@ -158,7 +162,9 @@ def test_first_generation_has_whole_segments() -> None:
 
 
 def test_flapping_newcomer_does_not_fill_a_segment() -> None:
-    """Until it has stayed for as long as it must; meanwhile there is nothing to do."""
+    """It counts only after it has stayed for the required time. Until then the group has no
+    deadline.
+    """
     game = table(2, 4, segment=2, settle_timeout_s=1.0)
     game.play("""
         0 a b joins
@@ -187,8 +193,8 @@ PLACES = st.sampled_from(["", "s1.l1", "s1.l2", "s2.l1", "s2.l3"])
 def test_segments_are_whole_and_in_few_leaves(
     nodes: list[tuple[str, int]], data: st.DataObject
 ) -> None:
-    """As many segments as possible lie in one leaf, nodes of a leaf are neighbours there, and the
-    same nodes have the same order, however they came.
+    """As many segments as possible lie within one leaf, and the nodes of a leaf are neighbours
+    there. The order doesn't depend on how the nodes arrived.
     """
     segment = data.draw(st.integers(1, len(nodes)))
     most = data.draw(st.integers(segment, len(nodes)))

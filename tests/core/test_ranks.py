@@ -1,4 +1,4 @@
-"""Ranks: a permutation of 0 to W-1, in the order of the nodes, and counted by role."""
+"""Ranks: a permutation of 0 to W-1 in node order, also counted by role."""
 
 import pytest
 from hypothesis import given
@@ -21,7 +21,7 @@ def nodes(*sizes_and_roles: tuple[int, str]) -> tuple[NodeSize, ...]:
     return tuple(NodeSize(size, role) for size, role in sizes_and_roles)
 
 
-def test_mixed_nodes_and_roles_rank_as_in_torchrun() -> None:
+def test_mixed_nodes_and_roles_get_ranks_as_in_torchrun() -> None:
     group = nodes((2, "train"), (1, "data"), (3, "train"))
     rows = [
         (a.rank, a.local_rank, a.group_rank, a.role, a.role_rank, a.role_world_size)
@@ -44,7 +44,9 @@ def test_mixed_nodes_and_roles_rank_as_in_torchrun() -> None:
     )
 )
 def test_each_rank_is_unique_in_job_and_role(sizes: list[tuple[int, str]]) -> None:
-    """All ranks of a generation are 0 to W-1, each once; so are those of each role."""
+    """A generation's ranks are 0 to W-1, each exactly once, and so are the ranks within
+    each role.
+    """
     group = nodes(*sizes)
     everybody = [a for place in places(group) for a in assign(place)]
     world_size = sum(size for size, _ in sizes)
@@ -110,5 +112,7 @@ def test_missing_device_error_names_the_list(variable: str, local_rank: int) -> 
     ],
 )
 def test_expands_local_rank_but_not_its_escape(argument: str, expected: str) -> None:
-    """`${local_rank}` is the number, its escape the text; other texts with a dollar stay."""
+    """`${local_rank}` becomes the number, and its escape becomes the literal text. Any other text
+    with a dollar sign stays as it is.
+    """
     assert with_local_rank(argument, 3) == expected

@@ -1,4 +1,4 @@
-"""How much CPU ranks use, and how many steps a second they make."""
+"""Each rank's CPU usage and step rate."""
 
 import pytest
 
@@ -26,22 +26,22 @@ def pace(*uses: RankUse | None) -> Pace:
         ([RankUse(1.0, 5.0, 1, 3)], Pace()),
         ([RankUse(1.0, 5.0, 1), RankUse(3.0, 8.0, 1)], Pace(1.5, None)),
         ([RankUse(1.0, 0.0, 1, 10), RankUse(3.0, 0.0, 1, 14)], Pace(0.0, 2.0)),
-        # Steps are done between looks: 4 of them from 0.5 to 2.5.
+        # Steps end between two snapshots: 4 of them from 0.5 to 2.5.
         ([RankUse(1.0, 0.0, 1, 10, 0.5), RankUse(3.0, 0.0, 1, 14, 0.5)], Pace(0.0, 2.0)),
-        # One that is stuck.
+        # The rank is stuck.
         ([RankUse(1.0, 0.0, 1, 10, 0.0), RankUse(3.0, 0.0, 1, 10, 2.0)], Pace(0.0, 0.0)),
-        # Steps that begin again below are those of another worker.
+        # A lower step count means that the worker was replaced.
         ([RankUse(1.0, 0.0, 1, 10), RankUse(3.0, 0.0, 1, 2)], Pace()),
-        # The same snapshot twice, as two who look get it.
+        # Two clients get the same snapshot.
         ([RankUse(1.0, 1.0, 1), RankUse(1.0, 1.0, 1), RankUse(2.0, 2.0, 1)], Pace(1.0, None)),
         ([RankUse(1.0, 1.0, 1), RankUse(2.0, 1.0, 1), None], Pace()),
     ],
 )
-def test_pace_follows_from_two_snapshots(uses: list[RankUse | None], expected: Pace) -> None:
+def test_pace_is_computed_from_two_snapshots(uses: list[RankUse | None], expected: Pace) -> None:
     assert pace(*uses) == expected
 
 
-def test_pace_covers_only_recent_seconds() -> None:
+def test_pace_covers_only_the_most_recent_seconds() -> None:
     slow = [RankUse(float(at), 0.0, 1, at) for at in range(20)]
     fast = [RankUse(20.0 + at, 0.0, 1, 20 + 5 * at) for at in range(17)]
     assert pace(*slow, *fast).steps == pytest.approx(5.0)

@@ -27,9 +27,9 @@ def failed_pairs(*pairs: tuple[int, int]) -> dict[tuple[int, int], str]:
         (((0, 2), (1, 2), (3, 2)), [2]),  # a firewall on 2
         (((0, 1), (0, 2), (0, 3)), [0]),  # 0 reaches nobody
         (((0, 1), (1, 0), (1, 2), (2, 1)), [1]),
-        (((0, 1),), [1]),  # two nodes: the one that lets nothing in
+        (((0, 1),), [1]),  # two nodes: the one that accepts no connections
         (((1, 0),), [0]),
-        (((0, 1), (1, 0)), [1]),  # nothing tells: the higher rank
+        (((0, 1), (1, 0)), [1]),  # a tie: the higher rank
         (((0, 1), (2, 3)), [1, 3]),
         (((0, 2), (1, 2), (3, 2), (0, 3)), [2, 3]),
     ],
@@ -67,7 +67,7 @@ def test_reason_names_pair_and_direction() -> None:
     )
 
 
-def test_nodes_of_large_group_probe_their_successors() -> None:
+def test_nodes_of_large_group_probe_only_their_successors() -> None:
     group = Reachability("secret")
     nodes = [f"node{each}" for each in range(300)]
     for number, node in enumerate(nodes):
@@ -85,7 +85,7 @@ def test_nodes_of_large_group_probe_their_successors() -> None:
 
 
 class Probed:
-    """A group whose nodes try to reach each other."""
+    """A group whose nodes probe each other."""
 
     def __init__(self, least: int, most: int) -> None:
         self.table = table(least, most)
@@ -162,7 +162,7 @@ def test_too_few_reachable_nodes_wait_for_another() -> None:
     assert group.answers("d") == ["form 0: a b d"]
 
 
-def test_unanswered_probe_delays_group_only_seconds() -> None:
+def test_unanswered_probe_delays_group_only_by_seconds() -> None:
     group = Probed(2, 2)
     group.joins("ab", at=0)
     assert group.answers("a") == []
@@ -185,7 +185,7 @@ def test_node_lost_during_probing_is_not_awaited() -> None:
     assert group.table.sent() == ["form 0: a b"]
 
 
-def test_unreachable_newcomer_stops_nobody() -> None:
+def test_unreachable_newcomer_does_not_stop_the_group() -> None:
     group = running_group()
     assert group.joins("c", at=100) == []
     for node in "ab":
@@ -203,8 +203,10 @@ def test_reachable_newcomer_is_admitted() -> None:
     assert group.answers("c") == ["stop 0: a b"]
 
 
-def test_node_turning_ready_while_probing_still_counts() -> None:
-    """A newcomer tries to reach two nodes that run workers; one is lost, so the other stops."""
+def test_node_that_becomes_ready_while_probing_still_counts() -> None:
+    """A newcomer probes two nodes that are running workers. One of them is lost, so the other one
+    stops.
+    """
     group = running_group()
     group.joins("c", at=100)
     group.table.play("""
@@ -216,8 +218,8 @@ def test_node_turning_ready_while_probing_still_counts() -> None:
     assert group.answers("c") == ["end 4: c"]
 
 
-def test_node_reconnecting_while_probing_still_counts() -> None:
-    """Only its connection was broken. The group waits for it, and its answer counts."""
+def test_node_that_reconnects_while_probing_still_counts() -> None:
+    """Only its connection had broken. The group waits for it, and its answer counts."""
     group = Probed(2, 2)
     group.joins("ab", at=0)
     group.table.play("0.1 b lost")
@@ -226,7 +228,7 @@ def test_node_reconnecting_while_probing_still_counts() -> None:
     assert group.answers("b", [0]) == ["end 4: a"]
 
 
-def test_probing_ends_without_lost_node() -> None:
+def test_probing_continues_without_lost_node() -> None:
     group = Probed(2, 3)
     group.joins("abc", at=0)
     assert group.answers("a") == []
@@ -250,7 +252,7 @@ def test_nodes_probe_again_before_restart() -> None:
 
 
 def running_group() -> Probed:
-    """Two nodes run, of two or three."""
+    """Return a running group of two nodes, with room for a third."""
     group = Probed(2, 3)
     group.joins("ab", at=0)
     group.table.wait(8)

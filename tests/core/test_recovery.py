@@ -1,4 +1,4 @@
-"""When the survivors of a failed rank keep their process."""
+"""When the survivors of a failed rank keep their processes."""
 
 import pytest
 
@@ -22,19 +22,19 @@ def test_survivors_stay_if_all_are_recoverable(
     assert why_not(alive, inside) == reason
 
 
-def test_ranks_not_seen_waiting_for_peers_hang() -> None:
+def test_ranks_not_seen_waiting_for_peers_count_as_hung() -> None:
     waits, reads = WorkerState(" in step", (), True), WorkerState(" in read", (), False)
     assert hanging([0, 1, 2, 3], {0: waits, 1: reads, 3: waits}) == (1, 2)
 
 
-def test_survivors_of_hang_need_a_rank_that_waits() -> None:
+def test_survivors_of_hang_stay_only_if_a_rank_is_waiting() -> None:
     assert why_not([0, 1], [0, 1], hanging=[1]) is None
     assert why_not([0, 1], [1], hanging=[1]) == "local rank 0 does not run a recoverable function"
     assert why_not([0, 1], [0, 1], hanging=[0, 1]) == "local ranks 0-1 hang"
     assert why_not([], [], hanging=[]) == ""
 
 
-def test_fallback_names_late_and_finished_ranks() -> None:
+def test_full_restart_names_late_and_finished_ranks() -> None:
     late = why_stopped([], [2, 3], 30.0)
     assert late == "local ranks 2-3 did not leave the group within 30 s"
     finished = why_stopped([1], [2], 30.0)

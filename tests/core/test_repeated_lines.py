@@ -1,4 +1,4 @@
-"""Lines that a terminal shows once, and the time and text of the note."""
+"""Lines that a terminal shows only once, and the note about the other ranks."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -7,14 +7,14 @@ from relight.core.workers.repeated_lines import RepeatedLines
 
 
 class Play:
-    """A terminal with the output of several ranks, and the clock."""
+    """A terminal showing several ranks' output, and the clock."""
 
     def __init__(self) -> None:
         self.core = RepeatedLines()
         self.now = 100.0
 
     def prints(self, rank: int, *lines: str, inside: bool = False) -> list[str]:
-        """Print whole lines; return those that are shown."""
+        """Print whole lines, and return the ones that are shown."""
         data = "".join(f"{line}\n" for line in lines).encode()
         shown = self.core.output(rank, data, self.now, inside=inside)
         self.core.check()
@@ -28,7 +28,7 @@ class Play:
         return notes
 
 
-def test_line_of_several_ranks_is_shown_once() -> None:
+def test_line_printed_by_several_ranks_is_shown_once() -> None:
     play = Play()
     assert play.prints(0, "Loading") == ["Loading"]
     assert [play.prints(rank, "Loading") for rank in range(1, 8)] == [[]] * 7
@@ -47,7 +47,7 @@ def test_block_gets_one_note() -> None:
     assert play.notes() == ["[ranks 0-1, 5] the same 3 lines"]
 
 
-def test_note_names_all_ranks_if_the_first_differs_from_line_to_line() -> None:
+def test_note_names_all_ranks_if_lines_have_different_first_ranks() -> None:
     play = Play()
     play.prints(0, "a")
     play.prints(1, "a", "b")
@@ -55,7 +55,7 @@ def test_note_names_all_ranks_if_the_first_differs_from_line_to_line() -> None:
     assert play.notes() == ["[ranks 0-1] the same 2 lines"]
 
 
-def test_note_names_the_line_if_other_output_is_between() -> None:
+def test_note_quotes_the_line_after_other_output() -> None:
     play = Play()
     play.prints(0, "\x1b[32ma\x1b[0m", "own", "b")
     play.prints(1, "\x1b[32ma\x1b[0m", "mine", "b")
@@ -66,7 +66,7 @@ def test_note_names_the_line_if_other_output_is_between() -> None:
     assert play.notes() == [f"[rank 1] {'c' * 60}…"]
 
 
-def test_lines_of_different_ranks_get_a_note_each() -> None:
+def test_lines_from_different_ranks_get_separate_notes() -> None:
     play = Play()
     play.prints(0, "a", "b")
     play.prints(1, "a", "b")
@@ -74,7 +74,7 @@ def test_lines_of_different_ranks_get_a_note_each() -> None:
     assert play.notes() == ["[rank 1] a", "[ranks 1-2] b"]
 
 
-def test_line_that_a_rank_repeats_is_shown_as_often() -> None:
+def test_line_repeated_by_one_rank_is_shown_every_time() -> None:
     play = Play()
     assert play.prints(0, "a", "a") == ["a", "a"]
     assert play.prints(1, "a", "a", "a") == ["a"]
@@ -89,8 +89,8 @@ def test_late_line_is_shown_again() -> None:
     assert play.prints(1, "a") == ["a"]
 
 
-def test_last_line_waits_for_the_ranks_that_lack_it() -> None:
-    """In a steady stream a note replaces the lines that all ranks have printed."""
+def test_last_line_waits_for_the_missing_ranks() -> None:
+    """In a steady stream, a note replaces the lines that all ranks have printed."""
     play = Play()
     for step in range(6):
         for rank in (0, 1, 2):
@@ -103,7 +103,7 @@ def test_last_line_waits_for_the_ranks_that_lack_it() -> None:
     assert play.notes() == ["[ranks 1-2] step 5"]
 
 
-def test_all_notes_come_before_a_message() -> None:
+def test_pending_notes_precede_a_message() -> None:
     play = Play()
     play.prints(0, "a")
     play.prints(1, "a")
@@ -111,7 +111,7 @@ def test_all_notes_come_before_a_message() -> None:
     assert play.core.deadline() is None
 
 
-def test_what_moves_the_cursor_passes() -> None:
+def test_lines_that_move_the_cursor_pass_through() -> None:
     play = Play()
     for text in ("10%\r20%", "\x1b[2Kdone", "\x1b[Aup", "bell\a", "back\b"):
         for rank in (0, 1):
@@ -119,14 +119,14 @@ def test_what_moves_the_cursor_passes() -> None:
     assert play.core.deadline() is None
 
 
-def test_rest_of_a_line_and_unfinished_line_pass() -> None:
+def test_partial_lines_pass_through() -> None:
     play = Play()
     play.prints(0, "a")
     assert play.core.output(1, b"a\na\na", play.now, inside=True) == b"a\na"
 
 
-def test_lines_after_too_many_pass() -> None:
-    """The memory for them is bounded, and the next window has room again."""
+def test_lines_beyond_memory_limit_pass_through() -> None:
+    """Memory for lines is bounded, and is free again in the next window."""
     play = Play()
     lines = [f"line {number}" for number in range(3000)]
     assert play.prints(0, *lines) == lines
@@ -145,11 +145,11 @@ STEPS = st.one_of(
 
 @settings(max_examples=300)
 @given(st.lists(STEPS, max_size=40))
-def test_nothing_that_no_other_rank_has_shown_is_dropped(
+def test_only_lines_shown_for_another_rank_are_dropped(
     steps: list[tuple[int, list[str]] | float | None],
 ) -> None:
-    """A rank's dropped line was shown for another rank before, once for each time that it is
-    dropped; and whatever is dropped has a note.
+    """Each time a rank's line is dropped, the same line has been shown for another rank before.
+    Every dropped line is covered by a note.
     """
     play = Play()
     shown = dict.fromkeys(("a", "b", "", "c\rc"), 0)

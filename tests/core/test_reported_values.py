@@ -1,4 +1,4 @@
-"""Numbers that a worker reports, in the memory that it shares with its agent."""
+"""Metrics that a worker reports through the memory it shares with its agent."""
 
 import pytest
 
@@ -13,7 +13,7 @@ def page(monkeypatch: pytest.MonkeyPatch) -> memoryview:
     return memoryview(bytearray(words.SIZE)).cast("Q")
 
 
-def test_last_number_of_each_name_counts(page: memoryview) -> None:
+def test_last_value_for_each_name_counts(page: memoryview) -> None:
     assert words.values(page) == ()
     writer.report(page, {"loss": 2.0, "lr": 0.1})
     writer.report(page, {"loss": float("inf")})
@@ -26,21 +26,21 @@ def test_nothing_is_read_during_a_write(page: memoryview) -> None:
     assert words.values(page) == ()
 
 
-def test_number_of_steps_is_known_once_told(page: memoryview) -> None:
+def test_total_steps_are_known_once_reported(page: memoryview) -> None:
     writer.report(page, {f"n{number}": 1.0 for number in range(8)})
     assert words.total(page) is None
     page[words.TOTAL] = 100
     assert (words.total(page), len(words.values(page))) == (100, 8)
 
 
-def test_rubbish_is_no_report(page: memoryview) -> None:
+def test_garbage_is_not_a_report(page: memoryview) -> None:
     for number in range(words.VALUES, len(page)):
         page[number] = 0xFB0A_FF00_2222_0001
     assert words.values(page) == ()
     assert words.total(page) is None
 
 
-def test_too_many_or_too_long_names_are_refused(page: memoryview) -> None:
+def test_too_many_or_too_long_names_are_rejected(page: memoryview) -> None:
     writer.report(page, {f"n{number}": 0.0 for number in range(8)})
     before = words.values(page)
     for names in ("ninth", "n" * 25):

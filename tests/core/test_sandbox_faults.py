@@ -1,4 +1,4 @@
-"""Files of faults: their meaning, refusals, and when each fault is due."""
+"""Fault files: what they mean, what is rejected, and when each fault is due."""
 
 import pytest
 from hypothesis import given
@@ -51,7 +51,7 @@ def test_line_parses_to_fault(line: str, fault: Fault) -> None:
 
 
 @pytest.mark.parametrize(("line", "what", "hint"), WRONG, ids=[line for line, *_ in WRONG])
-def test_invalid_line_is_refused_with_place_and_hint(line: str, what: str, hint: str) -> None:
+def test_invalid_line_is_rejected_with_location_and_hint(line: str, what: str, hint: str) -> None:
     with pytest.raises(UsageError) as raised:
         read(f"# three hosts\n\n{line}", "f.txt", hosts=3, ranks=6)
     assert raised.value.message.startswith(f"f.txt:3: {line}")
@@ -60,12 +60,12 @@ def test_invalid_line_is_refused_with_place_and_hint(line: str, what: str, hint:
 
 
 @given(st.text())
-def test_any_text_parses_or_is_refused(text: str) -> None:
+def test_any_text_parses_or_is_rejected(text: str) -> None:
     try:
         faults = read(text, "f", hosts=3)
     except UsageError:
         return
-    for fault in faults:  # the text of a fault means the same
+    for fault in faults:  # a fault's text parses to the same fault
         again = read(f"at 0s {fault}", "f", hosts=3)[0]
         assert again[2:5] == fault[2:5]
 
@@ -74,7 +74,7 @@ def names(faults: list[Fault]) -> list[str]:
     return [fault.action for fault in faults]
 
 
-def test_faults_are_due_in_order_of_time() -> None:
+def test_faults_are_due_in_chronological_order() -> None:
     plan = Plan(read("at 5s heal\nat 2s cut host 1\nat 2s delay 1s", "f", hosts=1))
     assert (plan.deadline(), plan.due(1.9)) == (2.0, [])
     assert names(plan.due(6.0)) == ["cut", "delay", "heal"]

@@ -1,4 +1,4 @@
-"""When a job in a sandbox is over and how it has ended; which key does what."""
+"""When a sandbox job ends, with which exit code, and what each key does."""
 
 import pytest
 
@@ -7,8 +7,8 @@ from relight.sandbox.sandbox_job import SandboxJob
 from relight.sandbox.sandbox_keys import KeyReader
 
 
-def test_exit_code_is_that_of_last_agent() -> None:
-    """One that leaves early, as when its health check fails, does not count."""
+def test_exit_code_is_the_last_agents() -> None:
+    """An agent that exits early, for example because its health check failed, doesn't count."""
     job = SandboxJob(3)
     job.ended(2, 4)
     assert job.exit_code(faults_left=False) is None
@@ -18,7 +18,7 @@ def test_exit_code_is_that_of_last_agent() -> None:
 
 
 @pytest.mark.parametrize("state", ["cut", "frozen"])
-def test_cut_or_frozen_host_is_not_awaited_after_another_ends(
+def test_cut_or_frozen_host_is_not_awaited_once_another_has_ended(
     state: str,
 ) -> None:
     job = SandboxJob(2)
@@ -28,7 +28,7 @@ def test_cut_or_frozen_host_is_not_awaited_after_another_ends(
     assert job.exit_code(faults_left=True) == 7
 
 
-def test_killed_host_counts_only_once_restarted() -> None:
+def test_killed_host_counts_only_after_its_restart() -> None:
     job = SandboxJob(2)
     job.frozen.add(2)
     job.killed(2)
@@ -44,7 +44,7 @@ def test_killed_host_counts_only_once_restarted() -> None:
     assert job.exit_code(faults_left=False) == 3
 
 
-def test_all_killed_job_waits_only_for_faults_that_start_hosts() -> None:
+def test_job_with_all_hosts_killed_waits_only_for_faults() -> None:
     job = SandboxJob(1)
     job.killed(1)
     job.ended(1, 137)
@@ -58,7 +58,7 @@ def test_permanently_frozen_job_ends() -> None:
     assert job.exit_code(faults_left=False) == 137
 
 
-def test_same_key_undoes_its_fault() -> None:
+def test_pressing_a_key_again_undoes_its_fault() -> None:
     job = SandboxJob(2)
     keys = KeyReader(2, job)
 
@@ -74,7 +74,7 @@ def test_same_key_undoes_its_fault() -> None:
     assert type_in("kk2") == ["kill host 2"]
 
 
-def test_unknown_key_shows_legend_and_wrong_number_the_hosts() -> None:
+def test_unknown_key_shows_legend_and_wrong_number_lists_hosts() -> None:
     keys = KeyReader(2, SandboxJob(2))
     assert keys.press("x") == keys.legend
     assert keys.press("\n") == ""
@@ -83,7 +83,7 @@ def test_unknown_key_shows_legend_and_wrong_number_the_hosts() -> None:
     assert keys.press("k") == "" and keys.press("²") == keys.legend
 
 
-def test_enter_ends_number_with_more_than_nine_hosts() -> None:
+def test_enter_completes_number_with_more_than_nine_hosts() -> None:
     keys = KeyReader(12, SandboxJob(12))
     assert "Enter" in keys.legend
     assert [keys.press(key) for key in "k1"] == ["", ""]

@@ -1,4 +1,4 @@
-"""A peer with the token is admitted; one without it is not, whatever it overhears and alters."""
+"""A peer that has the token is admitted. One without it isn't, whatever it overhears or changes."""
 
 import json
 
@@ -13,7 +13,7 @@ NONCES = (b"d" * 32, b"l" * 32)
 
 
 def sides(*secrets: bytes) -> tuple[Opening, Opening]:
-    """A dialler and a listener."""
+    """Return a dialler and a listener."""
     return (
         Opening({"run": "1", "host": "a"}, NONCES[0], secrets[0], dialled=True),
         Opening({"run": "1", "host": "b"}, NONCES[1], secrets[-1], dialled=False),
@@ -33,7 +33,7 @@ def converse(dialler: Opening, listener: Opening) -> None:
 
 @pytest.mark.parametrize("token", [b"", TOKEN])
 def test_same_token_yields_same_session_key(token: bytes) -> None:
-    """Sides that agree end with each other's hello and with the same key."""
+    """Sides that agree end up with each other's hello and the same key."""
     dialler, listener = sides(token)
     converse(dialler, listener)
     assert dialler.done and listener.done
@@ -46,7 +46,9 @@ def test_same_token_yields_same_session_key(token: bytes) -> None:
 
 @pytest.mark.parametrize("token", [b"", TOKEN])
 def test_listener_discards_hellos(token: bytes) -> None:
-    """Thousands of connections would keep two each; the side that dialled has one connection."""
+    """Otherwise thousands of connections would each keep two in memory. The dialling side has only
+    one connection.
+    """
     dialler, listener = sides(token)
     converse(dialler, listener)
     assert dialler.end() == {"type": "hello", "run": "1", "host": "b"} == dialler.peer_hello
@@ -55,7 +57,7 @@ def test_listener_discards_hellos(token: bytes) -> None:
 
 
 def test_wrong_token_is_refused_before_listener_proves_itself() -> None:
-    """The side that dialled proves itself first: a guess gives it nothing to check offline."""
+    """The dialler proves itself first, so a wrong guess gives it nothing to check offline."""
     dialler, listener = sides(b"guess", TOKEN)
     (hello,) = tell(listener, dialler.hello)
     (proof,) = tell(dialler, hello)
@@ -67,7 +69,7 @@ def test_wrong_token_is_refused_before_listener_proves_itself() -> None:
 
 
 def test_listener_without_token_is_refused() -> None:
-    """A listener that admits everybody is not a peer unless it proves that it knows the token."""
+    """A listener that admits anyone isn't a peer unless it proves that it knows the token."""
     dialler, listener = sides(TOKEN, b"other")
     tell(dialler, listener.hello)
     forged = wire.body_of({"type": "proof", "mac": "0" * 64})
@@ -78,7 +80,7 @@ def test_listener_without_token_is_refused() -> None:
 
 @pytest.mark.parametrize(("first", "second"), [(b"", TOKEN), (TOKEN, b"")])
 def test_token_on_one_side_is_reported_on_both(first: bytes, second: bytes) -> None:
-    """If one side has a token and the other none, both learn which of them lacks it."""
+    """Both sides learn which of them lacks the token."""
     dialler, listener = sides(first, second)
     with pytest.raises(ProofRefused) as at_listener:
         tell(listener, dialler.hello)
@@ -90,7 +92,7 @@ def test_token_on_one_side_is_reported_on_both(first: bytes, second: bytes) -> N
 
 
 def test_old_conversation_cannot_be_replayed() -> None:
-    """A recorded proof opens nothing at a listener with another nonce."""
+    """A recorded proof is useless against a listener with a different nonce."""
     dialler, listener = sides(TOKEN)
     (hello,) = tell(listener, dialler.hello)
     (proof,) = tell(dialler, hello)
@@ -101,7 +103,7 @@ def test_old_conversation_cannot_be_replayed() -> None:
 
 
 def test_proof_cannot_be_reflected() -> None:
-    """A peer without the token can't use a side's own hello or proof against it."""
+    """A peer without the token can't send a side's own hello or proof back to it."""
     dialler, listener = sides(TOKEN)
     with pytest.raises(ProofRefused, match="own hello") as refused:
         tell(dialler, dialler.hello)
@@ -113,7 +115,7 @@ def test_proof_cannot_be_reflected() -> None:
 
 @pytest.mark.parametrize("whose", ["dialler", "listener"])
 def test_tampered_hello_is_detected(whose: str) -> None:
-    """Both proofs cover both hellos: a process in between can't change a single byte."""
+    """Both proofs cover both hellos, so a man in the middle can't change a single byte."""
     dialler, listener = sides(TOKEN)
     first = dialler.hello.replace(b'"a"', b'"x"') if whose == "dialler" else dialler.hello
     (hello,) = tell(listener, first)
@@ -125,7 +127,7 @@ def test_tampered_hello_is_detected(whose: str) -> None:
 
 
 @pytest.mark.parametrize("proof", [None, 7, [], "", "é", "\ud800", "0" * 64])
-def test_malformed_proof_is_refused_without_exception(proof: object) -> None:
+def test_malformed_proof_is_rejected_without_exception(proof: object) -> None:
     transcript = Transcript(TOKEN, b"a", b"b")
     assert not transcript.accepts(authentication.DIALLER, proof)
     assert transcript.accepts(authentication.DIALLER, transcript.proof(authentication.DIALLER))
@@ -141,7 +143,7 @@ def test_nonce_must_have_32_bytes(nonce: object) -> None:
 
 @pytest.mark.parametrize("kind", ["proof", "heartbeat", "", "refused"])
 def test_hello_must_come_first(kind: str) -> None:
-    """A listener takes a hello first, then a proof, and nothing else before it is done."""
+    """A listener accepts a hello, then a proof, and nothing else until both are done."""
     dialler, listener = sides(TOKEN)
     with pytest.raises(ProofRefused, match="before it was authenticated"):
         listener.receive({"type": kind}, b"")
@@ -151,7 +153,7 @@ def test_hello_must_come_first(kind: str) -> None:
 
 
 def make_seals() -> tuple[Seal, Seal, Seal]:
-    """A sender, its receiver, and the sender of the other direction."""
+    """Return a sender, its receiver, and the sender for the other direction."""
     transcript = Transcript(TOKEN, b"a", b"b")
     return (
         Seal(transcript, authentication.DIALLER),
@@ -161,14 +163,14 @@ def make_seals() -> tuple[Seal, Seal, Seal]:
 
 
 def test_sealed_frames_arrive_in_order() -> None:
-    """What one side seals the other opens."""
+    """The receiver can open what the sender has sealed."""
     sender, receiver, _ = make_seals()
     for body in (b"one", b"", b"one", b"x" * 100_000):
         assert receiver.open(sender.close(body)) == body
 
 
 def test_forged_repeated_and_missing_frames_are_detected() -> None:
-    """Nobody can add, remove or change messages of a side after its proof."""
+    """After the proof, no one can add, remove or change messages."""
     sender, receiver, back = make_seals()
     first, second = sender.close(b"first"), sender.close(b"second")
     for forged in (b"", b"short", b"first" + b"\0" * 16, b"F" + first[1:], second, back.close(b"")):
@@ -181,7 +183,7 @@ def test_forged_repeated_and_missing_frames_are_detected() -> None:
 
 
 def test_each_connection_and_purpose_has_its_own_key() -> None:
-    """No key is used twice."""
+    """No key is ever used twice."""
     one, two = Transcript(TOKEN, b"a", b"b"), Transcript(TOKEN, b"a", b"c")
     keys = {
         authentication.datagram_key(one),

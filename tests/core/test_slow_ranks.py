@@ -1,4 +1,4 @@
-"""Which ranks are slow: the rules of --watch-slow-ranks, on made-up windows of training."""
+"""Straggler detection: the rules behind --watch-slow-ranks, applied to simulated training."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -18,11 +18,11 @@ TORCH = "/env/lib/python3.11/site-packages/torch"
 OWN = Frame("/home/u/train.py", 88, "main")
 
 Times = Callable[[int, int, int], float]
-"""How long a rank works on a step, given the window, the step and the rank."""
+"""Returns how long a rank works on a step, given the window, the step and the rank."""
 
 
 class Job:
-    """A job of several nodes that trains window by window, and its notes."""
+    """A multi-node job that trains window by window, and its reports."""
 
     def __init__(self, *sizes: int, seed: int = 0, jitter: float = 0.1) -> None:
         self.sizes = sizes
@@ -36,7 +36,7 @@ class Job:
     def windows(
         self, count: int, times: Times, *, reports: bool = False, meets: bool = True
     ) -> "Job":
-        """Train for a number of windows; with `meets`, all ranks meet at the end of each step."""
+        """Train for a number of windows. With `meets`, all ranks meet at the end of each step."""
         size = sum(self.sizes)
         for window in range(count):
             busy, total = [0.0] * size, [0.0] * size
@@ -57,7 +57,7 @@ class Job:
         return self
 
     def hear(self, waits: Sequence[int], steps: Sequence[int], looks: int = LOOKS) -> None:
-        """All nodes report a window."""
+        """Report a window from all nodes."""
         self.now += 10
         first = 0
         for node, size in enumerate(self.sizes):
@@ -69,7 +69,7 @@ class Job:
 
     @property
     def named(self) -> list[tuple[int, ...]]:
-        """The ranks of each reported change."""
+        """Return the ranks named in each report."""
         return [tuple(rank for node in change.nodes for rank in node.ranks) for change in self.told]
 
 
@@ -96,7 +96,7 @@ def test_slower_of_two_ranks_is_named() -> None:
     assert Job(1, 1).windows(2 * TOLD_AFTER, slow(1, by=0.2)).named == [(1,)]
 
 
-def test_ten_percent_straggler_is_named_eventually() -> None:
+def test_rank_that_is_ten_percent_slower_is_named_eventually() -> None:
     assert Job(4, jitter=0.05).windows(5 * TOLD_AFTER, slow(2, by=0.1)).named == [(2,)]
 
 
@@ -115,7 +115,7 @@ def test_equal_ranks_yield_no_straggler(sizes: tuple[int, ...], jitter: float, s
     assert not Job(*sizes, seed=seed, jitter=jitter).windows(150, equal).named
 
 
-def test_occasional_checkpoint_makes_no_straggler() -> None:
+def test_occasional_checkpoint_does_not_make_a_straggler() -> None:
     def times(window: int, step: int, rank: int) -> float:
         return 15.0 if rank == 0 and window % 3 == 0 and step == 5 else 1.0
 
@@ -123,29 +123,29 @@ def test_occasional_checkpoint_makes_no_straggler() -> None:
 
 
 def test_checkpoint_in_every_window_makes_a_straggler() -> None:
-    """The others wait for it all the time."""
+    """The other ranks keep waiting for it."""
     job = Job(4).windows(50, lambda _, step, rank: 8.0 if (rank, step) == (0, 5) else 1.0)
     assert job.named == [(0,)]
 
 
 def test_evenly_spread_ranks_yield_no_straggler() -> None:
-    """The data may be so: the slowest one is not the odd one out."""
+    """The data may cause this, and the slowest rank isn't an outlier."""
     assert not Job(8).windows(100, lambda _, __, rank: 1 + 0.1 * rank).named
 
 
 def test_ranks_without_shared_collectives_are_not_compared() -> None:
-    """Such as the stages of a pipeline: one may have more to do than another."""
+    """Pipeline stages are an example: one may simply have more to do than another."""
     assert not Job(4).windows(100, slow(1, by=0.5), meets=False).named
 
 
-def test_ranks_without_collectives_compared_by_reported_steps() -> None:
+def test_ranks_without_collectives_are_compared_by_reported_steps() -> None:
     job = Job(4).windows(50, slow(1, by=0.3), meets=False, reports=True)
     assert job.named == [(1,)]
     assert job.told[0].nodes[0].slower == pytest.approx(0.3, abs=0.06)
     assert job.told[0].nodes[0].waited == 0
 
 
-def test_evaluation_on_one_rank_makes_no_straggler() -> None:
+def test_evaluation_on_one_rank_does_not_make_a_straggler() -> None:
     job = Job(4).windows(WINDOWS, equal)
     for _ in range(5 * WINDOWS):
         job.hear([0, LOOKS, LOOKS, LOOKS], [-1] * 4)
@@ -166,14 +166,14 @@ def test_sparsely_sampled_windows_do_not_count() -> None:
     assert not job.named
 
 
-def test_report_not_matching_the_node_is_ignored() -> None:
+def test_report_with_wrong_number_of_ranks_is_ignored() -> None:
     job = Job(1, 1)
     assert job.compares.hear(0, WaitSamples(GENERATION, (9, 9), (0,), (-1,)), 0.0) is None
     assert job.windows(2 * TOLD_AFTER, slow(1, by=0.3)).named == [(1,)]
 
 
 def test_single_rank_is_never_slow() -> None:
-    """An agent does not report one, but anybody may."""
+    """An agent wouldn't report a single rank, but any peer could."""
     assert not Job(1).windows(3 * WINDOWS, equal).named
 
 
@@ -182,12 +182,12 @@ def test_recovery_is_reported_once() -> None:
     assert job.named == [(1,), ()]
 
 
-def test_second_straggler_is_reported_with_the_first() -> None:
+def test_second_straggler_is_reported_along_with_the_first() -> None:
     job = Job(8).windows(2 * TOLD_AFTER, slow(1, by=0.3))
     assert job.windows(3 * TOLD_AFTER, slow(1, 5, by=0.3)).named == [(1,), (1, 5)]
 
 
-def test_start_of_slowness_is_dated() -> None:
+def test_report_dates_the_start_of_slowness() -> None:
     job = Job(4).windows(50, equal)
     began = job.now
     job.windows(2 * TOLD_AFTER, slow(1, by=0.4))
@@ -232,12 +232,12 @@ C10D, AUTOGRAD = f"{TORCH}/distributed/distributed_c10d.py", f"{TORCH}/autograd/
     [
         ("S", [(C10D, "all_reduce")], True),
         ("R", [(C10D, "all_reduce")], True),  # NCCL spins
-        ("S", [(AUTOGRAD, "_engine_run_backward")], True),  # as DistributedDataParallel
-        ("R", [(AUTOGRAD, "_engine_run_backward")], False),  # it computes gradients
+        ("S", [(AUTOGRAD, "_engine_run_backward")], True),  # as in DistributedDataParallel
+        ("R", [(AUTOGRAD, "_engine_run_backward")], False),  # it is computing gradients
         ("S", [(f"{TORCH}/nn/parallel/distributed.py", "DDP._sync_buffers")], True),
         ("R", [(f"{TORCH}/nn/functional.py", "relu"),
                (f"{TORCH}/distributed/fsdp/fsdp.py", "FSDP.forward")], False),
-        ("S", [(C10D, "recv")], False),  # a stage of a pipeline waits for the one before
+        ("S", [(C10D, "recv")], False),  # a pipeline stage waits for the one before it
         ("S", [(C10D, "batch_isend_irecv"),
                (f"{TORCH}/distributed/pipelining/schedules.py", "step")], False),
         ("S", [(f"{TORCH}/distributed/checkpoint/filesystem.py", "write")], False),
@@ -249,6 +249,6 @@ C10D, AUTOGRAD = f"{TORCH}/distributed/distributed_c10d.py", f"{TORCH}/autograd/
 def test_only_waiting_for_all_ranks_counts_as_waiting(
     state: str, called: list[tuple[str, str]], expected: bool
 ) -> None:
-    """Whatever the user's own code around it is called from."""
+    """It doesn't matter which of the user's functions makes the call."""
     frames = [*(Frame(file, 1, name) for file, name in called), OWN, Frame(C10D, 1, "barrier")]
     assert stack_text.waits_for_all(frames, state) is expected

@@ -1,4 +1,4 @@
-"""Under `smart`, each node that is lost without progress makes the next generation wait longer."""
+"""Under `smart`, each node lost without progress delays the next generation further."""
 
 import pytest
 from plays import table
@@ -14,7 +14,9 @@ def history(*, smart: bool = True) -> RestartHistory:
 
 
 def check_waits(waits: list[float]) -> None:
-    """Immediately, then 1 s (or up to a half less), twice as long each time, a minute at most."""
+    """Check that the first wait is 0 and the next about 1 s, each up to a half shorter, doubling
+    up to a minute.
+    """
     assert waits[0] == 0.0
     for number, wait in enumerate(waits[1:]):
         assert min(2.0**number, 60.0) / 2 <= wait <= min(2.0**number, 60.0)
@@ -27,7 +29,7 @@ def test_backoff_starts_at_second_lost_node_and_is_capped() -> None:
 
 @pytest.mark.parametrize("run", [GenerationRun(1.0, True), GenerationRun(300.0, None)])
 def test_progress_resets_backoff(run: GenerationRun) -> None:
-    """Five minutes of running count as progress without other evidence."""
+    """Without other evidence, five minutes of running count as progress."""
     of_job = history()
     assert [of_job.after_lost_node(each) > 0 for each in (SHORT, SHORT, run, SHORT, SHORT)] == [
         False, True, False, False, True,
@@ -45,7 +47,7 @@ def test_failures_and_lost_nodes_share_a_backoff() -> None:
     for restart in range(3):
         waits += [of_job.after_lost_node(SHORT), of_job.after_failure(SHORT, restart, 0.0).delay_s]
     check_waits(waits)
-    assert not of_job.after_failure(SHORT, 3, 0.0).restarts  # three were allowed
+    assert not of_job.after_failure(SHORT, 3, 0.0).restarts  # three restarts were allowed
 
 
 def test_plain_policy_has_no_backoff_for_lost_nodes() -> None:
@@ -55,7 +57,7 @@ def test_plain_policy_has_no_backoff_for_lost_nodes() -> None:
 
 @pytest.mark.parametrize("smart", [True, False])
 def test_next_generation_starts_after_backoff(smart: bool) -> None:
-    """The second of two nodes lost in a row: half a second passes without a generation."""
+    """After the second of two nodes lost in a row, no generation forms for half a second."""
     game = table(1, 3, smart=smart)
     game.play("""
         0 a b c joins

@@ -1,4 +1,4 @@
-"""Where ranks are: from their stacks to a few lines."""
+"""Where ranks are: summarising their stacks in a few lines."""
 
 import pytest
 
@@ -87,10 +87,10 @@ def process(
         ),
     ],
     ids=["collective", "own function", "backward", "data loader", "standard library",
-         "own code called by torch", "nothing is the user's own", "no public name", "module",
+         "user code called by torch", "no user code", "no public name", "module",
          "started by relight"],
 )  # fmt: skip
-def test_place_is_innermost_user_line_and_its_call(
+def test_location_is_innermost_user_line_and_its_call(
     frames: tuple[Frame, ...], expected: CodePlace
 ) -> None:
     assert place(frames) == expected
@@ -109,8 +109,10 @@ def test_ranks_waiting_for_peers_come_last() -> None:
     assert [group.ranks for group in found] == [(1, 2, 3), (0,)]
 
 
-def test_rank_in_forward_of_ddp_waits_only_while_it_copies_buffers() -> None:
-    """BatchNorm's averages are those of rank 0. Layers run below `forward` as well."""
+def test_rank_in_ddp_forward_waits_only_while_copying_buffers() -> None:
+    """Buffers such as BatchNorm's averages are copied from rank 0. The layers also run below
+    `forward`.
+    """
     forward = Frame(f"{TORCH}/nn/parallel/distributed.py", 1700, "DistributedDataParallel.forward")
     copies = Frame(forward.file, 2400, "DistributedDataParallel._default_broadcast_coalesced")
     layer = Frame(f"{TORCH}/nn/modules/linear.py", 134, "Linear.forward")
@@ -124,13 +126,13 @@ def test_equal_groups_sort_by_lowest_rank() -> None:
     assert [group.ranks for group in found] == [(0, 2), (1, 3)]
 
 
-def test_many_scattered_ranks_are_counted() -> None:
+def test_many_scattered_ranks_are_summarised() -> None:
     assert few_or_many(range(0, 64, 2)) == "32 ranks"
     assert few_or_many([0, 1, 3]) == "ranks 0-1, 3"
     assert few_or_many([7]) == "rank 7"
 
 
-def test_other_line_or_file_is_another_group() -> None:
+def test_different_lines_or_files_are_different_groups() -> None:
     other = MAIN._replace(line=90)
     same_name = MAIN._replace(file="/home/u/other/train.py")
     found = groups({
@@ -164,16 +166,16 @@ def test_other_line_or_file_is_another_group() -> None:
         ),
     ],
 )
-def test_line_states_process_state(stack: ProcessStack | str, expected: str) -> None:
+def test_line_includes_process_state(stack: ProcessStack | str, expected: str) -> None:
     assert render(groups({2: stack})) == [expected]
 
 
-def test_stopped_rank_is_separate_from_running_ones() -> None:
+def test_stopped_rank_is_listed_separately() -> None:
     found = groups({0: process(*REDUCE), 1: process(*REDUCE, state="T"), 2: process(*REDUCE)})
     assert [group.ranks for group in found] == [(1,), (0, 2)]
 
 
-def test_missing_stacks_group_by_reason_ignoring_numbers() -> None:
+def test_missing_stacks_are_grouped_by_reason_ignoring_numbers() -> None:
     found = groups({0: "process 7 has ended", 1: "process 8 has ended", 2: "process 9 is of root"})
     assert render(found) == [
         "rank 2: no stack: process 9 is of root",
@@ -190,13 +192,13 @@ def test_list_is_bounded_and_counts_the_rest() -> None:
     assert len(render(groups({rank: stacks[rank] for rank in range(10)}))) == 10
 
 
-def test_long_name_or_reason_is_cut() -> None:
+def test_long_name_or_reason_is_shortened() -> None:
     for stack in (process(Frame("/" + "x" * 5000, 1, "y" * 5000)), "z" * 5000):
         (line,) = render(groups({0: stack}))
         assert len(line) < 400
 
 
-def test_lines_of_many_ranks_are_plural() -> None:
+def test_line_about_several_ranks_is_plural() -> None:
     stopped, ended = process(*READ, state="T"), ProcessStack(1, "Z", ())
     stacks = {0: stopped, 1: stopped, 2: ended, 3: ended, 4: process(), 5: process()}
     assert render(groups(stacks)) == [
@@ -237,9 +239,9 @@ SITE = Frame("<frozen site>", 1, "<module>")
         ((Frame(f"{TORCH}/distributed/distributed_c10d.py", 1, "_distributed_excepthook"),), False),
     ],
 )
-def test_program_left_by_python_does_not_run(frames: tuple[Frame, ...], runs: bool) -> None:
-    """While Python prints the last exception, or shuts down, other threads may still run. Before
-    the program, Python imports `site`.
+def test_program_that_python_has_left_is_not_running(frames: tuple[Frame, ...], runs: bool) -> None:
+    """Other threads may still be running while Python prints the last exception or shuts down.
+    Before the program starts, Python imports `site`.
     """
     loader = ThreadStack(2, "loader", "futex", False, REDUCE)
     stack = process(*frames)
@@ -275,7 +277,7 @@ NFS = ProcessStack(7, "D", (ThreadStack(7, "pt_data_worker", "pread64", True, ()
         ),
         (NFS, "whose loader process is uninterruptible (state D), system call pread64"),
     ],
-    ids=["own data", "library's data", "state D"],
+    ids=["user's dataset", "library's dataset", "state D"],
 )
 def test_rank_waiting_for_data_names_loader_process(child: ProcessStack, expected: str) -> None:
     assert waits_for_children(NEXT)
@@ -291,13 +293,13 @@ def test_rank_waiting_for_data_names_loader_process(child: ProcessStack, expecte
         process(*READ),
         ProcessStack(7, "Z", ()),
     ],
-    ids=["waits for work", "no process of multiprocessing", "has ended"],
+    ids=["idle", "not from multiprocessing", "exited"],
 )
 def test_idle_child_is_not_named(child: ProcessStack) -> None:
     assert child_at_work(child) is None
 
 
-def test_rank_in_collective_waits_for_no_child() -> None:
+def test_rank_in_collective_is_not_waiting_for_a_child() -> None:
     assert not waits_for_children(process(*REDUCE))
 
 
@@ -309,9 +311,14 @@ def test_rank_in_collective_waits_for_no_child() -> None:
         (READ, True),
         ((Frame(f"{LIB}/json.py", 3, "load"), *READ), True),
     ],
-    ids=["in the block", "in a library", "in a function", "in a library of that"],
+    ids=[
+        "in the block",
+        "library call in the block",
+        "in a function",
+        "library call in a function",
+    ],
 )
-def test_work_below_an_except_block_is_told_from_the_block(
+def test_distinguishes_functions_called_in_an_except_block(
     frames: tuple[Frame, ...], expected: bool
 ) -> None:
     handled = Handled("OSError", "no cache", (Frame("/home/u/data.py", 3, "Cache.get"), MAIN))

@@ -1,4 +1,4 @@
-"""The status line: its text, its width, and the time that is left."""
+"""The status line: its text, its width, and the remaining time."""
 
 import pytest
 from hypothesis import given
@@ -32,14 +32,14 @@ def test_any_text_fits_in_one_row(what: str, waited_s: float, columns: int) -> N
     assert len(text) <= max(columns - 1, 1)
 
 
-def test_line_overwrites_previous_and_is_dim_in_colour() -> None:
+def test_line_overwrites_the_previous_one_and_is_dim_in_colour() -> None:
     assert drawn("a", coloured=False) == "\r\x1b[Ka"
     assert drawn("a", coloured=True) == "\r\x1b[K\x1b[2ma\x1b[0m"
     assert drawn("", coloured=True) == "\r\x1b[K"
 
 
 @given(st.floats(0, 1e5))
-def test_line_updates_every_second(waited_s: float) -> None:
+def test_line_is_updated_every_second(waited_s: float) -> None:
     assert 0 < until_next(waited_s) <= 1
 
 
@@ -47,7 +47,7 @@ def test_line_updates_every_second(waited_s: float) -> None:
 def test_remaining_time_counts_down(left_s: int, passed_s: int) -> None:
     text = group_messages.too_few(["a"], 2, 2, float(left_s), "")
     now = counted_down(text, float(passed_s))
-    if left_s < 3600 or passed_s == 0:  # from an hour on, a message omits seconds
+    if left_s < 3600 or passed_s == 0:  # above an hour, seconds are omitted
         assert now == group_messages.too_few(["a"], 2, 2, float(max(0, left_s - passed_s)), "")
     assert now.startswith("1 of 2 nodes have joined: a; waiting for 1 more (join timeout in ")
 

@@ -1,4 +1,4 @@
-"""The workers of one node: the causes, times and signals of their ends."""
+"""Supervision of one node's workers: why, when and with which signal they end."""
 
 import signal
 
@@ -35,7 +35,7 @@ from relight.events.event_types import (
 
 TERM, INT, KILL = int(signal.SIGTERM), int(signal.SIGINT), int(signal.SIGKILL)
 
-# A play: events with their times, the expected actions, and the state after them.
+# A scenario: events with their times, the expected effects, and the resulting state.
 Played = Event | SaveAndLeave | Noticed | Recovering
 Play = list[tuple[float, Played, list[Effect], SupervisionState]]
 
@@ -323,7 +323,7 @@ def test_events_produce_effects_and_states(name: str) -> None:
         group.check()
 
 
-def test_only_hanging_worker_was_asked_to_end() -> None:
+def test_only_hung_worker_was_asked_to_exit() -> None:
     group = Supervision(3, 30)
     group.step(SurvivorsLeave(5, (1,)), 1.0)
     group.step(WorkerExited(1, -KILL), 2.0)
@@ -331,8 +331,8 @@ def test_only_hanging_worker_was_asked_to_end() -> None:
     assert group.ends == {1: WorkerEnd(1, -KILL, 2.0, KILL), 2: WorkerEnd(2, 1, 2.0, 0)}
 
 
-def test_requested_exit_differs_from_own_exit() -> None:
-    """Exits before the stop are distinguished from exits caused by it."""
+def test_requested_exits_are_distinguished_from_others() -> None:
+    """Exits before the stop are distinguished from the ones it caused."""
     group = Supervision(3, 30)
     group.step(WorkerExited(1, 1), 1.0)
     group.step(WorkerExited(0, -TERM), 2.0)
@@ -382,7 +382,9 @@ def test_every_state_explains_its_wait(events: list[Played], words: str) -> None
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """Whatever happens in whatever order, the invariants hold and the end comes in bounded time."""
+    """Events may occur in any order. The invariants hold, and the end comes within a
+    bounded time.
+    """
 
     @initialize(size=st.integers(1, 6), grace_s=st.sampled_from([0.0, 0.5, 30.0]))
     def begin(self, size: int, grace_s: float) -> None:

@@ -1,4 +1,4 @@
-"""Which survivors give their state to the ranks of the next generation."""
+"""Which survivors provide state to the next generation's ranks."""
 
 import itertools
 import random
@@ -15,7 +15,7 @@ from relight.core.workers.surviving_state import (
 
 
 def mesh(*steps: int | None, shards: int = 2) -> list[RankState]:
-    """Ranks of a mesh of replicas and shards, with what each has kept."""
+    """Return a mesh of replicas and shards, with the step that each rank has kept."""
     return [
         RankState(step, None if step is None else rank % shards, rank % shards)
         for rank, step in enumerate(steps)
@@ -26,16 +26,16 @@ def mesh(*steps: int | None, shards: int = 2) -> list[RankState]:
     ("steps", "chosen", "moved"),
     [
         ((7, 7, None, 7), 7, [(0, 2)]),
-        ((7, 8, 8, 8), 8, [(2, 0)]),  # one rank has not finished the step
-        ((8, 7, 7, 7), 7, [(2, 0)]),  # or is the only one that has finished it
+        ((7, 8, 8, 8), 8, [(2, 0)]),  # one rank hasn't finished the step
+        ((8, 7, 7, 7), 7, [(2, 0)]),  # only one rank has finished the step
         ((None, 7, 7, None), 7, [(2, 0), (1, 3)]),
-        ((7, None, 7, None), None, []),  # both holders of a shard are gone
-        ((8, 7, 8, 7), None, []),  # each shard has survived, but at another step
+        ((7, None, 7, None), None, []),  # both holders of one shard are gone
+        ((8, 7, 8, 7), None, []),  # each shard has survived, but at different steps
         ((8, 7, None, 7), None, []),
         ((None, None, None, None), None, []),
     ],
 )
-def test_highest_step_of_all_shards_is_chosen(
+def test_highest_step_with_all_shards_is_chosen(
     steps: tuple[int | None, ...], chosen: int | None, moved: list[tuple[int, int]]
 ) -> None:
     ranks = mesh(*steps)
@@ -44,26 +44,26 @@ def test_highest_step_of_all_shards_is_chosen(
         assert transfers(ranks, chosen) == moved
 
 
-def test_replicas_take_state_of_furthest_rank() -> None:
+def test_replicas_take_state_from_most_advanced_rank() -> None:
     ranks = mesh(7, None, 8, 7, shards=1)
     assert latest_step(ranks) == 8
     assert transfers(ranks, 8) == [(2, 0), (2, 1), (0, 3)]
 
 
-def test_undefined_data_of_aborted_collective_is_not_shared() -> None:
-    """A rank took step 8 with data from rank 0, whose collective had been aborted."""
+def test_undefined_data_from_aborted_collective_is_not_shared() -> None:
+    """A rank finished step 8 using data from rank 0, whose collective had been aborted."""
     assert latest_step(mesh(7, None, 8, 7, shards=1), only_lowest=True) == 7
     assert latest_step(mesh(8, 8, 7, 8), only_lowest=True) is None, "no shard 1 at step 7"
     assert latest_step(mesh(None, None, shards=1), only_lowest=True) is None
 
 
-def test_survivors_whose_rank_has_moved_swap_their_shards() -> None:
+def test_survivors_with_new_ranks_swap_their_shards() -> None:
     ranks = [RankState(5, 1, 0), RankState(5, 0, 1)]
     assert latest_step(ranks) == 5
     assert transfers(ranks, 5) == [(1, 0), (0, 1)]
 
 
-def test_other_mesh_has_no_survivor() -> None:
+def test_different_mesh_has_no_survivors() -> None:
     ranks = [RankState(5, ("of 4", n), ("of 2", n)) for n in range(2)]
     assert latest_step(ranks) is None
     assert why_lost(ranks) == "no survivor has a shard that a rank of this mesh needs"
@@ -79,13 +79,13 @@ def test_other_mesh_has_no_survivor() -> None:
         ),
     ],
 )
-def test_reason_names_ranks(steps: tuple[int | None, ...], reason: str) -> None:
+def test_reason_names_affected_ranks(steps: tuple[int | None, ...], reason: str) -> None:
     assert why_lost(mesh(*steps)) == reason
 
 
 @pytest.mark.parametrize("seed", range(300))
-def test_every_rank_gets_its_shard_of_one_step(seed: int) -> None:
-    """Each transfer is of a shard that its sender has by then; nobody gets one twice."""
+def test_every_rank_gets_its_shard_at_the_same_step(seed: int) -> None:
+    """A sender always has the shard by the time it sends it, and no rank receives one twice."""
     draw = random.Random(seed)
     shards, replicas = draw.randint(1, 3), draw.randint(1, 4)
     needed = [n % shards for n in range(shards * replicas)]
@@ -115,7 +115,7 @@ def test_every_rank_gets_its_shard_of_one_step(seed: int) -> None:
 
 def test_state_reaches_many_new_ranks_in_few_rounds() -> None:
     pairs = transfers(mesh(3, *[None] * 1023, shards=1), 3)
-    ready = {0: 0}  # the round after which each rank has it
+    ready = {0: 0}  # rank -> the round after which it has the state
     for sender, receiver in pairs:
         ready[receiver] = ready[sender] = max(ready[sender], 0) + 1
     assert max(ready.values()) == 10

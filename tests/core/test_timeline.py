@@ -1,4 +1,4 @@
-"""The lane of a node, from its events."""
+"""A node's lane in the timeline, built from its events."""
 
 import pytest
 from hypothesis import given
@@ -27,7 +27,7 @@ def formed(number: int, nodes: int = 1, cause: str = "start") -> Formed:
 
 
 def records(*events: Event) -> list[TimedEvent]:
-    """The first is at 1, each of the others a second later."""
+    """Return the events with times. The first is at 1, and each of the others a second later."""
     return [TimedEvent(float(at), event) for at, event in enumerate(events, 1)]
 
 
@@ -51,8 +51,8 @@ def test_restart_has_one_bar_per_phase() -> None:
     ]
 
 
-def test_workers_are_productive_from_their_first_step_on() -> None:
-    """It is of the latest generation, or it does not count."""
+def test_workers_are_productive_from_their_first_step() -> None:
+    """A first step from an older generation doesn't count."""
 
     def bars(first_step: float) -> list[tuple[str, float, float | None]]:
         return [bar[1:] for bar in timeline.lane(records(*START), 0.0, first_step).bars]
@@ -63,7 +63,7 @@ def test_workers_are_productive_from_their_first_step_on() -> None:
 
 
 def test_only_the_failed_worker_is_marked() -> None:
-    """Those that were stopped because of it are not."""
+    """Workers that were stopped because of the failure aren't marked."""
     marks = timeline.lane(records(*START, *FAILS), 0.0).marks
     assert marks == (Mark(4.0, "failure", "local rank 1 exited with code 1"),)
 
@@ -78,14 +78,16 @@ def test_only_the_failed_worker_is_marked() -> None:
         ((WorkerExited(0, 0), WorkerExited(1, 0)), Bar(0, "rendezvous", 5.0, None)),
         ((WorkerExited(0, 0), Ended(0, "ok")), Bar(0, "running", 3.0, 5.0)),
     ],
-    ids=["stopped", "signal", "frozen", "thawed", "done", "ended"],
+    ids=["stopped", "signal", "frozen", "resumed", "done", "ended"],
 )
-def test_events_of_running_workers_start_new_bars(events: tuple[Event, ...], last: Bar) -> None:
+def test_events_during_a_run_start_new_bars(events: tuple[Event, ...], last: Bar) -> None:
     assert timeline.lane(records(*START, *events), 0.0).bars[-1] == last
 
 
 def test_store_and_worker_events_split_worker_time() -> None:
-    """Events after their end name moments before it; the clock of `t` is 100 s behind."""
+    """Events recorded after the workers' exit refer to earlier moments. The clock for `t` is 100 s
+    behind.
+    """
     events: list[tuple[float, Event]] = [
         (1.0, formed(0)), (2.0, WorkerStarted(0, 0, 11)), (2.0, WorkerStarted(1, 1, 12)),
         (5.0, StoreReached(0, 1, 2)),
@@ -100,7 +102,7 @@ def test_store_and_worker_events_split_worker_time() -> None:
     assert Mark(15.0, "checkpoint", "the last checkpoint") in found.marks
 
 
-def test_success_loses_nothing() -> None:
+def test_successful_job_has_no_lost_time() -> None:
     events = (*START, WorkerExited(0, 0), WorkerExited(1, 0), CheckpointFound(0, 3.5))
     assert all(bar.phase != "lost" for bar in timeline.lane(records(*events), 0.0).bars)
 
@@ -148,7 +150,7 @@ EVENTS = some.sampled_from(
 def test_bars_have_no_gaps_for_any_log(
     found: list[tuple[float, Event]],
 ) -> None:
-    """A clock may step back, and events may be missing."""
+    """The clock may go backwards, and events may be missing."""
     bars = timeline.lane([TimedEvent(at, event) for at, event in found], 50.0).bars
     assert all(bar.ended is not None for bar in bars[:-1])
     assert all(bar.ended is None or bar.ended >= bar.began for bar in bars)

@@ -1,4 +1,4 @@
-"""Tracebacks with which workers end: each once, with its ranks, and none that the report has."""
+"""Tracebacks with which workers exit: each shown once, with its ranks, unless the report has it."""
 
 from pathlib import Path
 
@@ -55,7 +55,7 @@ def test_equal_tracebacks_are_shown_once_with_their_ranks() -> None:
 
 
 def test_tracebacks_differing_in_numbers_are_grouped() -> None:
-    """The first is shown as it is, and that the others differ is said."""
+    """The first one is shown as printed, with a note that the others differ."""
     tracebacks = {
         rank: traceback(f"RuntimeError: closed by [::1]:{4000 + rank}") for rank in (3, 4)
     }
@@ -72,7 +72,7 @@ def test_tracebacks_from_different_lines_are_separate() -> None:
 
 @pytest.mark.parametrize("rows", [30, 12])
 def test_reported_traceback_is_not_repeated(rows: int) -> None:
-    """The report may leave out frames of torch; it names their number."""
+    """The report may replace torch's frames with their number."""
     lines = traceback("ValueError: nan in batch 3", frames=6)
     report = "\n".join(["rank 2 raised ValueError", "", *excerpt(lines, rows), "", "exit code 1"])
     others = {0: traceback("ValueError: nan in batch 4", frames=6), 2: lines}
@@ -89,7 +89,7 @@ def test_reported_traceback_is_not_repeated(rows: int) -> None:
         [HEADER, *(line for n in range(9) for line in
                    (f'  File "/srv/job/train.py", line {n}, in f{n}', f"    f{n}()")), "E: x"],
     ],
-    ids=["message", "chain", "long line", "frames of the user"],
+    ids=["message", "chain", "long line", "user's frames"],
 )  # fmt: skip
 def test_traceback_shortened_in_report_is_shown_in_full(lines: list[str]) -> None:
     report = "\n".join(excerpt(lines, 8))
@@ -98,7 +98,7 @@ def test_traceback_shortened_in_report_is_shown_in_full(lines: list[str]) -> Non
 
 
 def test_long_traceback_omits_torch_frames() -> None:
-    """All but the innermost one; no line of a message or of the user is left out."""
+    """The innermost one stays, as do all lines from the message and the user's code."""
     lines = traceback("ValueError: x", frames=12)
     (text,) = grouped({0: lines}, "")
     assert text.split("\n")[1:] == [
@@ -121,7 +121,7 @@ def test_startup_frames_are_omitted() -> None:
 def test_output_after_traceback_is_separated(prefix: str, after: bytes) -> None:
     lines = traceback("ValueError: bad batch\nin shard 3")
     lines = "\n".join(lines).split("\n")
-    if after == b"half a line":  # it may belong to the message
+    if after == b"half a line":  # it may be part of the message
         lines, after = [*lines, "half a line"], b""
         held = as_printed(lines, prefix).removesuffix(b"\n")
     else:
@@ -132,7 +132,7 @@ def test_output_after_traceback_is_separated(prefix: str, after: bytes) -> None:
 
 
 def test_multiline_message_does_not_end_exception_group() -> None:
-    """Python draws no box around its second line."""
+    """Python draws no box around the message's second line."""
     lines = (SAMPLES / "group-3.13.txt").read_text().replace("TypeError: t", "TypeError: t\nu\nv")
     found, rest = split(lines.encode() + AT_EXIT)
     assert "\n".join(found) + "\n" == lines
@@ -157,7 +157,7 @@ def test_crlf_and_colours_are_ignored() -> None:
     ],
 )
 def test_traceback_without_exception_is_plain_output(held: bytes) -> None:
-    """The process was killed while it printed."""
+    """The process was killed while printing it."""
     assert split(held) == ((), held)
 
 

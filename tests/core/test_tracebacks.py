@@ -1,7 +1,7 @@
-"""A worker's output becomes its exception and the script's line, whatever it printed.
+"""Extracting the exception and the script's line from a worker's output.
 
-The files in samples/ are what each version of Python, torch, rich and libstdc++ really printed;
-only paths were changed.
+The files in samples/ are real output from each version of Python, torch, rich and libstdc++, in
+which only the paths were changed.
 """
 
 import json
@@ -149,7 +149,7 @@ EXPECTED = [
 def test_reads_real_output(
     name: str, kind: FailureKind, type_: str, message: str, place: str | None, source: str
 ) -> None:
-    """The script's line is found."""
+    """This includes the script's line."""
     report = from_stderr(read(name))
     assert report is not None
     where = "" if place is None else place if ".py" in place else f"train.py:{place}"
@@ -158,7 +158,7 @@ def test_reads_real_output(
     assert report.source == source
 
 
-def test_every_sample_has_an_expectation() -> None:
+def test_every_sample_has_an_expected_result() -> None:
     assert set(SAMPLES) == {name for name, *_ in EXPECTED}
 
 
@@ -173,7 +173,7 @@ MAIN = HEADER + '  File "/srv/job/train.py", line 9, in <module>\n    main()\n'
         ("all is well\nepoch 1\n", None),
         (HEADER, None),
         (MAIN, None),
-        # Python 3.14 names the interpreter of a thread, and adds the stack in C.
+        # Python 3.14 names a thread's interpreter, and adds the C stack.
         (
             "Fatal Python error: Segmentation fault\n\n"
             "Current thread 0x00007f [python] (most recent call first):\n"
@@ -184,27 +184,27 @@ MAIN = HEADER + '  File "/srv/job/train.py", line 9, in <module>\n    main()\n'
             "Extension modules: torch._C (total: 1)\n",
             (CRASHED, "Segmentation fault", "/srv/job/train.py:3 in crash"),
         ),
-        # Python 3.14, in a destructor.
+        # Python 3.14, in a finalizer.
         (
             MAIN + "ValueError: bad\nException ignored while calling deallocator <function A>:\n"
             + MAIN + "OSError: in a destructor\n",
             (RAISED, "bad", "/srv/job/train.py:9"),
         ),
-        # An abort while Python ends, after the exception that ended it.
+        # An abort while Python shuts down, after the fatal exception.
         (
             MAIN + "ValueError: bad\nterminate called without an active exception\n"
             "Fatal Python error: Aborted\n\nCurrent thread 0x7f (most recent call first):\n"
             "  <no Python frame>\n",
             (RAISED, "bad", "/srv/job/train.py:9"),
         ),
-        # A crash long after an exception that was printed.
+        # A crash long after a printed exception.
         (
             MAIN + "ValueError: bad\nFatal Python error: Aborted\n\n"
             "Current thread 0x7f (most recent call first):\n"
             '  File "/srv/job/train.py", line 3 in crash\n',
             (CRASHED, "Aborted", "/srv/job/train.py:3 in crash"),
         ),
-        # Native code aborts, and faulthandler says where.
+        # Native code aborts, and faulthandler prints the location.
         (
             read("terminate-cpp") + "Fatal Python error: Aborted\n\n"
             "Thread 0x7f (most recent call first):\n"
@@ -212,28 +212,28 @@ MAIN = HEADER + '  File "/srv/job/train.py", line 9, in <module>\n    main()\n'
             '  File "/srv/job/train.py", line 4 in step\n',
             (CRASHED, "[Rank 1] Watchdog", "/srv/job/train.py:4 in step"),
         ),
-        # Other threads write between the lines.
+        # Other threads print between the lines.
         (
             HEADER + 'NCCL INFO channel 3 : 0\n  File "/srv/job/train.py", line 9, in <module>\n'
             "vm:12:34 [0] NCCL INFO closed\n    main()\nINFO: done\nValueError: bad\n",
             (RAISED, "bad", "/srv/job/train.py:9"),
         ),
-        # The beginning is lost.
+        # The beginning is missing.
         (
             '    main()\n  File "/srv/job/train.py", line 5, in f\n    f()\nRecursionError: deep\n',
             (RAISED, "deep", "/srv/job/train.py:5 in f"),
         ),
         # A printed stack is not an exception.
         ('\n' * 9 + '  File "/srv/job/train.py", line 5, in f\n    f()\nnote: fine\n', None),
-        # More was printed after it than an exit prints.
+        # More was printed afterwards than an exiting process prints.
         (MAIN + "ValueError: a\n" + "INFO: epoch\n" * 51, (PRINTED, "a", "/srv/job/train.py:9")),
         (MAIN + "ValueError: a\n" + "INFO: epoch\n" * 50, (RAISED, "a", "/srv/job/train.py:9")),
-        # A log with an exception, and the program continued.
+        # A logged exception, after which the program continued.
         (
             "2026-01-02 03:04:05,678 - train - ERROR - skipped\n" + MAIN + "ValueError: bad\nok\n",
             (PRINTED, "bad", "/srv/job/train.py:9"),
         ),
-        # A log of JSON.
+        # A JSON log.
         (
             json.dumps({"level": "ERROR", "exc": MAIN + 'ValueError: bad "row"', "step": 3}),
             (RAISED, 'bad "row"', "/srv/job/train.py:9"),
@@ -242,12 +242,12 @@ MAIN = HEADER + '  File "/srv/job/train.py", line 9, in <module>\n    main()\n'
             json.dumps({"level": "ERROR", "exc": MAIN + "ValueError: bad"}) + "\nstep 4\n",
             (PRINTED, "bad", "/srv/job/train.py:9"),
         ),
-        # A quote in the path, and one that looks like a place.
+        # A path with a quote, and one that looks like a location.
         (
             HEADER + '  File "/srv/"a", line 1/train.py", line 9, in <module>\nValueError: bad\n',
             (RAISED, "bad", '/srv/"a", line 1/train.py:9'),
         ),
-        # The program is installed; Python starts it, and it calls a library.
+        # An installed program, started by Python, calls a library.
         (
             HEADER + '  File "<frozen runpy>", line 88, in _run_code\n'
             '  File "/srv/venv/lib/python3.11/site-packages/trainer/main.py", line 7, in <module>\n'
@@ -305,24 +305,24 @@ NO_FILE = "FileNotFoundError: [Errno 2] No such file or directory: '/data/x'"
          "/srv/job/train.py:4 in vocab", False),
         (READ + NO_FILE + "\n" + DURING + MAIN + "OSError: no data\n", NO_FILE,
          "/srv/job/data.py:4 in read", False),
-        # The lines in libraries are not lines of the script.
+        # Lines in libraries aren't the script's.
         (read("torch_enospc-3.11"), "RuntimeError: basic_ios::clear: iostream error", "", False),
         (read("ray_cause-3.11"), "KeyError: 'a'", "", False),
-        # The exception of a loader's process, and its cause there.
+        # An exception in a loader process, with its cause.
         (MAIN + "ValueError: Caught ValueError in DataLoader worker process 0.\nOriginal " + READ
          + NO_FILE + "\n" + FROM + LOAD + "ValueError: bad row\n", NO_FILE,
          "/srv/job/data.py:4 in read", False),
-        # One exception only: the same one, as another process has raised it.
+        # A single exception, shown as another process raised it.
         (read("futures-3.11"), "", "", False),
         (read("torch_collate-3.11"), "", "", False),
         (MAIN + "ValueError: bad\n", "", "", False),
-        # A traceback of another machine, in the message; and one of which nothing shows that.
+        # A traceback from another machine in the message, and one that can't be recognised as such.
         (MAIN + "RemoteError: the worker failed\n" + READ + NO_FILE + "\n", NO_FILE,
          "/srv/job/data.py:4 in read", False),
         (MAIN + "RemoteError: the worker failed\n\n" + READ + NO_FILE + "\n", "", "", False),
-        # No cause, but another place, the one of the group.
+        # No cause, but a different location, the group's.
         (read("group-3.11"), "", "/srv/job/train.py:7", False),
-        # The last exception says it all.
+        # The last exception contains the first one's message.
         (READ + NO_FILE + "\n" + FROM + MAIN + f"OSError: no {NO_FILE[19:]}\n", "", "", False),
         # No errors.
         (READ + "StopIteration\n" + DURING + MAIN + "ValueError: no data\n", "", "", False),
@@ -345,7 +345,7 @@ def test_first_error_of_chain_is_the_cause(
 @pytest.mark.parametrize(
     "text",
     [
-        # In the data loader: the frames of another process are in the message.
+        # In the data loader: the message contains another process's frames.
         MAIN + "ValueError: Caught ValueError in DataLoader worker process 0.\nOriginal " + READ
         + NO_FILE + "\n" + FROM + LOAD + "ValueError: bad row\n",
         # A loader in DataParallel.
@@ -358,13 +358,13 @@ def test_first_error_of_chain_is_the_cause(
         # A pool.
         'multiprocessing.pool.RemoteTraceback: \n"""\n' + LOAD + 'ValueError: bad row\n"""\n'
         + FROM + MAIN + "ValueError: bad row\n",
-        # A logger that keeps the line.
+        # A logger that writes it on one line.
         'level=error exc="' + json.dumps(LOAD + "ValueError: bad row")[1:] + ' step=3\n',
         '2026-01-02 ERROR bad ' + (LOAD + "ValueError: bad row").replace("\n", "\\n") + "\n",
     ],
     ids=["loader", "replica", "spawn", "pool", "quoted", "escaped"],
 )  # fmt: skip
-def test_reads_exceptions_of_other_processes_as_own(text: str) -> None:
+def test_exceptions_from_child_processes_are_reported_as_the_workers_own(text: str) -> None:
     report = from_stderr(text)
     assert report is not None
     assert (report.type, report.message) == ("ValueError", "bad row")
@@ -390,9 +390,9 @@ def test_quoted_library_traceback_points_to_script() -> None:
         (READ + "KeyError: 'a'\n" + DURING + LOAD + "ValueError: bad\n", PRINTED),
         (READ + "KeyError: 'a'\n" + DURING + MAIN + "ValueError: bad\n", RAISED),
         ("ERROR:root:bad\n" + LOAD + "ValueError: bad\n", PRINTED),
-        # The text before it is lost.
+        # The text before it is missing.
         (LOAD.removeprefix(HEADER) + "ValueError: bad\n", RAISED),
-        # hydra leaves out the frames that started the program, and exits.
+        # hydra omits the frames that started the program, and exits.
         ("Error executing job with overrides: ['lr=1']\n" + LOAD + "ValueError: bad\n\n"
          "Set the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace.\n", RAISED),
         (HEADER + '  File "/usr/lib/python3.10/runpy.py", line 196, in _run_module_as_main\n'
@@ -401,7 +401,7 @@ def test_quoted_library_traceback_points_to_script() -> None:
     ],
 )  # fmt: skip
 def test_function_level_traceback_was_printed_by_program(text: str, kind: FailureKind) -> None:
-    """Python prints the frames from the module on."""
+    """Python itself prints all frames, starting with the module's."""
     report = from_stderr(text)
     assert report is not None
     assert (report.kind, report.message) == (kind, "bad")
@@ -428,7 +428,7 @@ def test_exception_is_not_fatal_if_program_continued() -> None:
         ("/srv/relight/worker/main_module.py", "train.py", RAISED),  # --preload
     ],
 )
-def test_traceback_that_begins_in_another_program_is_of_another_process(
+def test_traceback_starting_in_another_program_is_from_another_process(
     file: str, script: str, kind: FailureKind
 ) -> None:
     text = f'{HEADER}  File "{file}", line 9, in <module>\nValueError: bad\n'
@@ -453,7 +453,7 @@ def test_line_before_a_printed_exception_is_kept(before: str) -> None:
     assert (report.kind, report.lines[:2]) == (PRINTED, (before, HEADER.rstrip()))
 
 
-def test_exception_that_tells_of_another_processes_traceback_is_the_one_that_was_raised() -> None:
+def test_exception_quoting_another_traceback_is_the_one_raised() -> None:
     told = f"{MAIN}RuntimeError: worker 3 failed:\n{LOAD}ZeroDivisionError: division by zero\n"
     report = from_stderr(told)
     assert report is not None
@@ -465,7 +465,7 @@ def test_exception_that_tells_of_another_processes_traceback_is_the_one_that_was
     assert headline(report, 200) == "worker 3 failed: ZeroDivisionError: division by zero"
 
 
-def test_source_of_a_frame_is_no_traceback() -> None:
+def test_source_line_is_not_mistaken_for_a_traceback() -> None:
     source = (
         f"    raise RuntimeError('failed:\\n{HEADER.rstrip()}\\n  File \"x.py\", line 1, in f')"
     )
@@ -485,11 +485,11 @@ THREAD = "Exception in thread prefetch:\n" + LOAD + "OSError: bad disk\n"
         (THREAD + "Fatal Python error: Aborted\n\n", "OSError"),
         (THREAD, None),
         (MAIN + "ValueError: bad\n", None),
-        (read("loguru-3.11"), None),  # logged, and raised again
+        (read("loguru-3.11"), None),  # logged and re-raised
         ("", None),
     ],
 )
-def test_finds_earlier_exception_of_a_thread(text: str, expected: str | None) -> None:
+def test_finds_earlier_thread_exception(text: str, expected: str | None) -> None:
     report = printed_before(text)
     assert (report and report.type) == expected
     assert report is None or report.kind is PRINTED
@@ -505,7 +505,7 @@ MISMATCHES = {
 
 @pytest.mark.parametrize("name", MISMATCHES)
 @pytest.mark.parametrize("most", [0, 40])
-def test_long_message_keeps_type_first_line_and_place(name: str, most: int) -> None:
+def test_long_message_keeps_type_first_line_and_location(name: str, most: int) -> None:
     """Omitted lines are counted."""
     message = MISMATCHES[name]
     text = "\n".join([f"{MAIN}ValueError: does not fit:", *message, ""])
@@ -530,8 +530,8 @@ def test_exception_followed_by_much_output_is_not_fatal() -> None:
     assert report.kind is PRINTED
 
 
-def test_exception_counts_whatever_is_printed_while_the_process_exits() -> None:
-    """Libraries are known to print a lot, and any program may if it was seen to have ended."""
+def test_output_printed_during_exit_does_not_void_exception() -> None:
+    """Some libraries print a lot while exiting, and so may any program that was seen exiting."""
     noise = "".join(f"[W tracing.cpp:{n}] Warning: record {n} dropped\n" for n in range(300))
     steps = "".join(f"removed temporary file {n}\n" for n in range(300))
     for text, went_on in ((noise, None), (steps, False)):
@@ -562,11 +562,11 @@ def test_exception_counts_whatever_is_printed_while_the_process_exits() -> None:
         ("    raise ValueError(text)", "ValueError: ", "\nbye"),
     ],
 )  # fmt: skip
-def test_line_after_a_whole_message_is_no_part_of_it(
+def test_line_after_a_complete_message_is_not_part_of_it(
     source: str, exception: str, message: str
 ) -> None:
-    """As when a program prints the exception and "bye", and ends, before anybody looks at it. A
-    message is whole if the source has it, if Python has written it, or if it is empty.
+    """For example, a program prints the exception and "bye", and exits before it can be inspected.
+    A message is complete if it is found in the source, comes from Python itself, or is empty.
     """
     text = f"{MAIN}{source}\n{exception}\nbye"
     report = from_stderr(text)
@@ -577,7 +577,7 @@ def test_line_after_a_whole_message_is_no_part_of_it(
 
 @pytest.mark.parametrize("later", ["step 7\n" * 60, " 10%|#   | 1/10\n" * 60])
 def test_output_after_message_is_not_part_of_it(later: str) -> None:
-    """A message is not longer than 100 lines of different kinds, and no progress bar."""
+    """A message has at most 100 dissimilar lines and contains no progress bar."""
     message = "".join(f"{chr(97 + n % 26) * (n + 1)}\n" for n in range(100))
     report = from_stderr(MAIN + "ValueError: bad\n" + message + later)
     assert report is not None
@@ -660,7 +660,7 @@ def test_besides_returns_lines_around_last_traceback() -> None:
 def test_reads_both_schemas_of_torch_error_files(
     content: object, expected: tuple[str, str, str] | None
 ) -> None:
-    """A senseless file is not a report."""
+    """A file that makes no sense isn't a report."""
     report = from_error_file(json.dumps(content))
     if expected is None:
         assert report is None
@@ -673,12 +673,12 @@ def test_reads_both_schemas_of_torch_error_files(
 
 
 @pytest.mark.parametrize("text", ["", "{", "nan", "[" * 100_000, '{"message": ' + "9" * 5000 + "}"])
-def test_error_file_without_json_is_no_report(text: str) -> None:
+def test_error_file_without_json_is_not_a_report(text: str) -> None:
     assert from_error_file(text) is None
 
 
 def test_clean_strips_cursor_hidden_and_bidi_controls() -> None:
-    """Text in any script stays."""
+    """Text in any script is kept."""
     link = "\x1b]8;;http://x\x1b\\link\x1b]8;;\x1b\\"
     assert (
         clean(f"\x1b[1;31mred\x1b[0m \x1b]0;title\x07{link} \x1bM\tend\r\n") == "red link    end\n"
@@ -690,19 +690,19 @@ def test_clean_strips_cursor_hidden_and_bidi_controls() -> None:
 
 
 def test_keeps_last_nonempty_lines() -> None:
-    """The prefix that torch gives them is dropped."""
+    """The prefix added by torch is removed."""
     assert last_lines("a\n\nb\n[rank0]: c\n \n") == ("a", "b", "c")
     assert last_lines("") == ()
 
 
-# Controls, line ends, halves of surrogates, and what changes the direction of text.
+# Control characters, line breaks, lone surrogates, and characters that change the text direction.
 UNFIT = re.compile(
     "[\0-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\u202a-\u202e\u2066-\u2069\u200e\u200f]"
 )
 
 
 def check(text: str) -> None:
-    """Whatever the text, the reports are fit for a terminal and the excerpt has its size."""
+    """Check that reports on a text are safe to print and that excerpts keep to their size."""
     last_lines(text)
     words(text, text)
     printed_before(text)
@@ -734,7 +734,7 @@ LINES = st.lists(st.one_of(PIECES, st.text(max_size=20)), max_size=40)
 
 @settings(max_examples=400)
 @given(LINES.map("\n".join))
-def test_any_order_of_lines_is_readable(text: str) -> None:
+def test_lines_in_any_order_are_read_safely(text: str) -> None:
     check(text)
 
 
@@ -743,8 +743,8 @@ def test_any_order_of_lines_is_readable(text: str) -> None:
     st.sampled_from(list(SAMPLES)),
     st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 300), st.text(max_size=5)), max_size=4),
 )
-def test_mutated_traceback_is_readable(name: str, edits: list[tuple[int, int, str]]) -> None:
-    """Changes are cuts, gaps and insertions."""
+def test_mutated_traceback_is_read_safely(name: str, edits: list[tuple[int, int, str]]) -> None:
+    """Text is cut, removed and inserted."""
     text = read(name)
     for position, size, new in edits:
         position %= len(text) + 1
@@ -789,16 +789,16 @@ OSError: [Errno 28] No space left on device
 """
 
 
-def test_exception_raised_twice_is_where_it_was_first() -> None:
-    """A file that is closed tries to write again."""
+def test_exception_raised_twice_is_located_where_it_was_first_raised() -> None:
+    """A file tries to write again when it is closed."""
     report = from_stderr(FULL)
     assert report is not None
     assert (report.where, report.cause) == ("/srv/job/train.py:9 in save", "")
-    assert "  … 2 frames …" in excerpt(report.lines, 12)  # not all are of torch
+    assert "  … 2 frames …" in excerpt(report.lines, 12)  # not all of them are torch's
 
 
 @pytest.mark.parametrize("name", ["futures-3.11", "pool-3.11"])
-def test_traceback_of_another_process_is_not_in_the_message_before_it(name: str) -> None:
+def test_traceback_from_another_process_is_not_part_of_earlier_message(name: str) -> None:
     before = ['  File "/srv/job/train.py", line 10, in data', "SyntaxError: invalid syntax"]
     report, later = (
         from_stderr(read(name)),
@@ -825,7 +825,7 @@ HOSTILE = [
 
 
 def seconds_to_read(text: str) -> float:
-    """The processor time it takes."""
+    """Return the CPU time it takes to read a text."""
     begin = time.thread_time()
     report = from_stderr(text)
     if report is not None:
@@ -837,7 +837,9 @@ def seconds_to_read(text: str) -> float:
 
 
 def check_linear(first: str, piece: str, size: int) -> None:
-    """Eight times the text costs eight times as much; a quadratic parser would cost 64 times."""
+    """Check that eight times the text takes about eight times as long; a quadratic parser would
+    need 64 times.
+    """
     short, long = (first + piece * (n // len(piece)) for n in (size // 8, size))
     noise_s = 0.005
     assert seconds_to_read(long) < 30 * max(seconds_to_read(short), noise_s), long[:200]
@@ -845,7 +847,7 @@ def check_linear(first: str, piece: str, size: int) -> None:
 
 @pytest.mark.parametrize("first", ["", MAIN], ids=["alone", "after a frame"])
 def test_hostile_text_takes_linear_time(first: str) -> None:
-    """64 KB of one piece."""
+    """The text is one piece, repeated up to 64 KB."""
     for piece in HOSTILE:
         check_linear(first, piece, 64 * 1024)
 
@@ -853,7 +855,7 @@ def test_hostile_text_takes_linear_time(first: str) -> None:
 @pytest.mark.slow
 @pytest.mark.long
 def test_hostile_pairs_take_linear_time() -> None:
-    """32 KB of any two pieces, alternating."""
+    """The text is any two pieces, alternating up to 32 KB."""
     for one in HOSTILE:
         for other in HOSTILE:
             check_linear("", one + other, 32 * 1024)
@@ -884,7 +886,7 @@ Current thread 0x00007f4a4628ab80 (most recent call first):
     ],
     ids=["libc", "assert", "NCCL", "progress", "traceback", "nothing"],
 )
-def test_abort_includes_reason_printed_before(before: str, message: str) -> None:
+def test_abort_includes_previously_printed_reason(before: str, message: str) -> None:
     report = from_stderr(before + STACK)
     assert report is not None
     assert report.kind is FailureKind.CRASHED
@@ -893,7 +895,7 @@ def test_abort_includes_reason_printed_before(before: str, message: str) -> None
 
 
 def test_thread_without_frames_does_not_hide_the_crashed_one() -> None:
-    """As of torch's autograd engine, or of gloo, once they have run Python code."""
+    """Threads of torch's autograd engine or gloo look like this after they have run Python code."""
     text = "Fatal Python error: Segmentation fault\n\n"
     text += "Thread 0x00007f0a (most recent call first):\n  <no Python frame>\n\n"
     text += (

@@ -1,4 +1,4 @@
-"""Bytes to messages and back."""
+"""Encoding messages as bytes and decoding them."""
 
 import itertools
 import json
@@ -23,7 +23,7 @@ messages = st.builds(lambda rest, kind: {**rest, "type": kind}, st.dictionaries(
 
 @given(st.lists(messages, max_size=5), st.lists(st.integers(0, 400), max_size=8))
 def test_messages_survive_any_fragmentation(sent: list[dict], cuts: list[int]) -> None:
-    """Messages come out as they went in, wherever the stream was cut into pieces."""
+    """Messages are decoded unchanged, however the stream is split."""
     stream = GREETING + b"".join(map(encode, sent))
     places = sorted({0, len(stream), *(cut % (len(stream) + 1) for cut in cuts)})
     decoder, received = Decoder(MAX_FRAME), []
@@ -34,7 +34,7 @@ def test_messages_survive_any_fragmentation(sent: list[dict], cuts: list[int]) -
 
 @given(st.binary(max_size=300), st.booleans())
 def test_any_bytes_decode_or_are_malformed(data: bytes, greeted: bool) -> None:
-    """Bytes other than messages yield nothing but Malformed."""
+    """Bytes that aren't messages raise Malformed and nothing else."""
     decoder = Decoder()
     try:
         for message in decoder.feed(GREETING * greeted + data):
@@ -62,19 +62,19 @@ def test_any_bytes_decode_or_are_malformed(data: bytes, greeted: bool) -> None:
     ],
 )
 def test_non_message_frame_is_malformed(body: bytes) -> None:
-    """Anything but a JSON object with a type ends the stream."""
+    """Anything other than a JSON object with a type ends the stream."""
     with pytest.raises(Malformed):
         list(Decoder(MAX_FRAME).feed(GREETING + frame(body)))
 
 
-def test_oversized_length_is_refused_before_the_frame() -> None:
+def test_oversized_length_is_rejected_before_the_frame_arrives() -> None:
     for length in (MAX_HELLO + 1, 0xFFFFFFFF):
         with pytest.raises(Malformed, match="above the limit"):
             list(Decoder().feed(GREETING + struct.pack(">I", length)))
 
 
 def test_limit_can_be_raised_between_messages() -> None:
-    """A limit that is raised at a message holds for the next one in the same bytes."""
+    """A limit raised after one message applies to the next, even if both arrive together."""
     large = {"type": "x", "text": "a" * MAX_HELLO}
     decoder = Decoder()
     received = []
@@ -86,7 +86,7 @@ def test_limit_can_be_raised_between_messages() -> None:
 
 
 def test_sender_rejects_oversized_message() -> None:
-    """The sender hears of a message that the peer would refuse."""
+    """The sender gets an error for a message that the peer would refuse."""
     with pytest.raises(ValueError, match="above the limit"):
         encode({"type": "x", "text": "a" * MAX_FRAME})
     with pytest.raises(ValueError, match="above the limit of 10"):
@@ -108,8 +108,10 @@ def test_sender_rejects_oversized_message() -> None:
         (b"relighu", "it began with"),
     ],
 )
-def test_other_protocol_version_is_reported(start: bytes, words: str) -> None:
-    """A peer with another protocol is refused helpfully, byte by byte or in one piece."""
+def test_different_protocol_version_is_reported(start: bytes, words: str) -> None:
+    """A peer with a different protocol version gets a helpful refusal, whether its bytes arrive
+    singly or together.
+    """
     with pytest.raises(Malformed, match=words):
         list(Decoder().feed(start))
     decoder = Decoder()
@@ -119,7 +121,7 @@ def test_other_protocol_version_is_reported(start: bytes, words: str) -> None:
 
 
 def test_unseal_applies_from_next_frame() -> None:
-    """Once `unseal` is set, each payload goes through it, from the very next frame on."""
+    """Once `unseal` is set, every payload passes through it, starting with the next frame."""
     decoder = Decoder()
     received = []
     for message in decoder.feed(

@@ -1,4 +1,4 @@
-"""Ends of workers, for tests of conclusions from them."""
+"""Worker exits, for tests that draw conclusions from them."""
 
 import signal
 from typing import Any
@@ -20,9 +20,9 @@ def error(
 
 
 LOST = error("[/x/gloo/transport/tcp/pair.cc:5] Connection reset by peer", "RuntimeError")
-"""What gloo says when a peer is gone."""
+"""The error from gloo when a peer is gone."""
 RESET = error("[Errno 104] Connection reset by peer", "ConnectionResetError")
-"""What Python says when a connection of the script is reset, by a peer or by any server."""
+"""The error from Python when a connection is reset, whether by a peer or by any other server."""
 WAITED = error("Timed out waiting 3000ms for recv operation", "RuntimeError")
 READS = WorkerState(" in read (data.py:41)", ('File "data.py", line 41, in read',), False)
 REDUCES = WorkerState(" in all_reduce (train.py:8)", ("line",), True)
