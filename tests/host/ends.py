@@ -1,4 +1,4 @@
-"""Owners, listeners and dialled connections on one loop, for the tests of connections."""
+"""Owners, listeners and dialled connections on one loop, for the connection tests."""
 
 import socket
 import time
@@ -16,7 +16,7 @@ OPEN_TO_ALL = Security()
 
 
 class Log:
-    """An owner that keeps its messages."""
+    """A connection owner that records what it is told."""
 
     def __init__(self) -> None:
         self.connections: list[Connection] = []
@@ -38,7 +38,7 @@ class Log:
 
 
 class Ends:
-    """A listener, and the connections to it, on one loop."""
+    """A listener and connections to it, all on one loop."""
 
     def __init__(self) -> None:
         self.loop = Loop()
@@ -84,7 +84,7 @@ class Ends:
             self.loop.run_once(0.05)
 
     def settle(self) -> None:
-        """Run the loop until nothing happens any more."""
+        """Run the loop until it has nothing left to do."""
         for _ in range(20):
             self.loop.run_once(0.005)
 
@@ -95,7 +95,7 @@ class Ends:
 
 
 def read_all(sock: socket.socket, ends: Ends) -> bytes:
-    """Return all that comes until the other end closes, while the loop runs."""
+    """Run the loop, and return everything received until the other end closes."""
     data, ended = bytearray(), False
     sock.setblocking(False)
 

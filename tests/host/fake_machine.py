@@ -1,20 +1,20 @@
-"""Trees of files that look like /sys, /proc and /dev of machines that are not here."""
+"""File trees that imitate /sys, /proc and /dev on other machines."""
 
 from pathlib import Path
 from typing import NamedTuple
 
 
 class Layout(NamedTuple):
-    """CPUs as Linux numbers them: first one thread of every core, then the second ones."""
+    """CPUs as Linux numbers them: the first thread of every core, then the second ones."""
 
     sockets: int = 1
     nodes: int = 1
-    """NUMA nodes in each socket."""
+    """NUMA nodes per socket."""
     cores: int = 4
-    """Physical cores in each node."""
+    """Physical cores per node."""
     threads: int = 1
     cache: int = 4
-    """Cores that share a last-level cache; the last one of a node may have fewer."""
+    """Cores per last-level cache. A node's last cache may have fewer."""
 
     def all_nodes(self) -> range:
         return range(self.sockets * self.nodes)
@@ -41,7 +41,7 @@ class Layout(NamedTuple):
 SMALL = Layout()
 DUAL_SOCKET = Layout(sockets=2, nodes=2, cores=8, threads=2, cache=8)
 EPYC = Layout(sockets=1, nodes=2, cores=10, threads=2, cache=4)
-"""Two nodes with caches of 4, 4 and 2 cores each."""
+"""Two nodes, each with three caches that serve 4, 4 and 2 cores."""
 
 
 def write(path: Path, text: object) -> None:
@@ -50,7 +50,7 @@ def write(path: Path, text: object) -> None:
 
 
 def cpu_list(cpus: set[int]) -> str:
-    """Write CPUs as the kernel does: `0-3,8`."""
+    """Format CPUs as the kernel does: `0-3,8`."""
     parts = []
     for cpu in sorted(cpus):
         if cpu - 1 not in cpus:
@@ -107,7 +107,7 @@ def add_nvidia(
     excluded: bool = False,
     device_file: bool = True,
 ) -> None:
-    """Add a GPU as the NVIDIA driver of version 535 shows it."""
+    """Add a GPU as presented by version 535 of the NVIDIA driver."""
     lines = (
         "Model: \t\t NVIDIA H100 80GB HBM3",
         "IRQ:   \t\t 10",
@@ -136,7 +136,7 @@ def add_amd_node(
     partition: int = 0,
     device_file: bool = True,
 ) -> None:
-    """Add a node of amdkfd's topology: a CPU, or a GPU where there is an address."""
+    """Add a node to amdkfd's topology: a GPU if it has an address, otherwise a CPU."""
     folder = root / "sys/class/kfd/kfd/topology/nodes" / str(number)
     write(folder / "gpu_id", 40000 + number if pci else 0)
     domain, bus, place = pci.split(":") if pci else ("0", "0", "0.0")
@@ -168,7 +168,7 @@ def add_intel(
     node: int = 0,
     device_file: bool = True,
 ) -> None:
-    """Add a render node with its links, as xe (or another driver) makes it."""
+    """Add a render node with its links, as created by xe or another driver."""
     folder = add_pci(root, pci, node)
     drivers = root / "sys/bus/pci/drivers" / driver
     drivers.mkdir(parents=True, exist_ok=True)

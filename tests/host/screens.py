@@ -1,4 +1,4 @@
-"""A loop whose clock a test moves, and a console that a test reads, as fixtures."""
+"""Fixtures: a loop whose clock the test controls, and a console whose output it can read."""
 
 import fcntl
 import os
@@ -12,12 +12,12 @@ from relight.output.console import Console
 
 
 class FastLoop(Loop):
-    """A loop whose clock stands still, is put forward, or runs while a condition is awaited."""
+    """A loop whose clock only advances on request or while waiting for a condition."""
 
     clock = 0.0
 
     def now(self) -> float:
-        self.clock += 1e-6  # a call that is due now comes in the next turn
+        self.clock += 1e-6  # a call that is due now runs in the next turn
         return self.clock
 
     def settle(self, turns: int = 6) -> None:
@@ -38,7 +38,7 @@ class FastLoop(Loop):
 
     @property
     def idle(self) -> bool:
-        """Whether no timer is set."""
+        """Return whether no timer is set."""
         return not [timer for *_, timer in self._timers if timer.callback is not None]
 
 
@@ -55,7 +55,7 @@ class Screen:
         self.seen = b""
 
     def read(self, size: int = 1 << 20) -> bytes:
-        """Return everything that was shown until now, after one more read."""
+        """Read once more, and return everything shown so far."""
         try:
             self.seen += os.read(self.fd, size)
         except BlockingIOError:
@@ -94,7 +94,7 @@ def screen(loop: FastLoop) -> Iterator[Screen]:
 
 @pytest.fixture
 def small_screen(loop: FastLoop) -> Iterator[Screen]:
-    """A screen that takes one page before it must be read."""
+    """Provide a screen that takes one page before it has to be read."""
     screen = Screen(loop, 4096)
     yield screen
     screen.close()
@@ -102,7 +102,7 @@ def small_screen(loop: FastLoop) -> Iterator[Screen]:
 
 @pytest.fixture
 def descriptors() -> Iterator[Callable[[int], int]]:
-    """Close these at the end of the test."""
+    """Close these descriptors at the end of the test."""
     fds: list[int] = []
 
     def keep(fd: int) -> int:

@@ -1,4 +1,4 @@
-"""A store in a process of its own, and a peer that speaks its protocol byte by byte."""
+"""A store in its own process, and a peer that speaks its protocol byte by byte."""
 
 import json
 import os
@@ -41,11 +41,12 @@ loop.close()
 
 
 class StoreServer:
-    """relight's store; `close` also checks that it ends well.
+    """relight's store. `close` also checks that it exits cleanly.
 
     Args:
-        port: 0 for any.
-        limits: constants of `relight.net.tcp_store` to replace, and `files`, its descriptors.
+        port: The port to listen on, or 0 for any free one.
+        limits: Replacements for constants in `relight.net.tcp_store`, and `files`, the number of
+            descriptors it may have.
     """
 
     def __init__(self, port: int = 0, **limits: float) -> None:
@@ -59,13 +60,15 @@ class StoreServer:
         self.port = int(self._process.stdout.readline() or 0)
 
     def most_memory(self) -> int:
-        """The most bytes of memory that it has ever had."""
+        """Return its peak memory usage in bytes."""
         with open(f"/proc/{self._process.pid}/status", encoding="ascii") as status:
             line = next(line for line in status if line.startswith("VmHWM"))
         return int(line.split()[1]) * 1024
 
     def close(self, *, connected: bool = False) -> None:
-        """End it. Unless some are still connected, it must have forgotten all peers."""
+        """Stop the server. Unless peers are still connected, check that it has forgotten all of
+        them.
+        """
         try:
             _, errors = self._process.communicate("end" if connected else "forget", timeout=LIMIT_S)
         finally:
@@ -83,7 +86,7 @@ def i64(number: int) -> bytes:
 
 
 def text(value: bytes) -> bytes:
-    """A key or a value."""
+    """Encode a key or a value."""
     return u64(len(value)) + value
 
 
@@ -100,7 +103,7 @@ STOP_WAITING, WAIT_CANCELED = b"\0", b"\1"
 
 
 class Peer:
-    """A connection to a store, greeted unless `greet` is false."""
+    """A connection to a store, with the greeting sent unless `greet` is false."""
 
     def __init__(self, port: int, greet: bool = True) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=LIMIT_S)
@@ -112,7 +115,7 @@ class Peer:
         self.socket.sendall(data)
 
     def read(self, size: int) -> bytes:
-        """So many bytes, fewer if the server ends the connection."""
+        """Return this many bytes, or fewer if the server closes the connection."""
         data = bytearray()
         while len(data) < size and (more := self.socket.recv(min(size - len(data), 1 << 20))):
             data += more
@@ -129,7 +132,7 @@ class Peer:
         return self.read(size)
 
     def set(self, key: bytes, value: bytes) -> None:
-        """Returns when the server has done it."""
+        """Set a key, and return once the server has stored it."""
         self.send(SET + text(key) + text(value))
         self.sync()
 
@@ -138,24 +141,24 @@ class Peer:
         return self.value()
 
     def wait(self, *names: bytes) -> None:
-        """Returns when the server has read it, and has not answered."""
+        """Send a wait, and return once the server has read it without answering."""
         self.send(WAIT + keys(*names))
         self.sync()
 
     def sync(self) -> None:
-        """The server has executed all requests, and all its answers were read."""
+        """Return once the server has executed all requests and all its answers have been read."""
         nonce = os.urandom(4)
         assert self.ask(PING + nonce, 4) == nonce
 
     def ended(self) -> bool:
-        """Whether the server, rather than answer, has ended the connection."""
+        """Return whether the server closed the connection instead of answering."""
         try:
             return self.socket.recv(1) == b""
         except ConnectionError:
             return True
 
     def reset(self) -> None:
-        """End the connection as a crash of the machine does."""
+        """End the connection as a machine crash does."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.socket.close()
 

@@ -1,4 +1,4 @@
-"""Which agents run on this machine, as the system shows them."""
+"""Finding the agents running on this machine."""
 
 import os
 import signal
@@ -33,7 +33,7 @@ print(agents.running())
 def until(
     pid: int, holds: Callable[[agent_processes.Running | None], bool]
 ) -> agent_processes.Running | None:
-    """The description of an agent in that case."""
+    """Return the agent's description once it fulfils a condition."""
     deadline = time.monotonic() + LIMIT_S
     while True:
         found = next((agent for agent in agent_processes.running() if agent.pid == pid), None)
@@ -71,7 +71,9 @@ def test_recognises_agent_by_command_line(line: str, expected: bool) -> None:
 def test_lists_agent_with_workers_and_memory(
     start: Start, script: Callable[[str], Path], flags: tuple[str, ...]
 ) -> None:
-    """Its run id, its workers, the memory of all, and of that what preloaded modules take."""
+    """The entry has its run id, its workers, the total memory, and the part used by preloaded
+    modules.
+    """
     before = time.monotonic()
     job = start("run", "--nproc-per-node=2", "--rdzv-id=mine", *flags, script(SLEEPS))
     assert job.stdout is not None
@@ -101,7 +103,7 @@ def test_lists_agent_waiting_for_nodes(
     meet = ("--nnodes=2", "--rdzv-backend=file", f"--rdzv-endpoint={tmp_path}", "--rdzv-id=late")
     job = start("run", *meet, script(SLEEPS))
     assert job.stderr is not None
-    while b"node" not in job.stderr.readline():  # it says whom it waits for
+    while b"node" not in job.stderr.readline():  # it prints what it is waiting for
         pass
     found = until(job.pid, lambda agent: agent is not None)
     assert found is not None
@@ -109,7 +111,9 @@ def test_lists_agent_waiting_for_nodes(
     assert agent_processes.arguments(found.command) == [*meet, str(tmp_path / "train.py")]
 
 
-def test_orphan_of_a_worker_is_no_worker(start: Start, script: Callable[[str], Path]) -> None:
+def test_orphaned_child_of_worker_is_not_a_worker(
+    start: Start, script: Callable[[str], Path]
+) -> None:
     text = "import os, time\nos.system('sleep 600 & sleep 600 &')\n" + SLEEPS
     job = start("run", script(text))
     assert job.stdout is not None
@@ -119,10 +123,10 @@ def test_orphan_of_a_worker_is_no_worker(start: Start, script: Callable[[str], P
     assert len(found.workers) == 1
 
 
-def test_lists_local_scheduler_job_as_its_agents(
+def test_lists_agents_of_local_scheduler_job(
     start: Start, script: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """The process that holds them does not count."""
+    """The process that supervises them isn't listed."""
     variables = {"HOME": str(tmp_path), "RELIGHT_STATE_DIR": str(tmp_path / "state")}
     path = script(SLEEPS)
     job = start("submit", "dist.ddp", "-j", "1x2", "--script", path, variables=variables)
@@ -138,7 +142,7 @@ def test_lists_local_scheduler_job_as_its_agents(
 
 
 def test_lists_agent_started_by_a_program(tmp_path: Path) -> None:
-    """`relight.launch` is known by the process that holds its workers."""
+    """An agent started by `relight.launch` is recognised by its spawner."""
     path = tmp_path / "x.py"
     path.write_text(LAUNCHES)
     with subprocess.Popen([sys.executable, path], cwd=tmp_path) as program:
@@ -182,7 +186,7 @@ signal.pause()
 """
 
 
-def test_orphaned_fork_is_no_agent(tmp_path: Path) -> None:
+def test_orphaned_fork_is_not_an_agent(tmp_path: Path) -> None:
     path = tmp_path / "relight"
     path.write_text(ORPHANS)
     command = [sys.executable, str(path), "run"]

@@ -1,4 +1,4 @@
-"""Arrivals at the store, derived from the kernel's socket tables."""
+"""Which workers have arrived at the store, derived from the kernel's socket tables."""
 
 import os
 import socket
@@ -17,7 +17,7 @@ sys.stdin.read()
 
 
 def test_process_connected_to_port_has_arrived() -> None:
-    """A process with a connection to the port counts; one without, and one that ended, do not."""
+    """A process without a connection to the port, or one that has exited, hasn't arrived."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         clients = [

@@ -1,4 +1,4 @@
-"""Connections between peers that keep to the protocol, over real sockets and the real loop."""
+"""Connections between well-behaved peers, over real sockets and a real loop."""
 
 import json
 import os
@@ -32,7 +32,7 @@ security = pytest.mark.parametrize("security", [Security(), WITH_TOKEN], ids=["o
 
 @security
 def test_both_sides_learn_each_others_hello(ends: Ends, security: Security) -> None:
-    """Each owner gets the peer's hello, once, and both connections have the same key."""
+    """Each owner receives the peer's hello once, and both connections derive the same key."""
     ends.listen(security)
     connection, log, other = ends.pair(security)
     assert log.hellos == [{"type": "hello", "run": "listener"}]
@@ -47,7 +47,9 @@ def test_both_sides_learn_each_others_hello(ends: Ends, security: Security) -> N
 
 @security
 def test_messages_arrive_in_order_both_ways(ends: Ends, security: Security) -> None:
-    """Thousands of small messages and one of megabytes arrive whole and in their order."""
+    """Thousands of small messages and a large one of several megabytes arrive intact
+    and in order.
+    """
     ends.listen(security)
     connection, log, other = ends.pair(security)
     large = {"type": "large", "text": "x" * (wire.MAX_FRAME - 100)}
@@ -63,7 +65,7 @@ def test_messages_arrive_in_order_both_ways(ends: Ends, security: Security) -> N
 
 @security
 def test_message_sent_before_handshake_arrives_after_it(ends: Ends, security: Security) -> None:
-    """A message sent to a peer that is not known yet waits until it is."""
+    """A message to a peer that isn't authenticated yet is queued until it is."""
     ends.listen(security)
     connection, _ = ends.dial(security)
     connection.send({"type": "early"})
@@ -74,7 +76,7 @@ def test_message_sent_before_handshake_arrives_after_it(ends: Ends, security: Se
 
 
 def test_refused_connection_is_reported(ends: Ends) -> None:
-    """If no process listens, the loop calls the owner with `refused`, and only once."""
+    """If no process is listening, the owner is notified exactly once, with `refused` set."""
     with socket.create_server(("127.0.0.1", 0)) as sock:
         ends.address = sock.getsockname()
     connection, log = ends.dial()
@@ -86,7 +88,7 @@ def test_refused_connection_is_reported(ends: Ends) -> None:
 
 
 def test_peer_close_is_reported_once(ends: Ends) -> None:
-    """After the peer's close the owner hears of it once, and `refused` is not set."""
+    """The owner is notified once, with `refused` unset."""
     ends.listen()
     connection, log, other = ends.pair()
     other.close()
@@ -99,7 +101,7 @@ def test_peer_close_is_reported_once(ends: Ends) -> None:
 
 @security
 def test_close_flushes_queued_messages(ends: Ends, security: Security) -> None:
-    """The last message before a close arrives, also when the peer is sending at that moment."""
+    """The last message arrives even if the peer is sending at the same time."""
     ends.listen(security)
     connection, log, other = ends.pair(security)
     connection.send({"type": "heartbeat"})
@@ -113,7 +115,7 @@ def test_close_flushes_queued_messages(ends: Ends, security: Security) -> None:
 
 
 def test_close_loses_nothing_already_sent(ends: Ends) -> None:
-    """Data sent before a close arrives, though the peer's last words were not read yet."""
+    """The data arrives even though the peer's last messages haven't been read."""
     ends.listen()
     client = ends.raw(_hello())
     ends.until(lambda: ends.server.connections)
@@ -132,7 +134,9 @@ def test_close_loses_nothing_already_sent(ends: Ends) -> None:
 
 
 def test_closed_connection_ignores_everything(ends: Ends) -> None:
-    """After a close, even within a callback, nothing is sent, received or called back."""
+    """After a close, even one within a callback, nothing is sent or received and no
+    callback runs.
+    """
     ends.listen()
     connection, log, other = ends.pair()
     ends.server.on_message = lambda connection, message: connection.close()
@@ -147,7 +151,7 @@ def test_closed_connection_ignores_everything(ends: Ends) -> None:
 
 
 def test_heard_at_changes_only_with_messages(ends: Ends) -> None:
-    """The time of the peer's last message moves with each message, and only then."""
+    """It is the time of the peer's last message."""
     ends.listen()
     connection, _, other = ends.pair()
     before = other.heard_at
@@ -159,7 +163,9 @@ def test_heard_at_changes_only_with_messages(ends: Ends) -> None:
 
 
 def test_peer_that_stops_reading_is_dropped(ends: Ends) -> None:
-    """Above 16 MiB unsent the connection ends; the sender never blocks, and the loop informs it."""
+    """The connection closes above 16 MiB of unsent data. The sender never blocks, and its owner is
+    notified.
+    """
     ends.listen()
     client = ends.raw(_hello())
     ends.until(lambda: ends.server.connections)
@@ -174,7 +180,9 @@ def test_peer_that_stops_reading_is_dropped(ends: Ends) -> None:
 
 
 def test_slow_reader_gets_everything(ends: Ends) -> None:
-    """The rest of a partial write is sent when the peer reads, and `drain` reports its end."""
+    """The rest of a partial write is sent once the peer reads, and `drain` reports when
+    it is done.
+    """
     ends.listen()
     connection, _, other = ends.pair()
     message = {"type": "x", "text": "x" * (1 << 20)}
@@ -187,7 +195,7 @@ def test_slow_reader_gets_everything(ends: Ends) -> None:
 
 
 def test_oversized_message_raises_at_sender(ends: Ends) -> None:
-    """The connection continues."""
+    """The connection stays open."""
     ends.listen()
     connection, _, _ = ends.pair()
     with pytest.raises(ValueError, match="above the limit"):
@@ -197,7 +205,7 @@ def test_oversized_message_raises_at_sender(ends: Ends) -> None:
 
 
 def test_oversized_hello_opens_no_socket(ends: Ends) -> None:
-    """A hello that no peer would take is an immediate error, and leaves no socket behind."""
+    """A hello that no peer would accept is an immediate error."""
     ends.listen()
     before = set(os.listdir("/proc/self/fd"))
     with pytest.raises(ValueError, match="above the limit"):
@@ -207,10 +215,10 @@ def test_oversized_hello_opens_no_socket(ends: Ends) -> None:
     assert set(os.listdir("/proc/self/fd")) == before
 
 
-def test_dialling_times_out_without_answer(ends: Ends) -> None:
+def test_connecting_times_out_without_answer(ends: Ends) -> None:
     with socket.socket() as full:
         full.bind(("127.0.0.1", 0))
-        full.listen(0)  # never accepts: the queue is full after a connection or two
+        full.listen(0)  # never accepts, so the queue is full after a connection or two
         ends.address = full.getsockname()
         dialled = [ends.dial(timeout_s=0.3) for _ in range(6)]
         ends.until(lambda: all(log.reasons for _, log in dialled))
@@ -222,8 +230,8 @@ def test_dialling_times_out_without_answer(ends: Ends) -> None:
     assert not any(connection.refused for connection, _ in dialled)
 
 
-def test_ipv6_peer_is_written_with_brackets(ends: Ends) -> None:
-    """Connections over IPv6 work, and their peers are written as people write them."""
+def test_ipv6_peer_address_has_brackets(ends: Ends) -> None:
+    """Connections over IPv6 work."""
     sock = socket.create_server(("::1", 0), family=socket.AF_INET6)
     ends.address = sock.getsockname()[:2]
     ends.opened.append(Listener(ends.loop, sock, ends.server, {}, Security()))
@@ -233,8 +241,8 @@ def test_ipv6_peer_is_written_with_brackets(ends: Ends) -> None:
     assert connection.own_address() == "::1"
 
 
-def test_ipv4_peer_of_dual_stack_socket_is_written_plainly(ends: Ends) -> None:
-    """A listener on all addresses of both families shows the plain address of an IPv4 peer."""
+def test_ipv4_peer_of_dual_stack_socket_has_plain_address(ends: Ends) -> None:
+    """The listener accepts IPv4 and IPv6 on all addresses."""
     sock = socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True)
     ends.address = ("127.0.0.1", sock.getsockname()[1])
     ends.opened.append(Listener(ends.loop, sock, ends.server, {}, Security()))
@@ -244,7 +252,7 @@ def test_ipv4_peer_of_dual_stack_socket_is_written_plainly(ends: Ends) -> None:
 
 
 def test_store_client_is_diverted_with_its_bytes_unread(ends: Ends) -> None:
-    """A caller whose first byte is 0 goes to `divert`, with all its bytes unread."""
+    """A client whose first byte is 0 is passed to `divert` before anything is read."""
     diverted: list[socket.socket] = []
     ends.listen(WITH_TOKEN, divert=diverted.append)
     ends.raw(b"\0\1\2")
@@ -259,7 +267,7 @@ def test_store_client_is_diverted_with_its_bytes_unread(ends: Ends) -> None:
 
 
 def test_listener_can_change_its_hello(ends: Ends) -> None:
-    """After a new hello is set, later peers get that one."""
+    """Peers that connect later receive the new hello."""
     listener = ends.listen()
     ends.pair()
     listener.hello = {"run": "later"}
@@ -268,7 +276,7 @@ def test_listener_can_change_its_hello(ends: Ends) -> None:
 
 
 def test_open_connections_outlive_their_listener(ends: Ends) -> None:
-    """Closing the listener ends those that are not open yet, and no others."""
+    """Closing the listener only closes connections that aren't open yet."""
     listener = ends.listen()
     connection, _, _ = ends.pair()
     silent = ends.raw()
@@ -282,7 +290,7 @@ def test_open_connections_outlive_their_listener(ends: Ends) -> None:
 
 
 def test_idle_connections_do_not_wake_the_loop(ends: Ends) -> None:
-    """With nothing to send the loop is not woken: no watch for writing stays behind."""
+    """With nothing to send, no connection is left watching for writability."""
     ends.listen(WITH_TOKEN)
     connection, _, _ = ends.pair(WITH_TOKEN)
     for _ in range(8):
@@ -296,7 +304,7 @@ def test_idle_connections_do_not_wake_the_loop(ends: Ends) -> None:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 def test_numeric_address_resolves_to_itself(ends: Ends, host: str) -> None:
-    """A numeric address is called back with itself, and from the loop."""
+    """The callback is called from the loop."""
     found: list[object] = []
     resolve(ends.loop, host, 29400, lambda addresses, error: found.append((addresses, error)))
     assert not found
@@ -305,7 +313,7 @@ def test_numeric_address_resolves_to_itself(ends: Ends, host: str) -> None:
 
 
 def test_names_resolve_in_background(ends: Ends) -> None:
-    """A name gives addresses that can be dialled; one that does not exist gives words."""
+    """A name yields addresses to connect to, and an unknown name yields an error message."""
     found: dict[str, tuple[list[tuple[str, int]], str]] = {}
     names = ["localhost", "no-such-host.invalid", "bad\0name", "x" * 300, "bücher..invalid"]
     for name in names:
@@ -320,7 +328,7 @@ def test_names_resolve_in_background(ends: Ends) -> None:
 
 
 def test_slow_lookup_does_not_block_the_loop(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a name is looked up, connections stay served."""
+    """Connections are still served during a name lookup."""
     real, (hold, release) = socket.getaddrinfo, os.pipe()
 
     def slow(host: object, *rest: object, **options: object) -> object:
@@ -344,7 +352,7 @@ def test_slow_lookup_does_not_block_the_loop(ends: Ends, monkeypatch: pytest.Mon
 
 
 def test_hashes_ssl_and_threads_are_imported_lazily() -> None:
-    """Without a token or TLS neither hashes nor ssl are loaded, and threads are never."""
+    """Without a token or TLS, neither hashlib nor ssl is loaded. Threads are never loaded."""
     script = (
         "import socket, sys\n"
         "from relight.net import connection as c, listener\n"
@@ -375,7 +383,7 @@ def _hello() -> bytes:
 
 
 def test_nagle_is_disabled(ends: Ends) -> None:
-    """Both ends have switched off the delay by which TCP gathers small messages."""
+    """Both ends turn off the delay with which TCP collects small messages."""
     ends.listen()
     connection, _, other = ends.pair()
     for end in (connection, other):
@@ -383,7 +391,7 @@ def test_nagle_is_disabled(ends: Ends) -> None:
         assert end._stream._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-def test_bytewise_stream_is_understood(ends: Ends) -> None:
+def test_stream_is_decoded_byte_by_byte(ends: Ends) -> None:
     ends.listen()
     client = ends.raw()
     for byte in _hello() + wire.encode({"type": "x"}):
@@ -393,7 +401,7 @@ def test_bytewise_stream_is_understood(ends: Ends) -> None:
 
 
 def test_self_connection_counts_as_refused(ends: Ends) -> None:
-    """A socket that TCP connected to itself is noticed, as nobody else listens there."""
+    """TCP can connect a socket to itself, which means that nothing else is listening there."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         ends.address = probe.getsockname()
@@ -409,7 +417,7 @@ def test_self_connection_counts_as_refused(ends: Ends) -> None:
 
 
 def test_stale_socket_event_does_not_connect(ends: Ends) -> None:
-    """A connection that is woken before it is connected keeps waiting."""
+    """A connection that is woken up before it is established keeps waiting."""
     with socket.socket() as full:
         full.bind(("127.0.0.1", 0))
         full.listen(0)
@@ -423,8 +431,7 @@ def test_stale_socket_event_does_not_connect(ends: Ends) -> None:
         assert not any(log.reasons for _, log in dialled)
 
 
-def test_last_message_is_read_after_failed_write(ends: Ends) -> None:
-    """A failed write does not hide the peer's last messages."""
+def test_last_messages_are_read_after_failed_write(ends: Ends) -> None:
     ends.listen()
     client = ends.raw(_hello())
     ends.until(lambda: ends.server.connections)
@@ -442,7 +449,7 @@ def test_last_message_is_read_after_failed_write(ends: Ends) -> None:
 
 
 def test_wire_format_is_plain_json(ends: Ends) -> None:
-    """The wire carries the greeting and readable JSON."""
+    """On the wire there is a greeting, followed by readable JSON."""
     ends.listen()
     client = ends.raw(_hello())
     ends.until(lambda: ends.server.connections)

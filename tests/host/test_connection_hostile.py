@@ -1,4 +1,4 @@
-"""Broken, strange or hostile peers are turned away and harm nobody else."""
+"""Broken, unknown or hostile peers are turned away without affecting others."""
 
 import collections
 import contextlib
@@ -31,7 +31,7 @@ def ends() -> Iterator[Ends]:
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Strangers have a third of a second."""
+    """Give unauthenticated peers a third of a second."""
     for function in (connections.Connection.__init__, connections.dial):
         defaults = function.__kwdefaults__
         monkeypatch.setitem(defaults, "timeout_s", 0.3)
@@ -64,7 +64,7 @@ def greeting(**hello: object) -> bytes:
 def test_peer_without_greeting_gets_no_answer(
     ends: Ends, security: Security, data: bytes, words: str
 ) -> None:
-    """The owner does not hear of the stranger."""
+    """The owner isn't notified about that peer."""
     ends.listen(security)
     client = ends.raw(data)
     assert read_all(client, ends) == b""
@@ -76,7 +76,9 @@ def test_peer_without_greeting_gets_no_answer(
 
 
 def test_random_bytes_are_rejected(ends: Ends) -> None:
-    """Hundreds of streams of random bytes, after a greeting or a hello or none, harm nobody."""
+    """Hundreds of random byte streams do no harm, whether they follow a greeting, a hello or
+    nothing.
+    """
     ends.listen(TOKEN)
     chance = random.Random(7)
     starts = (b"", wire.GREETING, greeting(token=True))
@@ -116,7 +118,7 @@ def test_unauthenticated_peer_times_out(ends: Ends, short: None) -> None:
 
 
 def test_open_connection_has_no_time_limit(ends: Ends, short: None) -> None:
-    """The deadline of strangers ends with the proof."""
+    """The deadline for authentication no longer applies after the proof."""
     ends.listen(TOKEN)
     connection, log, other = ends.pair(TOKEN)
     deadline = ends.loop.now() + 0.8
@@ -124,8 +126,10 @@ def test_open_connection_has_no_time_limit(ends: Ends, short: None) -> None:
     assert connection.is_open and other.is_open and not log.reasons
 
 
-def test_silent_listener_is_given_up(ends: Ends, short: None) -> None:
-    """A stranger that holds the endpoint's port, accepts and says nothing is named as such."""
+def test_connection_to_silent_listener_times_out(ends: Ends, short: None) -> None:
+    """The error names an unknown process that holds the endpoint's port, accepts the connection
+    and sends nothing.
+    """
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         ends.address = stranger.getsockname()
         connection, log = ends.dial(TOKEN)
@@ -156,8 +160,8 @@ def test_silent_listener_is_given_up(ends: Ends, short: None) -> None:
         (greeting(token=True), "after its hello"),
     ],
 )
-def test_unproven_listener_is_left_with_a_reason(ends: Ends, answer: bytes, words: str) -> None:
-    """A dialler takes nothing from a listener that does not prove itself, and says why it left."""
+def test_unproven_listener_is_rejected_with_a_reason(ends: Ends, answer: bytes, words: str) -> None:
+    """The dialler accepts no message from a listener that hasn't proved itself."""
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         ends.address = stranger.getsockname()
         _, log = ends.dial(TOKEN)
@@ -182,7 +186,7 @@ def test_unproven_listener_is_left_with_a_reason(ends: Ends, answer: bytes, word
 def test_token_mismatch_is_named_on_both_sides(
     ends: Ends, listener: bytes, dialler: bytes, at_listener: str, at_dialler: str
 ) -> None:
-    """A wrong, a missing and a superfluous token get different errors, at both ends."""
+    """Wrong, missing and unexpected tokens each have their own error, at both ends."""
     ends.listen(Security(listener))
     _, log = ends.dial(Security(dialler))
     ends.until(lambda: log.reasons and ends.refused)
@@ -191,8 +195,8 @@ def test_token_mismatch_is_named_on_both_sides(
     assert not ends.server.connections and not ends.server.reasons and not log.hellos
 
 
-def test_replayed_conversation_opens_nothing(ends: Ends) -> None:
-    """Replaying the messages of a dialler with the token does not open a connection."""
+def test_replayed_conversation_opens_no_connection(ends: Ends) -> None:
+    """Replaying messages from a dialler that has the token doesn't open a connection."""
     with socket.create_server(("127.0.0.1", 0)) as between:
         listener_address = None
         ends.listen(TOKEN)
@@ -225,7 +229,7 @@ def test_replayed_conversation_opens_nothing(ends: Ends) -> None:
 
 
 def test_injected_frame_closes_authenticated_connection(ends: Ends) -> None:
-    """After the proof, a frame that the peer did not make ends the connection, unread."""
+    """A frame that the peer didn't seal is never decoded."""
     ends.listen(TOKEN)
     connection, _, other = ends.pair(TOKEN)
     connection.send({"type": "heartbeat"})
@@ -239,7 +243,7 @@ def test_injected_frame_closes_authenticated_connection(ends: Ends) -> None:
 
 
 def test_frames_stay_bounded_after_authentication(ends: Ends) -> None:
-    """A peer that is known may send 4 MiB a frame, and no more."""
+    """An authenticated peer may send frames of up to 4 MiB."""
     ends.listen()
     client = ends.raw(greeting() + b"\x10\0\0\0")
     read_all(client, ends)
@@ -249,7 +253,7 @@ def test_frames_stay_bounded_after_authentication(ends: Ends) -> None:
 
 @pytest.fixture
 def many_descriptors() -> Iterator[None]:
-    """This process may have 8192 files open."""
+    """Let this process open 8192 files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < 8192:
         pytest.skip("the machine allows fewer than 8192 open files")
@@ -259,7 +263,9 @@ def many_descriptors() -> Iterator[None]:
 
 
 def test_thousands_of_idle_connections_are_harmless(many_descriptors: None, ends: Ends) -> None:
-    """With thousands of silent strangers the group's connections still open and talk."""
+    """With thousands of silent unknown peers, the group's connections still open and exchange
+    messages.
+    """
     ends.listen(TOKEN)
     connection, log, _ = ends.pair(TOKEN)
     clients = []
@@ -276,8 +282,10 @@ def test_thousands_of_idle_connections_are_harmless(many_descriptors: None, ends
     assert not log.reasons and not ends.server.reasons
 
 
-def test_oldest_stranger_makes_room(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When all places are taken the oldest stranger goes; open connections stay."""
+def test_oldest_unauthenticated_peer_is_dropped_at_the_limit(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Open connections aren't affected."""
     monkeypatch.setattr(listeners, "MAX_STRANGERS", 3)
     ends.listen()
     connection, log, _ = ends.pair()
@@ -296,7 +304,7 @@ def test_oldest_stranger_makes_room(ends: Ends, monkeypatch: pytest.MonkeyPatch)
 
 @contextlib.contextmanager
 def no_descriptor_left() -> Iterator[None]:
-    """Within, this process can open nothing more."""
+    """Use up all of this process's file descriptors inside the block."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = max(int(name) for name in os.listdir("/proc/self/fd")) + 1
     fill = []
@@ -312,8 +320,8 @@ def no_descriptor_left() -> Iterator[None]:
             os.close(fd)
 
 
-def test_stranger_makes_room_when_descriptors_run_out(ends: Ends) -> None:
-    """When no descriptor is left, a stranger's is taken for the next connection."""
+def test_unauthenticated_peer_is_dropped_when_descriptors_run_out(ends: Ends) -> None:
+    """Its descriptor is used for the next connection."""
     ends.listen()
     connection, _, _ = ends.pair()
     stranger = ends.raw()
@@ -329,7 +337,9 @@ def test_stranger_makes_room_when_descriptors_run_out(ends: Ends) -> None:
 
 
 def test_listener_pauses_when_descriptors_run_out(ends: Ends) -> None:
-    """When nobody can be dropped either, the listener pauses instead of spinning, then accepts."""
+    """If no peer can be dropped either, the listener pauses instead of spinning, and accepts again
+    later.
+    """
     ends.listen()
     connection, _, _ = ends.pair()
     with socket.socket() as newer:
@@ -346,8 +356,8 @@ def test_listener_pauses_when_descriptors_run_out(ends: Ends) -> None:
         ends.until(lambda: len(ends.server.connections) == 2)
 
 
-def test_reset_is_an_ordinary_end(ends: Ends) -> None:
-    """A peer that resets its connection, before or after its hello, is just gone."""
+def test_reset_counts_as_an_ordinary_close(ends: Ends) -> None:
+    """It doesn't matter whether the peer resets the connection before or after its hello."""
     ends.listen()
     for data in (b"", b"rel", greeting()):
         client = ends.raw(data)
@@ -359,7 +369,7 @@ def test_reset_is_an_ordinary_end(ends: Ends) -> None:
     ends.pair()
 
 
-def test_mitm_swapped_hello_opens_nothing(ends: Ends) -> None:
+def test_hello_swapped_by_mitm_opens_no_connection(ends: Ends) -> None:
     ends.listen(TOKEN)
     client = ends.raw(greeting(token=True, run="mine"))
     client.settimeout(0.05)
@@ -384,7 +394,7 @@ def test_mitm_swapped_hello_opens_nothing(ends: Ends) -> None:
 
 
 def test_peer_protocol_mismatch_rejects_this_side(ends: Ends) -> None:
-    """So the agent gives up after a while, with the reason, instead of waiting on."""
+    """The agent therefore gives up with the reason after a while instead of waiting forever."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         ends.address = server.getsockname()
         connection, log = ends.dial()

@@ -1,4 +1,4 @@
-"""Console, streams and readers on a real loop with real pipes, files and pseudo-terminals."""
+"""Console, streams and readers on a real loop, with real pipes, files and pseudo-terminals."""
 
 import contextlib
 import os
@@ -43,7 +43,7 @@ STEPS = st.one_of(
 
 
 def chunk(stream: int, pieces: list[int], repeat: int) -> bytes:
-    """Bytes that differ from those of other streams: `$` precedes each real line end."""
+    """Return bytes that differ from those in other streams, with `$` before each real line end."""
     letters = LETTERS[stream]
     texts = [letters[:1], letters[1:2] * repeat, letters[2:] + b"$\n", b"\r", letters + b"$\r\n"]
     return b"".join(texts[piece] for piece in pieces)
@@ -56,12 +56,12 @@ def chunk(stream: int, pieces: list[int], repeat: int) -> bytes:
     prefixed=st.booleans(),
     tiny=st.booleans(),
 )
-def test_lines_of_several_streams_never_mix(
+def test_lines_from_several_streams_never_mix(
     steps: list[tuple], count: int, prefixed: bool, tiny: bool
 ) -> None:  # fmt: skip
-    """Each line has bytes of one stream, and each stream's bytes arrive, all and in order."""
+    """Each line has bytes from one stream only, and all of a stream's bytes arrive in order."""
     with pytest.MonkeyPatch.context() as patch:
-        if tiny:  # so that the limits are met all the time
+        if tiny:  # so that the limits are hit constantly
             patch.setattr(console_module, "_QUEUE", 400)
             patch.setattr(console_module, "_LONG_LINE", 100)
         loop = FastLoop()
@@ -137,7 +137,9 @@ def test_lines_of_several_streams_never_mix(
 
 
 def test_unfinished_line_is_shown_after_a_moment(loop: FastLoop, screen: Screen) -> None:
-    """Text without a line end is held back shortly, then shown; its rest follows on the line."""
+    """Text without a line end is held back briefly and then shown. The rest of it follows on the
+    same line.
+    """
     first, other = ConsoleStream(screen.console), ConsoleStream(screen.console)
     first.feed(b"loss: ")
     loop.settle()
@@ -149,14 +151,13 @@ def test_unfinished_line_is_shown_after_a_moment(loop: FastLoop, screen: Screen)
     assert screen.read() == b"loss: 0.5\nother\n"
 
 
-def test_lone_stream_is_not_delayed(screen: Screen) -> None:
-    """With nobody to mix with, every byte is shown immediately."""
+def test_single_stream_is_not_delayed(screen: Screen) -> None:
+    """With no other stream to mix with, every byte is shown immediately."""
     ConsoleStream(screen.console).feed(b"Enter: ")
     assert screen.read() == b"Enter: "
 
 
-def test_stream_stuck_mid_line_delays_others_half_a_second(loop: FastLoop, screen: Screen) -> None:
-    """Who stops in mid-line keeps others waiting for half a second, not longer."""
+def test_unfinished_line_delays_others_by_half_a_second(loop: FastLoop, screen: Screen) -> None:
     first, other = ConsoleStream(screen.console, b"[a]"), ConsoleStream(screen.console, b"[b]")
     first.feed(b"stuck")
     loop.sleep(0.2)
@@ -169,8 +170,8 @@ def test_stream_stuck_mid_line_delays_others_half_a_second(loop: FastLoop, scree
     assert screen.read() == b"[a]stuck\n[b]other\n[a] again\n"
 
 
-def test_line_stays_whole_while_nobody_waits(loop: FastLoop, screen: Screen) -> None:
-    """An unfinished line is broken for others only, however long it takes."""
+def test_line_stays_whole_while_no_other_stream_waits(loop: FastLoop, screen: Screen) -> None:
+    """However long it takes, an unfinished line is only broken for another stream's output."""
     first, _ = ConsoleStream(screen.console), ConsoleStream(screen.console)
     for _ in range(20):
         first.feed(b".")
@@ -178,8 +179,8 @@ def test_line_stays_whole_while_nobody_waits(loop: FastLoop, screen: Screen) -> 
     assert screen.read() == b"." * 20
 
 
-def test_endless_line_is_broken_if_others_wait(loop: FastLoop, screen: Screen) -> None:
-    """It is broken after some seconds."""
+def test_endless_line_is_broken_for_other_streams(loop: FastLoop, screen: Screen) -> None:
+    """This happens after several seconds."""
     dots, other = ConsoleStream(screen.console), ConsoleStream(screen.console)
     dots.feed(b".")
     loop.sleep(0.2)
@@ -193,7 +194,9 @@ def test_endless_line_is_broken_if_others_wait(loop: FastLoop, screen: Screen) -
 
 @pytest.mark.parametrize("bar", [b"\r%d%%", b"%d%%\r"])
 def test_progress_bar_lets_others_write(loop: FastLoop, screen: Screen, bar: bytes) -> None:
-    """When a bar starts its line again, waiting streams may write, as at a line's end."""
+    """When a progress bar returns to the start of its line, waiting streams may write, as they may
+    at a line end.
+    """
     moving, other = ConsoleStream(screen.console), ConsoleStream(screen.console)
     for percent in range(10, 20):
         moving.feed(bar % percent)
@@ -216,12 +219,14 @@ def test_split_crlf_gets_one_prefix(loop: FastLoop, screen: Screen) -> None:
 
 
 def test_agent_message_is_its_own_line(loop: FastLoop, small_screen: Screen) -> None:
-    """A message breaks the line that is being written, and nobody gets in between."""
+    """It breaks the current line, and no other output comes in between."""
     screen = small_screen
     first, other = ConsoleStream(screen.console), ConsoleStream(screen.console)
     first.feed(b"half")
     loop.sleep(0.2)
-    other.feed(b"x" * 70000)  # too long to wait for its end, so it owns the console when it may
+    other.feed(
+        b"x" * 70000
+    )  # too long to wait for its end, so it owns the console once it may write
     screen.console.say("message")
     screen.console.say("again")
     first.end()
@@ -231,11 +236,11 @@ def test_agent_message_is_its_own_line(loop: FastLoop, small_screen: Screen) -> 
     assert screen.seen.count(b"x") == 70000
 
 
-# A console that is slow, stuck, or gone
+# Consoles that are slow, stuck or closed
 
 
-def test_same_line_of_several_ranks_is_shown_once(loop: FastLoop, screen: Screen) -> None:
-    """The note comes before a message of the agent, and before the console is flushed."""
+def test_line_repeated_by_several_ranks_is_shown_once(loop: FastLoop, screen: Screen) -> None:
+    """The note precedes any agent message, and is printed before the console is flushed."""
     screen.console.shows_once = RepeatedLines
     streams = [ConsoleStream(screen.console, b"<%d>" % rank, rank) for rank in range(3)]
     for stream in streams:
@@ -261,10 +266,10 @@ def test_same_line_of_several_ranks_is_shown_once(loop: FastLoop, screen: Screen
     ("rest", "shown"),
     [(b" done\n", b"a\n10 % done\n[rank 1] a\n"), (b"", b"a\n10 %\n[rank 1] a\n")],
 )
-def test_note_waits_for_the_end_of_a_line(
+def test_note_waits_for_end_of_line(
     loop: FastLoop, screen: Screen, rest: bytes, shown: bytes
 ) -> None:
-    """It breaks the line only if its owner is quiet."""
+    """It breaks the line only if the stream that owns it is idle."""
     screen.console.shows_once = RepeatedLines
     streams = [ConsoleStream(screen.console, rank=rank) for rank in range(3)]
     streams[2].feed(b"10 %")
@@ -280,7 +285,7 @@ def test_note_waits_for_the_end_of_a_line(
 
 
 def test_slow_console_does_not_break_long_line(loop: FastLoop, small_screen: Screen) -> None:
-    """The owner is not quiet while it is the console that keeps it from writing."""
+    """A stream isn't idle while the console itself keeps it from writing."""
     screen = small_screen
     long, other = ConsoleStream(screen.console), ConsoleStream(screen.console)
     pieces = [b"x" * 65536] * 15 + [b"x" * 65536 + b"\n"]
@@ -289,16 +294,16 @@ def test_slow_console_does_not_break_long_line(loop: FastLoop, small_screen: Scr
     while pieces or not other.wrote_at:
         while pieces and not long.full:
             long.feed(pieces.pop(0))
-        loop.sleep(2.0)  # much longer than a quiet owner is waited for
+        loop.sleep(2.0)  # much longer than the console waits for an idle owner
         screen.read(1 << 14)
     shown = screen.read_until(lambda seen: seen.endswith(b"other\n"))
     assert shown == b"x" * (1 << 20) + b"\nother\n"
 
 
-def test_stuck_console_blocks_nobody(
+def test_stuck_console_does_not_block_the_loop(
     loop: FastLoop, small_screen: Screen, descriptors: Callable[[int], int]
 ) -> None:
-    """The loop keeps running, writers wait, memory is bounded, and later everything is shown."""
+    """Writers wait, memory stays bounded, and everything is shown later."""
     screen = small_screen
     writers = {}
     for number in range(4):
@@ -339,16 +344,15 @@ def test_stuck_console_blocks_nobody(
         assert screen.seen.split(b"\n").count(line[:-1]) == sent[fd] // 2
 
 
-def test_message_emptying_the_queue_wakes_waiting_streams(
+def test_message_that_drains_the_queue_wakes_waiting_streams(
     loop: FastLoop, small_screen: Screen
 ) -> None:
-    """Who waits for room gets it also when it was a message that emptied the queue."""
     screen = small_screen
     first, other = ConsoleStream(screen.console), ConsoleStream(screen.console)
     first.feed(b"x" * 300_000 + b"\n")
     other.feed(b"other\n")
     assert screen.console.full
-    while screen.console._queue:  # as if the console took everything while a message is written
+    while screen.console._queue:  # as if the console accepted everything while a message is written
         screen.read()
         screen.console._drain()
     screen.console.say("message")
@@ -357,13 +361,13 @@ def test_message_emptying_the_queue_wakes_waiting_streams(
 
 
 def test_longest_waiting_stream_writes_at_line_end(small_screen: Screen) -> None:
-    """A stream that has waited for longer than the line's owner comes right after the line."""
+    """A stream that has waited for longer than the line's owner writes right after that line."""
     screen = small_screen
     owner, other = ConsoleStream(screen.console), ConsoleStream(screen.console)
     owner.feed(b"x" * 300_000)
     other.feed(b"other\n")
     owner.feed(b"end\n")
-    while screen.console._queue:  # as if the console took everything in one call
+    while screen.console._queue:  # as if the console accepted everything in one call
         screen.read()
         screen.console._drain()
     screen.console._on_writable()
@@ -374,7 +378,7 @@ def test_longest_waiting_stream_writes_at_line_end(small_screen: Screen) -> None
 def test_slow_console_is_shared_fairly(
     loop: FastLoop, small_screen: Screen, descriptors: Callable[[int], int]
 ) -> None:
-    """Streams that always have more to show than the console takes get equal parts."""
+    """Streams that always have more output than the console accepts get equal shares."""
     screen = small_screen
     writers = []
     for number in range(4):
@@ -399,7 +403,9 @@ def test_slow_console_is_shared_fairly(
 def test_writers_get_epipe_when_reader_is_gone(
     loop: FastLoop, small_screen: Screen, descriptors: Callable[[int], int]
 ) -> None:
-    """When the console's reader goes, a worker's next write fails, also if it had to wait."""
+    """When the console's reader closes, a worker's next write fails, even if the worker had to
+    wait.
+    """
     screen = small_screen
     writers = []
     for _ in range(3):
@@ -407,7 +413,7 @@ def test_writers_get_epipe_when_reader_is_gone(
         descriptors(theirs)
         os.set_blocking(theirs, False)
         writers.append((theirs, PipeReader(loop, ours, ConsoleStream(screen.console))))
-    for fd, _ in writers[:2]:  # the third has written nothing
+    for fd, _ in writers[:2]:  # the third writer has written nothing
         while loop.run_once(0) is None:
             try:
                 os.write(fd, b"line\n" * 1000)
@@ -427,7 +433,7 @@ def test_writers_get_epipe_when_reader_is_gone(
 def test_full_disk_ends_output_but_not_agent_or_writers(
     loop: FastLoop, descriptors: Callable[[int], int]
 ) -> None:
-    """After ENOSPC a worker's output is read and dropped."""
+    """After ENOSPC, the workers' output is read and discarded."""
     console = Console(loop, descriptors(os.open("/dev/full", os.O_WRONLY)))
     descriptors(console.fd)
     ours, theirs = channel(-1)
@@ -436,7 +442,7 @@ def test_full_disk_ends_output_but_not_agent_or_writers(
     os.set_blocking(theirs, False)
     os.write(theirs, b"line\n")
     loop.until(lambda: console.broken)
-    left = [b"another line\n" * 300] * 300  # more than a pipe takes
+    left = [b"another line\n" * 300] * 300  # more than a pipe holds
 
     def is_written() -> bool:
         with contextlib.suppress(BlockingIOError):
@@ -449,10 +455,10 @@ def test_full_disk_ends_output_but_not_agent_or_writers(
     loop.until(lambda: reader.done)
 
 
-def test_file_and_dev_null_take_all_output(
+def test_file_and_dev_null_accept_all_output(
     loop: FastLoop, tmp_path: Path, descriptors: Callable[[int], int]
 ) -> None:
-    """Earlier content of the file stays."""
+    """The file's earlier content is kept."""
     path = tmp_path / "out.txt"
     path.write_bytes(b"before\n")
     file_fd = descriptors(os.open(path, os.O_WRONLY | os.O_APPEND))
@@ -467,7 +473,7 @@ def test_file_and_dev_null_take_all_output(
         assert not console.broken
         if console.fd != fd:
             descriptors(console.fd)
-    os.write(file_fd, b"after\n")  # all processes that have the file share the offset
+    os.write(file_fd, b"after\n")  # all processes that have the file open share its offset
     assert path.read_bytes() == b"before\n" + (b"x" * 99_999 + b"\n") * 100 + b"after\n"
 
 
@@ -476,7 +482,7 @@ def test_file_and_dev_null_take_all_output(
 def test_slow_reader_never_blocks_the_loop(
     kind: str, shared_nonblocking: bool, loop: FastLoop, descriptors: Callable[[int], int]
 ) -> None:
-    """Whatever stdout is, and O_NONBLOCK or not, the agent waits for room in its loop."""
+    """Whatever stdout is, with or without O_NONBLOCK, the agent waits for room in its loop."""
     if kind == "pipe":
         theirs, ours = os.pipe()
     elif kind == "socket":
@@ -522,7 +528,9 @@ def test_slow_reader_never_blocks_the_loop(
 def test_shared_stdout_and_stderr_use_one_console(
     loop: FastLoop, tmp_path: Path, descriptors: Callable[[int], int]
 ) -> None:
-    """`2>&1` gives one console, so that lines of the two are not mixed; two pipes give two."""
+    """With `2>&1` there is one console, so that lines from the two don't mix. Two pipes have two
+    consoles.
+    """
     r1, w1 = os.pipe()
     r2, w2 = os.pipe()
     for fd in (r1, w1, r2, w2):
@@ -548,7 +556,7 @@ def test_shared_stdout_and_stderr_use_one_console(
 
 
 @pytest.mark.parametrize(("flag", "is_merged"), [("once", False), ("all", False), ("always", True)])
-def test_repeated_lines_are_merged_in_a_pipe_on_request(
+def test_repeated_lines_in_a_pipe_are_merged_on_request(
     loop: FastLoop, screen: Screen, tmp_path: Path, flag: str, *, is_merged: bool
 ) -> None:
     spec = to_spec(parse([f"--repeated-lines={flag}", "t.py"], Environment({})))

@@ -1,4 +1,4 @@
-"""How many files this process may have open, and its workers."""
+"""How many files this process and its workers may open."""
 
 import re
 import subprocess
@@ -25,7 +25,7 @@ print(*resource.getrlimit(resource.RLIMIT_NOFILE))
     ("hard", "later", "expected"), [(200, 200, "64 200"), (200, 50, "50 50"), (64, 64, "64 64")]
 )
 def test_workers_get_the_original_descriptor_limit(hard: int, later: int, expected: str) -> None:
-    """Also where somebody has lowered the other one meanwhile (prlimit(1))."""
+    """They get it even if the other limit has since been lowered with prlimit(1)."""
     found = subprocess.run(
         [sys.executable, "-c", PROBE, str(hard), str(later)],
         capture_output=True,
@@ -40,8 +40,8 @@ def test_workers_get_the_original_descriptor_limit(hard: int, later: int, expect
 def test_descriptor_shortage_error_names_its_purpose(
     flags: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """`ulimit -n` of little more than the standard streams ends with 4, and says for what there is
-    no descriptor.
+    """When `ulimit -n` allows little more than the standard streams, relight exits with 4 and
+    states what it needed a descriptor for.
     """
     script = tmp_path / "train.py"
     script.touch()

@@ -1,4 +1,6 @@
-"""`--nproc-per-node=auto|gpu|cpu|xpu` counts the devices that a worker will see, without torch."""
+"""`--nproc-per-node=auto|gpu|cpu|xpu` counts the devices that a worker will see, without importing
+torch.
+"""
 
 import os
 from collections.abc import Callable
@@ -25,7 +27,9 @@ def env(**variables: str) -> Environment:
 
 @pytest.fixture
 def nvidia(tmp_path: Path) -> str:
-    """A machine with 4 GPUs whose minor numbers run against their addresses."""
+    """Create a machine with 4 GPUs whose minor numbers are in the opposite order from their
+    addresses.
+    """
     for index, pci in enumerate(PCI):
         fake.add_nvidia(tmp_path, pci, minor=3 - index)
     return str(tmp_path)
@@ -33,7 +37,7 @@ def nvidia(tmp_path: Path) -> str:
 
 @pytest.fixture
 def amd(tmp_path: Path) -> str:
-    """A machine with 2 CPU nodes and 10 GPUs: numbers of one and of two digits."""
+    """Create a machine with 2 CPU nodes and 10 GPUs, with one-digit and two-digit numbers."""
     for number in (0, 1):
         fake.add_amd_node(tmp_path, number)
     for number in range(2, 12):
@@ -78,13 +82,15 @@ def places(found: list[devices.Device]) -> list[str]:
 def test_cuda_visible_devices_selects_and_orders_gpus(
     nvidia: str, text: str | None, expected: list[int]
 ) -> None:
-    """They are numbered by PCI address."""
+    """GPUs are numbered by PCI address."""
     variables = {} if text is None else {"CUDA_VISIBLE_DEVICES": text}
     assert places(gpus(Environment(variables), nvidia)) == [PCI[index] for index in expected]
 
 
 def test_process_sees_one_mig_instance(nvidia: str) -> None:
-    """However many MIG instances are named, a worker gets the first; the old names tell its GPU."""
+    """However many MIG instances are listed, a worker gets the first. Old-style names include
+    their GPU.
+    """
     new = "MIG-4f421ec4-5175-50ef-8452-d6abb13cb1d2"
     found = gpus(env(CUDA_VISIBLE_DEVICES=f"{new},MIG-5"), nvidia)
     assert [(gpu.pci, gpu.uuid) for gpu in found] == [("", new)]
@@ -93,8 +99,10 @@ def test_process_sees_one_mig_instance(nvidia: str) -> None:
     assert gpus(env(CUDA_VISIBLE_DEVICES=f"{new},{new}"), nvidia) == []
 
 
-def test_mig_instance_belongs_to_only_gpu_of_container(tmp_path: Path) -> None:
-    """A MIG instance's name leads to the GPU where there is only one; without one it is nothing."""
+def test_mig_instance_belongs_to_the_containers_only_gpu(tmp_path: Path) -> None:
+    """A MIG instance's name leads to the only GPU there is. Without any GPU, it counts
+    for nothing.
+    """
     visible = env(CUDA_VISIBLE_DEVICES="MIG-4f421ec4-5175-50ef-8452-d6abb13cb1d2")
     assert gpus(visible, str(tmp_path)) == []
     fake.add_nvidia(tmp_path, PCI[3], minor=5)
@@ -102,7 +110,9 @@ def test_mig_instance_belongs_to_only_gpu_of_container(tmp_path: Path) -> None:
 
 
 def test_gpu_without_uuid_counts_by_its_name(tmp_path: Path) -> None:
-    """A GPU that was never used has no UUID in the driver's file: as many names count as GPUs."""
+    """For a GPU that has never been used, the driver's file has no UUID. At most as many names
+    count as there are GPUs.
+    """
     for minor, pci in enumerate(PCI[:2]):
         fake.add_nvidia(tmp_path, pci, minor, uuid="GPU-????????-????-????-????-????????????")
     for text, expected in (("GPU-a", 1), ("GPU-a,GPU-b", 2), ("GPU-a,GPU-b,GPU-c", 2)):
@@ -111,8 +121,8 @@ def test_gpu_without_uuid_counts_by_its_name(tmp_path: Path) -> None:
     assert places(gpus(env(CUDA_VISIBLE_DEVICES="1"), str(tmp_path))) == [PCI[1]]
 
 
-def test_container_has_gpus_with_device_files(tmp_path: Path) -> None:
-    """GPUs that the driver lists, but that a container was not given, do not count."""
+def test_only_gpus_with_device_files_count_in_a_container(tmp_path: Path) -> None:
+    """GPUs that the driver lists but that the container can't access don't count."""
     for minor, pci in enumerate(PCI):
         fake.add_nvidia(tmp_path, pci, minor, device_file=minor in (1, 3))
     assert places(gpus(env(), str(tmp_path))) == [PCI[1], PCI[3]]
@@ -122,7 +132,7 @@ def test_container_has_gpus_with_device_files(tmp_path: Path) -> None:
 def test_gpu_denied_by_device_cgroup_does_not_count(
     nvidia: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The others are numbered from 0."""
+    """The other GPUs are numbered from 0."""
     access = os.access
 
     def ask(path: str, mode: int) -> bool:
@@ -134,15 +144,15 @@ def test_gpu_denied_by_device_cgroup_does_not_count(
 
 
 def test_device_files_suffice_without_driver_list(tmp_path: Path) -> None:
-    """Where the driver's list is hidden, each device file with a number is a GPU."""
+    """If the driver's list is hidden, each numbered device file counts as a GPU."""
     for name in ("nvidia0", "nvidia10", "nvidia2", "nvidiactl", "nvidia-uvm", "nvidia-caps"):
         fake.write(tmp_path / "dev" / name, "")
     assert gpus(env(), str(tmp_path)) == [devices.Device(n, "") for n in (0, 2, 10)]
     assert len(gpus(env(CUDA_VISIBLE_DEVICES="GPU-1,GPU-2"), str(tmp_path))) == 2
 
 
-def test_excluded_gpus_are_ignored_and_long_pci_domains_last(tmp_path: Path) -> None:
-    """A GPU that the driver ignores does not count; long PCI domains come last."""
+def test_excluded_gpus_do_not_count_and_long_pci_domains_sort_last(tmp_path: Path) -> None:
+    """Excluded GPUs are the ones that the driver ignores."""
     fake.add_nvidia(tmp_path, "10000:01:00.0", minor=0)
     fake.add_nvidia(tmp_path, "2000:00:00.0", minor=1)
     fake.add_nvidia(tmp_path, "0001:00:00.0", minor=2, excluded=True)
@@ -167,14 +177,16 @@ def test_excluded_gpus_are_ignored_and_long_pci_domains_last(tmp_path: Path) -> 
 def test_hip_visible_devices_indexes_into_rocr_visible_devices(
     amd: str, variables: dict[str, str], expected: list[int]
 ) -> None:
-    """ROCR_VISIBLE_DEVICES numbers the machine's GPUs, HIP_VISIBLE_DEVICES those that are left."""
+    """ROCR_VISIBLE_DEVICES numbers the machine's GPUs, and HIP_VISIBLE_DEVICES numbers the
+    remaining ones.
+    """
     found = gpus(Environment(variables), amd)
     assert [device.number for device in found] == [*expected]
     assert places(found) == [f"0000:{0x40 + number:02x}:00.0" for number in expected]
 
 
 def test_amd_gpu_counts_only_if_accessible(amd: str) -> None:
-    """It needs /dev/kfd, its render node, and a readable entry in the topology."""
+    """This requires /dev/kfd, its render node, and a readable entry in the topology."""
     (Path(amd) / "dev/dri/renderD130").unlink()
     (Path(amd) / "sys/class/kfd/kfd/topology/nodes/3/gpu_id").unlink()
     assert [gpu.number for gpu in gpus(env(), amd)] == [*range(4, 12)]
@@ -183,7 +195,7 @@ def test_amd_gpu_counts_only_if_accessible(amd: str) -> None:
 
 
 def test_amd_partitions_share_their_pci_address(tmp_path: Path) -> None:
-    """Each partition is a GPU of its own at the PCI address of the whole."""
+    """Each partition counts as a GPU, with the PCI address of the whole device."""
     for number in (1, 2):
         fake.add_amd_node(tmp_path, number, "0003:c1:12.1", partition=number - 1)
     assert places(gpus(env(), str(tmp_path))) == ["0003:c1:12.1"] * 2
@@ -206,7 +218,7 @@ def test_amd_partitions_share_their_pci_address(tmp_path: Path) -> None:
 def test_intel_tiles_are_devices_unless_composite(
     tmp_path: Path, driver: str, variables: dict[str, str], expected: list[int]
 ) -> None:
-    """ZE_AFFINITY_MASK chooses."""
+    """ZE_AFFINITY_MASK selects among them."""
     fake.add_intel(tmp_path, 129, "0000:18:00.0", driver=driver, tiles=2)
     fake.add_intel(tmp_path, 128, "0000:3a:00.0", driver=driver, tiles=2)
     fake.add_intel(tmp_path, 130, "0000:03:00.0", driver="ast")
@@ -218,7 +230,7 @@ def test_intel_tiles_are_devices_unless_composite(
 def test_integrated_intel_gpu_counts_only_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is an xpu with one tile then, and never what `auto` means."""
+    """In that case it is an xpu with one tile. `auto` never selects it."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(12)))
     root = str(tmp_path)
     fake.add_intel(tmp_path, 128, "0000:00:02.0", driver="i915", tiles=2)
@@ -232,7 +244,7 @@ def test_integrated_intel_gpu_counts_only_alone(
 def test_auto_prefers_accelerators(
     tmp_path: Path, nvidia: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`auto` is the GPUs if any can be used, then Intel's, then the CPUs."""
+    """`auto` selects GPUs if any are usable, then Intel's devices, then CPUs."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))
     assert count("auto", env(), nvidia) == count("gpu", env(), nvidia) == 4
     assert count("auto", env(CUDA_VISIBLE_DEVICES=""), nvidia) == 6
@@ -243,7 +255,7 @@ def test_auto_prefers_accelerators(
 
 
 def test_missing_device_error_names_hiding_variable(nvidia: str) -> None:
-    """The error for `gpu` shows the variable that hides them, and no other."""
+    """The error for `gpu` shows only the variable that hides them."""
     hidden = env(CUDA_VISIBLE_DEVICES="", ZE_AFFINITY_MASK="0")
     with pytest.raises(
         UsageError, match=r"(?m)no usable gpu .* with CUDA_VISIBLE_DEVICES=$"
@@ -269,7 +281,7 @@ POD = "/kubepods/burstable/pod7/c1"
         ("0::/a/b", {"a/cpu.max": "200000 100000", "a/b/cpu.max": "max 100000"}, 2),
         ("0::/a/b", {"a/cpu.max": "400000 100000", "a/b/cpu.max": "100000 50000"}, 2),
         ("0::/a", {"a/b/cpu.max": "100000 100000"}, 8),
-        # The path is the host's, the mount is the container's own root.
+        # The path is relative to the host, and the mount is the container's own root.
         (f"0::{POD}", {"cpu.max": "150000 100000"}, 2),
         ("0::/../../x", {"cpu.max": "max 100000"}, 8),
         (
@@ -304,7 +316,7 @@ def test_cpus_are_affinity_mask_or_quota(
     files: dict[str, object],
     expected: int,
 ) -> None:
-    """The smallest quota of the cgroups above us, v1 or v2, bounds the affinity mask."""
+    """The affinity mask is limited by the smallest quota in the enclosing cgroups, v1 or v2."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     fake.write(tmp_path / "proc/self/cgroup", cgroup)
     for name, text in files.items():
@@ -330,7 +342,7 @@ def where(script: Callable[[str], Path]) -> Path:
 
 @pytest.mark.parametrize("word", ["cpu", "auto"])
 def test_run_starts_one_worker_per_cpu(launch: Launch, where: Path, word: str) -> None:
-    """`relight run` resolves the word: with the GPUs hidden there is a worker a CPU."""
+    """`relight run` resolves `auto`. With the GPUs hidden, it starts one worker per CPU."""
     if accelerators(env(CUDA_VISIBLE_DEVICES="")):
         pytest.skip("this machine has GPUs that CUDA_VISIBLE_DEVICES does not hide")
     result = launch("run", f"--nproc-per-node={word}", where, CUDA_VISIBLE_DEVICES="")
@@ -339,8 +351,8 @@ def test_run_starts_one_worker_per_cpu(launch: Launch, where: Path, word: str) -
 
 
 @pytest.mark.parametrize("word", ["gpu", "xpu"])
-def test_run_refuses_missing_device(launch: Launch, where: Path, word: str) -> None:
-    """Without a device of the kind there is exit code 2, one line and a hint; no worker starts."""
+def test_run_rejects_missing_device(launch: Launch, where: Path, word: str) -> None:
+    """It exits with code 2, one line and a hint, without starting a worker."""
     result = launch(
         "run", f"--nproc-per-node={word}", where, CUDA_VISIBLE_DEVICES="", ZE_AFFINITY_MASK="99"
     )
@@ -359,7 +371,7 @@ names = st.sampled_from(["GPU-00", "GPU-1", "GPU-", "GPU-2200d5", "GPU-9", "1", 
 @settings(max_examples=400)
 @given(text=st.lists(numbers).map(",".join) | st.lists(names).map(",".join))
 def test_torch_counts_the_same_gpus(text: str) -> None:
-    """Torch reads CUDA_ and HIP_VISIBLE_DEVICES for the same GPUs."""
+    """Torch reads CUDA_ and HIP_VISIBLE_DEVICES in the same way."""
     import torch.cuda
 
     listed = [devices.Device(n, pci, fake.uuid_of(3 - n)) for n, pci in enumerate(PCI)]
@@ -389,7 +401,7 @@ def test_torch_counts_the_same_gpus(text: str) -> None:
 @settings(max_examples=100)
 @given(mask=st.lists(st.sampled_from(["0", "1", "2", " 3", "5"]), min_size=1).map(",".join))
 def test_torch_reads_ze_affinity_mask_the_same_way(mask: str) -> None:
-    """Both read it for the devices that are there."""
+    """Both apply it to the available devices."""
     import torch.xpu
 
     listed = [devices.Device(n, pci) for n, pci in enumerate(PCI)]

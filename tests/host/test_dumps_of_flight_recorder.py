@@ -1,4 +1,4 @@
-"""Dumps of torch's flight recorder are read, and nothing that they say is carried out."""
+"""Dumps from torch's flight recorder are read without executing anything in them."""
 
 import os
 import pickle
@@ -21,7 +21,7 @@ FOUND = (Collective("default_pg", 5, "barrier", "[1]", is_done=False),)
 
 
 class Attack:
-    """Makes a file when it is unpickled."""
+    """An object that creates a file when it is unpickled."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -74,14 +74,14 @@ def test_broken_dump_is_ignored(data: bytes, tmp_path: Path) -> None:
     assert read({"TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/trace_"}) is None
 
 
-def test_pipe_or_folder_in_place_of_dump_does_not_block(tmp_path: Path) -> None:
+def test_pipe_or_directory_instead_of_dump_does_not_block(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "trace_3")
     (tmp_path / "other_3").mkdir()
     assert read({"TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/trace_"}) is None
     assert read({"TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/other_"}) is None
 
 
-def test_rank_listening_on_pipe_is_asked_to_dump(tmp_path: Path) -> None:
+def test_rank_listening_on_pipe_is_told_to_dump(tmp_path: Path) -> None:
     env = Environment({"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": f"{tmp_path}/ask_"})
     os.mkfifo(tmp_path / "ask_3.pipe")
     assert not ask(env, [2, 3]), "nobody reads"
@@ -94,7 +94,7 @@ def test_rank_listening_on_pipe_is_asked_to_dump(tmp_path: Path) -> None:
     assert not ask(Environment({}), [3])
 
 
-def test_dump_is_whole_once_its_last_byte_is_there(tmp_path: Path) -> None:
+def test_dump_is_complete_once_its_last_byte_has_been_written(tmp_path: Path) -> None:
     env = Environment({"XDG_CACHE_HOME": str(tmp_path)})
     (tmp_path / "torch").mkdir()
     dump = tmp_path / "torch" / "comm_lib_trace_rank_0"
@@ -106,7 +106,7 @@ def test_dump_is_whole_once_its_last_byte_is_there(tmp_path: Path) -> None:
     assert not have_dumped(env, [0], since=time.time() + 60), "an old one"
 
 
-def test_regular_file_in_place_of_pipe_is_not_written(tmp_path: Path) -> None:
+def test_regular_file_instead_of_pipe_is_not_written(tmp_path: Path) -> None:
     (tmp_path / "ask_3.pipe").write_text("mine")
     assert not ask(Environment({"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": f"{tmp_path}/ask_"}), [3])
     assert (tmp_path / "ask_3.pipe").read_text() == "mine"

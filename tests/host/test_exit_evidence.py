@@ -1,4 +1,4 @@
-"""The machine's evidence about a worker's end, in sentences for the report."""
+"""Evidence from the machine about a worker's exit, worded for the report."""
 
 import os
 import resource
@@ -18,7 +18,7 @@ HERE = Environment({"PATH": os.defpath})
 
 
 class Disk:
-    """What statvfs(3) returns."""
+    """The fields of a statvfs(3) result."""
 
     def __init__(self, free: int, size: int = 4 << 20, inodes: int = 10, flags: int = 0) -> None:
         self.f_frsize, self.f_flag = 1, flags
@@ -31,7 +31,7 @@ Disks = Callable[[dict[str, Disk]], None]
 
 @pytest.fixture
 def disks(monkeypatch: pytest.MonkeyPatch) -> Disks:
-    """Have these directories be file systems of their own; others have room."""
+    """Turn these directories into file systems of their own. All others have free space."""
     real = os.stat
 
     def install(found: dict[str, Disk]) -> None:
@@ -83,7 +83,9 @@ def test_names_full_filesystem_of_path_in_traceback(
 
 
 def test_finds_full_local_filesystem_in_mount_table(disks: Disks, tmp_path: Path) -> None:
-    """The path is in a variable; a file system of another machine could block."""
+    """The path is only in a variable. A remote file system isn't checked, since that
+    could block.
+    """
     table = tmp_path / "mounts"
     folders = [tmp_path / name for name in ("nfs", "ro", "data")]
     for folder in folders:
@@ -132,8 +134,10 @@ def test_bus_error_checks_shared_memory(
     assert exit_evidence.bus_error(pod, str(tmp_path)) == expected.format(shm=tmp_path)
 
 
-def test_shared_memory_that_was_full_is_told_with_its_size(disks: Disks, tmp_path: Path) -> None:
-    """The kernel frees the worker's files there."""
+def test_reports_size_of_full_shared_memory(disks: Disks, tmp_path: Path) -> None:
+    """The size is all there is to show, as the kernel has already freed the worker's
+    files there.
+    """
     disks({str(tmp_path): Disk(64 << 20, size=64 << 20)})
     pod, shm = Environment({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}), str(tmp_path)
     text = "RuntimeError: unable to allocate shared memory(shm): No space left on device (28)"
@@ -142,7 +146,7 @@ def test_shared_memory_that_was_full_is_told_with_its_size(disks: Disks, tmp_pat
     assert not exit_evidence.full_shared_memory(["No space left on device"], pod, shm)
 
 
-def test_hard_limit_on_cpu_time_may_have_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hard_cpu_time_limit_may_explain_a_kill(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = {"hard": resource.RLIM_INFINITY}
     monkeypatch.setattr(resource, "getrlimit", lambda _: (5, limits["hard"]))
     assert not exit_evidence.hard_cpu_limit()
@@ -215,7 +219,7 @@ REQUIRED = "t.py: error: the following arguments are required: --lr, --local_ran
         ("ValueError: bad", "--local_rank 0", False, ""),
     ],
 )  # fmt: skip
-def test_script_that_wants_a_local_rank_is_explained(
+def test_explains_script_that_expects_local_rank_argument(
     line: str, words: str, passed: bool, said: str
 ) -> None:
     spec = to_spec(parse(["t.py", *words.split()], HERE))

@@ -1,4 +1,4 @@
-"""Facts about a node: right, cheap, and never in the way."""
+"""Facts about a node are correct, cheap to collect, and never get in the way."""
 
 import importlib.metadata
 import json
@@ -15,7 +15,7 @@ from relight.host.env_fingerprint import collect
 
 
 def environment_with(path: Path, *names: str, version: str = "3.11") -> str:
-    """Make the skeleton of a virtual environment; return its interpreter."""
+    """Create a skeleton virtual environment, and return its interpreter."""
     (path / "bin").mkdir(parents=True, exist_ok=True)
     for name in names:
         (path / "lib" / f"python{version}" / "site-packages" / name).mkdir(parents=True)
@@ -24,7 +24,7 @@ def environment_with(path: Path, *names: str, version: str = "3.11") -> str:
 
 @pytest.mark.needs_torch
 def test_facts_describe_interpreter_and_script(tmp_path: Path) -> None:
-    """Facts are versions, the script's checksum and its arguments."""
+    """They consist of versions, the script's checksum and its arguments."""
     script = tmp_path / "train.py"
     script.write_text("print(1)\n")
     facts = collect(script=str(script), arguments=["--lr", "0.1"], is_file=True)
@@ -40,7 +40,7 @@ def test_facts_describe_interpreter_and_script(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 def test_collecting_loads_no_heavy_modules(tmp_path: Path) -> None:
-    """Finding the facts loads nothing large: not even hashlib, which loads OpenSSL."""
+    """Not even hashlib is loaded, since it loads OpenSSL."""
     code = (
         "import sys, relight.host.env_fingerprint as f; "
         "f.collect(script=sys.argv[1], arguments=[], is_file=True); "
@@ -74,17 +74,17 @@ def test_collecting_loads_no_heavy_modules(tmp_path: Path) -> None:
         ((), None),
     ],
 )
-def test_torch_version_is_that_of_worker_interpreter(
+def test_torch_version_is_the_worker_interpreters(
     tmp_path: Path, names: tuple[str, ...], version: str | None
 ) -> None:
-    """It is left out where it is not clear."""
+    """It is omitted if it is ambiguous."""
     python = environment_with(tmp_path / "venv", *names)
     facts = collect(script="x", arguments=[], is_file=False, python=python)
     assert facts.get("torch") == version
     assert "Python" not in facts
 
 
-def test_ambiguous_package_folders_yield_no_torch_version(tmp_path: Path) -> None:
+def test_ambiguous_package_directories_yield_no_torch_version(tmp_path: Path) -> None:
     environment_with(tmp_path, "torch", "torch-2.12.0.dist-info")
     python = environment_with(tmp_path, "torch", "torch-2.13.0.dist-info", version="3.12")
     assert "torch" not in collect(script="x", arguments=[], is_file=False, python=python)
@@ -98,8 +98,8 @@ def test_linked_venv_reports_this_python_and_its_own_torch(tmp_path: Path) -> No
     assert facts["torch"] == "1.0"
 
 
-def test_first_torch_on_path_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A torch that comes first on the path is the one that an import finds."""
+def test_first_torch_on_sys_path_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the one that an import would find."""
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch-9.9.dist-info").mkdir()
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -107,7 +107,9 @@ def test_first_torch_on_path_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_special_script_file_has_no_hash_and_no_error(tmp_path: Path) -> None:
-    """A FIFO, a directory, a missing file, a module; reading them has no side effect."""
+    """The script is a FIFO, a directory, a missing file or a module. Looking at it has no side
+    effects.
+    """
     os.mkfifo(tmp_path / "fifo")
     for name in ("fifo", ".", "missing", "nul\0byte"):
         facts = collect(script=str(tmp_path / name), arguments=[], is_file=True)
@@ -116,8 +118,8 @@ def test_special_script_file_has_no_hash_and_no_error(tmp_path: Path) -> None:
     assert "script" not in collect(script=str(tmp_path / "package"), arguments=[], is_file=False)
 
 
-def test_different_argument_lists_never_look_equal() -> None:
-    """Any byte can be sent as text."""
+def test_different_argument_lists_remain_distinguishable() -> None:
+    """Arguments with arbitrary bytes can be sent as text."""
     lists = [["a b"], ["a", "b"], ["'a", "b'"], ["a", "", "b"], ["a\nb"], ["'a b'"], ["\udcff"], [r"\udcff"]]  # fmt: skip  # noqa: E501
     texts = [collect(script="x", arguments=a, is_file=False)["arguments"] for a in lists]
     assert len(set(texts)) == len(lists)

@@ -13,8 +13,8 @@ from relight.output import error_files
 
 
 def test_replace_never_follows_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A link that somebody has put at the name of the file, or at the one that is guessed for its
-    temporary, is replaced or refused; its target stays.
+    """If someone has placed a link at the file's name, or at its guessed temporary name, it is
+    replaced or refused. The link's target is unchanged.
     """
     victim = tmp_path / "victim"
     victim.write_text("mine")
@@ -33,7 +33,7 @@ def test_replace_never_follows_links(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("kind", ["a FIFO", "a directory", "a link to /dev/null"])
 def test_replace_refuses_devices_and_directories(kind: str, tmp_path: Path) -> None:
-    """A FIFO keeps nobody waiting."""
+    """A FIFO doesn't block."""
     path = tmp_path / "error.json"
     if kind == "a FIFO":
         os.mkfifo(path)
@@ -48,8 +48,8 @@ def test_replace_refuses_devices_and_directories(kind: str, tmp_path: Path) -> N
     assert [each.name for each in tmp_path.iterdir()] == ["error.json"]
 
 
-def test_error_file_of_job_follows_no_link(tmp_path: Path) -> None:
-    """TORCHELASTIC_ERROR_FILE in a shared directory is written for the program that reads it."""
+def test_writing_job_error_file_follows_no_link(tmp_path: Path) -> None:
+    """TORCHELASTIC_ERROR_FILE may be in a shared directory, where another program reads it."""
     victim = tmp_path / "victim"
     victim.write_text("mine")
     path = tmp_path / "shared" / "error.json"
@@ -62,8 +62,8 @@ def test_error_file_of_job_follows_no_link(tmp_path: Path) -> None:
     assert '"errorCode": 3' in path.read_text()
 
 
-def test_error_file_of_job_has_time_of_failure(tmp_path: Path) -> None:
-    """Torch and TorchX take the earliest of several files for the cause."""
+def test_job_error_file_has_time_of_failure(tmp_path: Path) -> None:
+    """Given several files, torch and TorchX take the earliest as the cause."""
     path = tmp_path / "error.json"
     when = "2026-07-01 12:00:00+0200"
     failure = Failure(0, 0, "h", 1, 3, 0.0, 0, None, (), "", "")._replace(when=when)
@@ -72,7 +72,7 @@ def test_error_file_of_job_has_time_of_failure(tmp_path: Path) -> None:
 
 
 def test_taken_directory_falls_back_to_next_name(tmp_path: Path) -> None:
-    """All processes of a user find the same: the first that is the user's, whoever made another."""
+    """All of a user's processes find the same directory: the first one that belongs to the user."""
     usual, second, third = (
         tmp_path / f"relight-{os.getuid()}{ending}" for ending in ("", "-1", "-2")
     )
@@ -82,7 +82,7 @@ def test_taken_directory_falls_back_to_next_name(tmp_path: Path) -> None:
         assert files.own_directory(str(tmp_path)) == str(third)
         assert third.stat().st_mode & 0o777 == 0o700
         assert files.why_elsewhere(str(third)).startswith(f"{usual} belongs to another user")
-        usual.unlink(missing_ok=True)  # a job that runs is still found
+        usual.unlink(missing_ok=True)  # a running job is still found
     third.chmod(0o755)
     assert files.own_directory(str(tmp_path)) == str(third)
     assert files.own_directory(str(tmp_path), 0o077) == str(usual)
@@ -99,6 +99,6 @@ def test_directory_of_another_user_is_not_used(tmp_path: Path) -> None:
 
 
 def test_overlong_log_path_is_a_usage_error(tmp_path: Path) -> None:
-    """os.makedirs recurses for each, which was an internal error."""
+    """os.makedirs recurses for each component, which used to be an internal error."""
     with pytest.raises(UsageError, match=r"can't write logs to .*: File name too long"):
         files.make_run_directory(str(tmp_path) + "/d" * 3000, "job")

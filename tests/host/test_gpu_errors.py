@@ -1,4 +1,4 @@
-"""Errors of GPUs and NVSwitches in the kernel's log, with lines from public reports."""
+"""GPU and NVSwitch errors in the kernel log, with lines from public bug reports."""
 
 from pathlib import Path
 from unittest import mock
@@ -14,7 +14,7 @@ from relight.host.gpu_errors import GpuError, of_worker, parse
 
 
 def kmsg(*texts: str, at: float = 100.0) -> list[bytes]:
-    """Records of /dev/kmsg at this time, in seconds."""
+    """Return /dev/kmsg records with this time in seconds."""
     return [b"3,7,%d,-;%s\n SUBSYSTEM=pci" % (int(at * 1e6), text.encode()) for text in texts]
 
 
@@ -28,7 +28,7 @@ def kmsg(*texts: str, at: float = 100.0) -> list[bytes]:
         ),
         ("NVRM: GPU 0000:2b:00.0: GPU has fallen off the bus.", (79, "0000:2b:00")),
         ("NVRM: GPU at PCI:0000:2b:00: GPU-0b11d014-1685-04bd-26ed-5fc0bc1c44ae", None),
-        # NVIDIA/NVSentinel issue 155; the kernel writes a line break within a record as \x0a
+        # NVIDIA/NVSentinel issue 155; within a record the kernel writes a line break as \x0a
         (
             r"NVRM: The NVIDIA GPU 0000:b3:00.0\x0aNVRM: (PCI ID: 10de:26b5) installed in this "
             r"system has\x0aNVRM: fallen off the bus and is not responding to commands.",
@@ -76,7 +76,7 @@ def kmsg(*texts: str, at: float = 100.0) -> list[bytes]:
             "remapping, reset gpu to activate.",
             (63, "0000:10:1c", 1896),
         ),
-        # an instance of MIG, in the driver's format
+        # a MIG instance, in the driver's format
         ("NVRM: Xid (PCI:0000:C1:00 GPU-I:07): 43, pid=77, Ch 8", (43, "0000:c1:00", 77)),
         ("NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64", None),
         ("NVRM: Xid (invalid): some error", None),
@@ -98,7 +98,7 @@ def test_fatal_switch_error_is_read() -> None:
     )
 
 
-def test_old_and_foreign_records_are_ignored() -> None:
+def test_old_and_unrelated_records_are_ignored() -> None:
     line = "NVRM: Xid (PCI:0000:2b:00): 79, GPU has fallen off the bus."
     assert parse([*kmsg(line, at=50.0), b"nonsense", b"6,11;;"], 60.0) == []
 
@@ -114,14 +114,14 @@ def said(*errors: GpuError, pci: str = OWN, pid: int = 1, blames_gpu: bool = Tru
     )[0]
 
 
-def test_error_of_own_gpu_is_named_with_its_meaning() -> None:
+def test_error_on_own_gpu_is_explained() -> None:
     assert said(OFF, PAGE_FAULT) == (
         "its GPU 0000:3b:00.0 reported Xid 79 (GPU has fallen off the bus) 0.4 s before "
         "(kernel log)"
     )
 
 
-def test_unknown_xid_is_shown_with_the_text_of_the_log() -> None:
+def test_unknown_xid_is_shown_with_its_log_text() -> None:
     assert "reported Xid 999 (Something new) 0.0 s" in said(
         GpuError(999, "0000:3b:00", 0, 100.0, "Something new.")
     )
@@ -130,33 +130,33 @@ def test_unknown_xid_is_shown_with_the_text_of_the_log() -> None:
 @pytest.mark.parametrize(
     ("error", "blames_gpu", "counts"),
     [
-        pytest.param(OFF, False, True, id="broken hardware explains any end"),
-        pytest.param(PAGE_FAULT, True, True, id="a fault of the program explains an error of CUDA"),
-        pytest.param(PAGE_FAULT, False, False, id="a fault of the program explains nothing else"),
-        pytest.param(OFF._replace(pci="0000:5e:00"), True, False, id="the GPU of another rank"),
-        pytest.param(OFF._replace(at=160.0), True, False, id="a consequence, later"),
+        pytest.param(OFF, False, True, id="broken hardware explains any exit"),
+        pytest.param(PAGE_FAULT, True, True, id="program fault explains a CUDA error"),
+        pytest.param(PAGE_FAULT, False, False, id="program fault explains nothing else"),
+        pytest.param(OFF._replace(pci="0000:5e:00"), True, False, id="another rank's GPU"),
+        pytest.param(OFF._replace(at=160.0), True, False, id="later consequence"),
         pytest.param(
-            OFF._replace(pci="0000:99:00", pid=1), True, True, id="named by the pid of the worker"
+            OFF._replace(pci="0000:99:00", pid=1), True, True, id="worker's pid"
         ),
         pytest.param(
             GpuError(145, "0000:3b:00", 0, 99.0, "RLW_RXPIPE Nonfatal XC0 i0 Link 13"),
-            False, False, id="NVLink has recovered",
+            False, False, id="NVLink recovered",
         ),
     ],
 )  # fmt: skip
-def test_error_counts_for_the_rank_that_it_may_have_hit(
+def test_error_counts_only_for_a_rank_it_may_have_affected(
     error: GpuError, blames_gpu: bool, counts: bool
 ) -> None:
     assert bool(said(error, blames_gpu=blames_gpu)) == counts
 
 
-def test_without_mapping_errors_of_the_job_have_no_owner() -> None:
+def test_without_mapping_error_is_reported_for_no_particular_rank() -> None:
     assert said(OFF, pci="").startswith("GPU 0000:3b:00.0 reported Xid 79")
     assert said(OFF._replace(pci="0000:99:00"), pci="") == ""
     assert said(OFF, pci="", blames_gpu=False) == ""
 
 
-def test_log_is_read_only_with_the_driver(tmp_path: Path) -> None:
+def test_kernel_log_is_read_only_if_driver_is_loaded(tmp_path: Path) -> None:
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/kmsg").write_bytes(kmsg("NVRM: Xid (PCI:0000:2b:00): 79, x")[0])
     assert gpu_errors.recent(100.0, str(tmp_path)) == []
@@ -165,14 +165,14 @@ def test_log_is_read_only_with_the_driver(tmp_path: Path) -> None:
     assert [gpu.pci for gpu in devices.gpus(Environment({}), str(tmp_path))] == ["0000:2b:00.0"]
 
 
-def test_unreadable_log_is_no_error(tmp_path: Path) -> None:
+def test_unreadable_kernel_log_is_not_an_error(tmp_path: Path) -> None:
     fake.add_nvidia(tmp_path, "0000:2b:00.0", minor=0)
     assert kernel_log.records(str(tmp_path / "dev/kmsg")) is None
     assert gpu_errors.recent(100.0, str(tmp_path)) == []
 
 
-def test_each_failed_rank_gets_the_error_of_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Local rank 1 uses the second of the GPUs that the job sees."""
+def test_each_failed_rank_gets_its_own_gpus_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Local rank 1 uses the second GPU visible to the job."""
     gpus = [devices.Device(0, OTHER), devices.Device(1, OWN)]
     monkeypatch.setattr(devices, "gpus", lambda env: gpus)
     monkeypatch.setattr(gpu_errors, "recent", lambda now: [OFF])

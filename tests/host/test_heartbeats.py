@@ -1,4 +1,4 @@
-"""Datagrams: a machine says that nobody has a port, and nothing else counts as that."""
+"""Heartbeat datagrams: only the peer's own machine can report that a port is closed."""
 
 import errno
 import os
@@ -31,7 +31,7 @@ def beats(loop: Loop) -> Iterator[Heartbeats]:
 
 
 def bound(family: int, host: str) -> socket.socket:
-    """Return a socket of somebody else."""
+    """Return another process's socket."""
     other = socket.socket(family, socket.SOCK_DGRAM)
     other.setblocking(False)
     other.bind((host, 0))
@@ -39,7 +39,7 @@ def bound(family: int, host: str) -> socket.socket:
 
 
 def take(sock: socket.socket) -> bool:
-    """Take a datagram, if one has come."""
+    """Receive a datagram if one has arrived."""
     try:
         sock.recv(1)
     except BlockingIOError:
@@ -67,7 +67,7 @@ def test_closed_probed_port_is_reported(loop: Loop, family: int, host: str) -> N
 
 
 def test_port_held_by_another_process_is_not_reported(loop: Loop, beats: Heartbeats) -> None:
-    """The guard of an agent has its socket for as long as it has workers to end."""
+    """An agent's guard keeps its socket open for as long as there are workers to stop."""
     told: list[tuple[str, int]] = []
     beats.on_unreachable = told.append
     other = bound(socket.AF_INET, "127.0.0.1")
@@ -87,14 +87,14 @@ def test_port_no_longer_probed_gets_no_datagrams(loop: Loop, beats: Heartbeats) 
         for each in (other, last):
             beats.probe(each.getsockname())
         beats.probe(other.getsockname(), on=False)
-        take(other)  # the first probe went to both
+        take(other)  # the first probe was sent to both
         for _ in range(3):
             loop.run_until(lambda: take(last), LIMIT_S)
         assert not take(other)
 
 
 def test_refusal_does_not_stop_other_datagrams(loop: Loop, beats: Heartbeats) -> None:
-    """An error of the socket concerns one address, and hides nothing from others."""
+    """A socket error concerns a single address, and hides nothing from the others."""
     came: list[bytes] = []
     beats._on_datagram = lambda data, _: came.append(data)
     gone = bound(socket.AF_INET, "127.0.0.1")
@@ -109,9 +109,9 @@ def test_refusal_does_not_stop_other_datagrams(loop: Loop, beats: Heartbeats) ->
 
 
 def control(number: int, origin: int, offender: str, family: int = socket.AF_INET) -> bytes:
-    """Return a sock_extended_err, followed by the address of who says so (linux/errqueue.h)."""
+    """Return a sock_extended_err followed by the address that reported it (linux/errqueue.h)."""
     packed = socket.inet_pton(family, offender)
-    before = b"\0" * (2 if family == socket.AF_INET else 6)  # the port, and flow information
+    before = b"\0" * (2 if family == socket.AF_INET else 6)  # port and flow information
     return (
         struct.pack("=IBBBxII", number, origin, 3, 3, 0, 0)
         + struct.pack("=H", family)
@@ -119,8 +119,8 @@ def control(number: int, origin: int, offender: str, family: int = socket.AF_INE
     )
 
 
-def test_only_the_machine_itself_can_report_a_closed_port() -> None:
-    """A gateway or a firewall in between says so of others, and of unknown ports."""
+def test_only_the_peers_own_machine_can_report_a_closed_port() -> None:
+    """Reports from a gateway or firewall in between, or about unknown ports, don't count."""
     refused, icmp, icmp6 = errno.ECONNREFUSED, 2, 3
     assert heartbeats._is_refusal(control(refused, icmp, "10.0.0.2"), "10.0.0.2")
     six = control(refused, icmp6, "fe80::1", socket.AF_INET6)
@@ -129,7 +129,7 @@ def test_only_the_machine_itself_can_report_a_closed_port() -> None:
         control(refused, icmp, "10.0.0.1"),  # a gateway
         control(errno.EHOSTUNREACH, icmp, "10.0.0.2"),
         control(errno.EMSGSIZE, icmp, "10.0.0.2"),
-        control(refused, 1, "10.0.0.2"),  # this machine itself
+        control(refused, 1, "10.0.0.2"),  # the machine itself
         control(refused, icmp, "10.0.0.2")[:20],
         control(refused, icmp, "10.0.0.2")[:22],
         b"",
@@ -138,7 +138,7 @@ def test_only_the_machine_itself_can_report_a_closed_port() -> None:
 
 
 def test_icmp_error_must_quote_the_probe(loop: Loop, beats: Heartbeats) -> None:
-    """Anybody can send an ICMP error in the name of a machine, but can't know the quoted data."""
+    """Anyone can forge an ICMP error in the machine's name, but can't know the quoted data."""
     told: list[tuple[str, int]] = []
     beats.on_unreachable = told.append
     with bound(socket.AF_INET, "127.0.0.1") as other:

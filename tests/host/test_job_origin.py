@@ -1,4 +1,4 @@
-"""Which scheduler runs a job, and its id there."""
+"""Which scheduler runs this job, and the job's id there."""
 
 import pytest
 
@@ -17,7 +17,7 @@ from relight.host import job_origin
         ({"LSB_JOBID": ""}, ("", "")),
     ],
 )  # fmt: skip
-def test_scheduler_job_is_found(variables: dict[str, str], expected: tuple[str, str]) -> None:
+def test_finds_scheduler_job(variables: dict[str, str], expected: tuple[str, str]) -> None:
     found = job_origin.of(variables)
     assert (found.scheduler, found.scheduler_job) == expected
     assert found.user and found.host and found.version

@@ -1,4 +1,4 @@
-"""The event log of an agent, and who hears of its events."""
+"""An agent's event log, and the listeners for its events."""
 
 import json
 import sys
@@ -23,7 +23,7 @@ def journal(said: list[str]) -> Journal:
 
 @pytest.mark.mistakes
 def test_broken_listener_does_not_take_down_the_job() -> None:
-    """A listener that raises is dropped and told as a bug; the others hear of all events."""
+    """A listener that raises is dropped and reported as a bug. The others receive all events."""
     said: list[str] = []
     heard: list[LoggedEvent] = []
 
@@ -43,7 +43,7 @@ def test_broken_listener_does_not_take_down_the_job() -> None:
 
 @pytest.mark.mistakes
 def test_internal_error_is_reported_without_imports(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may be that a module can't be imported any more, as after an upgrade."""
+    """Imports may no longer work, for example after an upgrade."""
     said: list[str] = []
     found = journal(said)
     monkeypatch.setattr(sys, "path", [])
@@ -67,13 +67,13 @@ def test_event_has_number_and_both_times() -> None:
 
 
 def test_log_resumes_after_full_disk(tmp_path: Path) -> None:
-    """A line that is there in part does not spoil the next one."""
+    """A partially written line doesn't spoil the next one."""
     said: list[str] = []
     log = EventLog(str(tmp_path), said.append)
     path = tmp_path / "events.jsonl"
     log.write(event_types.WorkersFrozen(True))
     path.rename(tmp_path / "kept")
-    path.mkdir()  # so that writing fails
+    path.mkdir()  # makes writing fail
     log.write(event_types.WorkersFrozen(False))
     log.write(event_types.WorkersFrozen(False))
     assert said == [f"events are missing in {path}: Is a directory"]

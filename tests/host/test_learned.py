@@ -1,4 +1,4 @@
-"""What --preload=auto has learned about a script, in the user's cache directory."""
+"""What --preload=auto has learned about a script, stored in the user's cache directory."""
 
 import json
 import os
@@ -43,7 +43,7 @@ def case(tmp_path: Path) -> Case:
     return Case(tmp_path)
 
 
-def test_next_start_knows_fit_and_unfit_modules(case: Case) -> None:
+def test_next_start_knows_suitable_and_unsuitable_modules(case: Case) -> None:
     assert not case.knows()
     case.learn()
     known = case.file(str(case.script), "--lr=2").known
@@ -85,7 +85,7 @@ def test_new_import_in_local_module_invalidates_profile(
 
 
 def test_possibly_transient_failure_is_not_remembered(case: Case) -> None:
-    """The process was killed, or another file lay beside the script."""
+    """The process was killed, or there was another file next to the script."""
     file = case.file()
     file.note_unfit("torch", "it ends the process", 0.5)
     file.write(["torch", "csv"], {}, [str(case.packages)])
@@ -97,7 +97,7 @@ def test_module_with_endless_import_is_skipped_next_time(case: Case) -> None:
     file = case.file()
     file.note_endless("csv", "its import did not end in 2 min", 120.0)
     assert case.file().known.fit == ["torch", "csv"]
-    file.add([], [])  # the job has ended
+    file.add([], [])  # ends the job
     assert case.file().known.fit == ["torch"]
     assert case.file().known.culprits == ("noisy", "csv")
 
@@ -110,7 +110,7 @@ def test_slow_import_that_finishes_is_preloaded_next_time(case: Case) -> None:
     assert case.file().known.fit == ["torch", "csv"]
 
 
-def test_installed_package_invalidates_profile(case: Case) -> None:
+def test_installing_a_package_invalidates_profile(case: Case) -> None:
     case.learn()
     (case.packages / "new-1.0.dist-info").mkdir()
     assert not case.knows()
@@ -133,7 +133,7 @@ def test_module_profile_is_per_directory(
     assert not case.knows("-m", "package.train")
 
 
-def test_odd_paths_and_times_round_trip(case: Case, tmp_path: Path) -> None:
+def test_unusual_paths_and_times_round_trip(case: Case, tmp_path: Path) -> None:
     case.script = tmp_path / os.fsdecode(b"tr\xffa\nin.py")
     case.script.write_text(SCRIPT)
     os.utime(case.packages, (-(10**9), -(10**9)))
@@ -164,7 +164,7 @@ def test_nothing_is_stored_for_stdin_or_without_home(case: Case) -> None:
 @pytest.mark.parametrize(
     "content",
     [b"", b"{", b"[]", b'{"script": 1}', b"\xff", b'{"modules": "torch"}', b"[" * 100_000],
-    ids=["empty", "cut", "list", "types", "bytes", "text", "deep"],
+    ids=["empty", "truncated", "list", "types", "bytes", "text", "deep"],
 )
 def test_damaged_profile_is_ignored_and_replaced(case: Case, content: bytes) -> None:
     case.learn()
@@ -175,13 +175,13 @@ def test_damaged_profile_is_ignored_and_replaced(case: Case, content: bytes) -> 
     assert case.knows()
 
 
-def test_fifo_in_place_of_profile_does_not_block(case: Case) -> None:
+def test_fifo_instead_of_profile_does_not_block(case: Case) -> None:
     case.learn()
     (path,) = case.cache.iterdir()
     path.unlink()
     os.mkfifo(path)
     assert not case.knows()
-    case.learn()  # nor is it written to
+    case.learn()  # doesn't write to it either
 
 
 @pytest.mark.needs_root
@@ -203,13 +203,13 @@ def test_late_imports_are_added(case: Case) -> None:
     file = case.file()
     before = (case.cache / os.listdir(case.cache)[0]).stat().st_ino
     file.add(["csv", "torch"], [])
-    assert (case.cache / os.listdir(case.cache)[0]).stat().st_ino == before  # nothing is new
+    assert (case.cache / os.listdir(case.cache)[0]).stat().st_ino == before  # not rewritten
     file.add(["csv", "tomllib"], ["OMP_NUM_THREADS"])
     assert case.file().known.fit == ["torch", "csv", "tomllib"]
-    assert case.file().known.writes == ("OMP_NUM_THREADS",)  # no values: they may be secret
+    assert case.file().known.writes == ("OMP_NUM_THREADS",)  # names only: values may be secret
     case.file().add([], ["LANG"])
     assert case.file().known.writes == ("LANG", "OMP_NUM_THREADS")
-    case.file().add(["csv"], [])  # a worker was watched, and set none
+    case.file().add(["csv"], [])  # a worker was traced, and set none
     assert case.file().known.writes == ()
 
 
@@ -221,9 +221,9 @@ def test_cache_evicts_least_recently_used_scripts(
     for number, script in enumerate(scripts):
         Path(script).write_text(SCRIPT)
         if number == 3:
-            assert case.knows(scripts[0])  # this uses it
+            assert case.knows(scripts[0])  # reading counts as a use
         case.learn(script)
-        for path in case.cache.iterdir():  # times that differ, however coarse the clock is
+        for path in case.cache.iterdir():  # distinct times, however coarse the clock is
             found = path.stat()
             os.utime(path, ns=(found.st_mtime_ns - 10**9,) * 2)
     assert [case.knows(script) for script in scripts] == [True, False, True, True]
@@ -255,7 +255,9 @@ def test_forget_continues_after_undeletable_file(case: Case) -> None:
 
 
 def test_stored_profile_is_readable_json(case: Case) -> None:
-    """People and other tools may look at the file, JSON with the names on this page."""
+    """The file is JSON with the field names shown here, so that people and other tools
+    can read it.
+    """
     case.learn()
     (path,) = case.cache.iterdir()
     stored = json.loads(path.read_text())

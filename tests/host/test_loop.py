@@ -1,4 +1,4 @@
-"""The loop waits for a condition, and no longer than it is asked to."""
+"""The loop waits for a condition or a time limit, whichever comes first."""
 
 import os
 import signal
@@ -35,7 +35,7 @@ def test_run_until_returns_immediately_if_condition_holds(limit_s: float | None)
 
 
 def test_timer_may_exceed_kernel_timeout_range() -> None:
-    """A peer may name such a time; epoll_wait takes an int of milliseconds."""
+    """A peer may request such a time, while epoll_wait takes milliseconds as an int."""
     loop = Loop()
     loop.call_after(1e12, lambda: None)
     loop.on_signal(signal.SIGALRM, lambda number: None)
@@ -47,7 +47,9 @@ def test_timer_may_exceed_kernel_timeout_range() -> None:
 def test_equal_deadlines_run_in_order_of_scheduling(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A coarse clock: messages of an agent to itself (a generation, then a stop) stay in order."""
+    """With a coarse clock, an agent's messages to itself (a generation, then a stop)
+    stay in order.
+    """
     monkeypatch.setattr(Loop, "now", staticmethod(lambda: 5.0))
     loop, called = Loop(), list[int]()
     for number in range(100):

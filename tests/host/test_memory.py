@@ -1,4 +1,4 @@
-"""The kernel's counters show whether a worker was killed for lack of memory."""
+"""The kernel's counters show whether a worker was killed by the OOM killer."""
 
 import os
 import time
@@ -18,7 +18,7 @@ HUGE = "9223372036854771712"
 
 
 class Machine:
-    """A made-up /proc and /sys/fs/cgroup."""
+    """A fake /proc and /sys/fs/cgroup."""
 
     def __init__(self, directory: Path) -> None:
         self.proc = directory / "proc"
@@ -40,7 +40,7 @@ def machine(tmp_path: Path) -> Machine:
 
 
 def test_oom_kill_in_cgroup_v2_is_named_with_limit(machine: Machine) -> None:
-    """The smallest limit on the way up."""
+    """The limit is the smallest one among the enclosing cgroups."""
     machine.write("proc/self/cgroup", "0::/user/job\n")
     machine.write("cgroup/user/job/memory.events", "low 0\noom 9\noom_kill 2\n")
     machine.write("cgroup/user/job/memory.max", "max\n")
@@ -68,7 +68,7 @@ def test_long_cgroup_path_shows_its_end(machine: Machine) -> None:
 
 
 def test_oom_kill_in_cgroup_v1_is_named_with_limit(machine: Machine) -> None:
-    """The memory controller has a hierarchy of its own, and numbers for `no limit`."""
+    """The memory controller has its own hierarchy, and a number that means `no limit`."""
     machine.write("proc/self/cgroup", "9:name=systemd:/x\n4:memory:/job\n0::/\nnonsense\n")
     control = "oom_kill_disable 0\nunder_oom 0\noom_kill {}\n"
     machine.write("cgroup/memory/job/memory.oom_control", control.format(0))
@@ -81,7 +81,9 @@ def test_oom_kill_in_cgroup_v1_is_named_with_limit(machine: Machine) -> None:
 
 
 def test_oom_kill_in_container_is_found_below_its_root(machine: Machine) -> None:
-    """In a container the path is the host's, and the mount is the container's own root."""
+    """In a container, the path is relative to the host and the mount is the container's
+    own root.
+    """
     machine.write("proc/self/cgroup", "0::/kubepods/pod1\n")
     machine.write("cgroup/memory.events", "oom_kill 0\n")
     machine.write("cgroup/memory.max", f"{2**30}\n")
@@ -92,8 +94,8 @@ def test_oom_kill_in_container_is_found_below_its_root(machine: Machine) -> None
     )
 
 
-def test_oom_kill_in_another_cgroup_is_no_proof(machine: Machine) -> None:
-    """If another process was killed for lack of memory, the text says that it was elsewhere."""
+def test_oom_kill_in_another_cgroup_proves_nothing(machine: Machine) -> None:
+    """The text says that some other process was killed for lack of memory."""
     machine.write("proc/self/cgroup", "0::/job\n")
     machine.write("cgroup/job/memory.events", "oom_kill 0\n")
     kills = machine.kills()
@@ -103,8 +105,10 @@ def test_oom_kill_in_another_cgroup_is_no_proof(machine: Machine) -> None:
     )
 
 
-def test_oom_kill_without_cgroup_is_reported_as_perhaps(machine: Machine) -> None:
-    """Where only the machine counts, the text says perhaps; where nothing counts, nothing."""
+def test_oom_kill_without_cgroup_is_only_a_possibility(machine: Machine) -> None:
+    """If only the machine-wide counter changed, the text says `perhaps`. Without any counter,
+    there is no text.
+    """
     kills = machine.kills()
     assert kills.of_worker(PID, 0.0) == NONE_SENT
     machine.write("proc/vmstat", "oom_kill 4\n")
@@ -195,7 +199,7 @@ while True:
 
 
 def limited_cgroup(mebibytes: int) -> tuple[Path, str]:
-    """Make a memory cgroup; return its directory and its path in the hierarchy."""
+    """Create a memory cgroup, and return its directory and its path in the hierarchy."""
     name = f"relight-test-{os.getpid()}"
     limit = str(mebibytes * 2**20)
     swaps = len(Path("/proc/swaps").read_text().splitlines()) > 1
@@ -234,7 +238,7 @@ def cgroup() -> Iterator[tuple[Path, str]]:
 def test_oom_killed_worker_is_reported_with_limit(
     cgroup: tuple[Path, str], launch: Launch, script: Callable[[str], Path]
 ) -> None:
-    """A worker that the kernel kills for lack of memory is reported so, with the limit."""
+    """The kernel really kills this worker for lack of memory."""
     directory, name = cgroup
     path = script(EATER)
     enter = f'echo $$ > {directory}/cgroup.procs && exec "$@"'

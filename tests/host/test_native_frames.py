@@ -1,4 +1,4 @@
-"""Functions of C and C++ in stacks, as far as py-spy knows them."""
+"""C and C++ functions in stacks, if py-spy is available."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from relight.stacks import py_spy as spy
 
 
 def frame(name: str, module: str | None) -> dict[str, object]:
-    """As py-spy 0.4.3 prints it."""
+    """Return a frame as printed by py-spy 0.4.3."""
     return {
         "name": name, "filename": module or "/home/u/train.py", "module": module,
         "short_filename": "", "line": 0, "locals": None, "is_entry": True, "is_shim_entry": True,
@@ -35,7 +35,7 @@ NATIVE = ("pthread_cond_wait (libc.so.6)", "c10d::Work::wait (libtorch_cpu.so)")
 
 @pytest.fixture
 def py_spy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Put a program of that name on PATH, with these lines of a shell script."""
+    """Put a shell script named py-spy, with these lines, on PATH."""
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
 
     def write(text: str) -> None:

@@ -1,4 +1,4 @@
-"""`--numa-binding`: each worker may use the CPUs near its GPU, and no others."""
+"""`--numa-binding`: each worker may only use the CPUs near its GPU."""
 
 import os
 import tempfile
@@ -31,7 +31,7 @@ def temporary_root() -> tempfile.TemporaryDirectory[str]:
 
 @cache
 def tree(layout: Layout) -> Path:
-    """Make the CPUs of a layout once: a thousand files, that no test changes."""
+    """Create a layout's CPUs once. They are a thousand files that no test changes."""
     root = Path(tempfile.mkdtemp(dir=temporary_root().name))
     fake.add_cpus(root, layout)
     return root
@@ -47,7 +47,7 @@ def remove_trees() -> Iterator[None]:
 
 
 def machine(root: Path, layout: Layout, gpu_nodes: tuple[int, ...] = ()) -> str:
-    """Make a machine whose GPU with index i is on NUMA node `gpu_nodes[i]`."""
+    """Create a machine whose GPU with index i is on NUMA node `gpu_nodes[i]`."""
     (root / "sys").mkdir()
     (root / "sys/devices").symlink_to(tree(layout) / "sys/devices")
     for index, node in enumerate(gpu_nodes):
@@ -59,7 +59,7 @@ def machine(root: Path, layout: Layout, gpu_nodes: tuple[int, ...] = ()) -> str:
 def masks(
     mode: str, nproc: int, layout: Layout, root: str, env: Environment = NOTHING_SET
 ) -> list[str]:
-    """Bind with all CPUs allowed, and write the masks as lists such as `0-3,8`."""
+    """Bind with all CPUs allowed, and return the masks as lists such as `0-3,8`."""
     bound = bind(mode, nproc, env, root, layout.every_cpu())
     return [fake.cpu_list(set(mask)) for mask in bound]
 
@@ -79,22 +79,22 @@ NODE = ["0-7,32-39", "8-15,40-47", "16-23,48-55", "24-31,56-63"]
         ("core-complex", [node for node in NODE for _ in range(2)]),
     ],
 )
-def test_every_mode_binds_as_promised_on_eight_gpu_server(
+def test_every_mode_binds_as_documented_on_eight_gpu_server(
     tmp_path: Path, mode: str, expected: list[str]
 ) -> None:
-    """It has 4 NUMA nodes, SMT and 2 GPUs a node."""
+    """The server has 4 NUMA nodes, SMT, and 2 GPUs per node."""
     root = machine(tmp_path, DUAL_SOCKET, (0, 0, 1, 1, 2, 2, 3, 3))
     assert masks(mode, 8, DUAL_SOCKET, root) == expected
 
 
 def test_worker_is_bound_near_its_gpu_whatever_its_rank(tmp_path: Path) -> None:
-    """GPUs may be on the nodes in any order."""
+    """GPUs may be distributed over the nodes in any order."""
     root = machine(tmp_path, DUAL_SOCKET, (3, 1, 3, 0))
     assert masks("node", 4, DUAL_SOCKET, root) == [NODE[3], NODE[1], NODE[3], NODE[0]]
 
 
 def test_cuda_visible_devices_assigns_gpus_to_workers(tmp_path: Path) -> None:
-    """It names GPUs by number, by UUID, or by the name of an old MIG instance."""
+    """It lists GPUs by number, by UUID, or by an old-style MIG instance name."""
     root = machine(tmp_path, DUAL_SOCKET, (0, 1, 2, 3))
     for text, expected in (
         ("3,1", [NODE[3], NODE[1]]),
@@ -105,7 +105,7 @@ def test_cuda_visible_devices_assigns_gpus_to_workers(tmp_path: Path) -> None:
         assert masks("node", len(expected), DUAL_SOCKET, root, env) == expected
 
 
-def test_amd_and_intel_gpus_lead_to_their_numa_nodes(tmp_path: Path) -> None:
+def test_finds_numa_nodes_of_amd_and_intel_gpus(tmp_path: Path) -> None:
     root = machine(tmp_path, DUAL_SOCKET)
     fake.add_intel(tmp_path, 128, "0000:18:00.0", tiles=2, node=1)
     fake.add_intel(tmp_path, 129, "0000:9a:00.0", tiles=1, node=2)
@@ -118,31 +118,31 @@ def test_amd_and_intel_gpus_lead_to_their_numa_nodes(tmp_path: Path) -> None:
 
 
 def test_leftover_cores_go_to_lowest_local_ranks(tmp_path: Path) -> None:
-    """Cores that can't be divided evenly go to the lowest local ranks of the node."""
+    """A node's cores can't always be divided evenly."""
     root = machine(tmp_path, Layout(cores=8), (0, 0, 0))
     assert masks("exclusive", 3, Layout(cores=8), root) == ["0-2", "3-5", "6-7"]
 
 
 def test_gpu_without_worker_keeps_its_share(tmp_path: Path) -> None:
-    """With fewer workers than visible GPUs, the parts are those of the GPUs."""
+    """With fewer workers than visible GPUs, the CPUs are still divided among the GPUs."""
     root = machine(tmp_path, SMALL, (0, 0, 0, 0))
     assert masks("exclusive", 2, SMALL, root) == ["0", "1"]
     env = Environment({"CUDA_VISIBLE_DEVICES": "0,3"})
     assert masks("exclusive", 2, SMALL, root, env) == ["0-1", "2-3"]
 
 
-def test_core_complexes_are_assigned_largest_first_in_turns(tmp_path: Path) -> None:
-    """Caches of 4, 4 and 2 cores: the fourth worker shares the first cache again."""
+def test_core_complexes_are_assigned_in_turn_largest_first(tmp_path: Path) -> None:
+    """With caches of 4, 4 and 2 cores, the fourth worker shares the first cache again."""
     root = machine(tmp_path, EPYC, (0, 0, 0, 0, 1))
     first = ["0-3,20-23", "4-7,24-27", "8-9,28-29", "0-3,20-23"]
     assert masks("core-complex", 5, EPYC, root) == [*first, "10-13,30-33"]
-    # Only usable CPUs count: 3 CPUs of the first cache are fewer than 4 of the third.
+    # Only usable CPUs count: the first cache has 3 of them and the third has 4.
     bound = bind("core-complex", 2, NOTHING_SET, root, frozenset({0, 1, 20, 8, 9, 28, 29, 11}))
     assert bound == (frozenset({8, 9, 28, 29}), frozenset({0, 1, 20}))
 
 
 def test_largest_visible_data_cache_counts(tmp_path: Path) -> None:
-    """Where a virtual machine shows the first level alone, the instruction cache is left out."""
+    """Some virtual machines only show the first level. Its instruction cache doesn't count."""
     fake.add_cpus(tmp_path, SMALL)
     for cpu in range(4):
         folder = tmp_path / f"sys/devices/system/cpu/cpu{cpu}/cache"
@@ -154,7 +154,7 @@ def test_largest_visible_data_cache_counts(tmp_path: Path) -> None:
 
 
 def test_unknown_numa_node_is_node_0(tmp_path: Path) -> None:
-    """Firmware that does not know a GPU's NUMA node says -1: that is node 0."""
+    """Firmware that doesn't know a GPU's NUMA node reports -1."""
     root = machine(tmp_path, DUAL_SOCKET, (-1, 3))
     assert masks("node", 2, DUAL_SOCKET, root) == [NODE[0], NODE[3]]
 
@@ -171,28 +171,28 @@ def test_unknown_numa_node_is_node_0(tmp_path: Path) -> None:
 def test_masks_stay_within_launcher_affinity(
     tmp_path: Path, mode: str, expected: list[set[int]]
 ) -> None:
-    """Half a core is a core."""
+    """A core with only one usable thread counts as a core."""
     root = machine(tmp_path, DUAL_SOCKET, (0, 0, 1))
     allowed = frozenset({2, 3, 34, 8, 99})
     assert [set(mask) for mask in bind(mode, 3, NOTHING_SET, root, allowed)] == expected
 
 
 def test_cores_keep_their_order_in_a_container(tmp_path: Path) -> None:
-    """A core comes before the next one, also where only its second thread may be used."""
+    """Cores keep their order even if only a core's second thread is usable."""
     root = machine(tmp_path, DUAL_SOCKET, (0, 0))
     bound = bind("exclusive", 2, NOTHING_SET, root, frozenset({1, 32}))
     assert bound == (frozenset({32}), frozenset({1}))
 
 
 def test_gpu_without_worker_needs_no_cpus(tmp_path: Path) -> None:
-    """A visible GPU on a node that may not be used does not make relight refuse the others."""
+    """A visible GPU on a forbidden node is no reason to refuse the others."""
     root = machine(tmp_path, DUAL_SOCKET, (0, 1))
     for mode in MODES:
         assert bind(mode, 1, NOTHING_SET, root, frozenset({4})) == (frozenset({4}),)
 
 
 def test_socket_mode_works_where_node_itself_is_forbidden(tmp_path: Path) -> None:
-    """`socket` works with the CPUs of the other node in the socket; `node` is refused."""
+    """`socket` uses the CPUs on the socket's other node, while `node` is rejected."""
     root = machine(tmp_path, DUAL_SOCKET, (1,))
     allowed = frozenset({0, 1, 16})
     assert bind("socket", 1, NOTHING_SET, root, allowed) == (frozenset({0, 1}),)
@@ -202,8 +202,8 @@ def test_socket_mode_works_where_node_itself_is_forbidden(tmp_path: Path) -> Non
         bind("socket", 1, NOTHING_SET, root, frozenset({16}))
 
 
-def test_memory_only_node_takes_no_workers(tmp_path: Path) -> None:
-    """A node without CPUs takes no workers, and does not disturb the sockets of the others."""
+def test_memory_only_node_gets_no_workers(tmp_path: Path) -> None:
+    """A node without CPUs doesn't affect how the others form sockets."""
     root = str(tmp_path)
     fake.add_cpus(tmp_path, SMALL)
     fake.write(tmp_path / "sys/devices/system/node/node1/cpulist", "")
@@ -231,19 +231,19 @@ def test_memory_only_node_takes_no_workers(tmp_path: Path) -> None:
 def test_workers_without_gpu_are_spread_evenly(
     tmp_path: Path, mode: str, nproc: int, expected: list[str]
 ) -> None:
-    """Without a GPU the workers' homes are spread evenly over the nodes, in order."""
+    """They are assigned to the nodes in order."""
     assert masks(mode, nproc, DUAL_SOCKET, machine(tmp_path, DUAL_SOCKET)) == expected
 
 
 def test_hidden_gpus_do_not_bind(tmp_path: Path) -> None:
-    """With the GPUs hidden, workers are spread as if there were none."""
+    """Workers are spread as if there were no GPUs."""
     hidden = Environment({"CUDA_VISIBLE_DEVICES": ""})
     root = machine(tmp_path, DUAL_SOCKET, (3, 3))
     assert masks("node", 4, DUAL_SOCKET, root, hidden) == NODE
 
 
 def test_uneven_container_is_spread_by_cores(tmp_path: Path) -> None:
-    """With 1 core of a node and 7 of another, 8 workers still get a core each."""
+    """With 1 core on one node and 7 on another, each of 8 workers still gets a core."""
     root = machine(tmp_path, DUAL_SOCKET)
     allowed = frozenset({0, 32, *range(16, 23)})
     bound = bind("exclusive", 8, NOTHING_SET, root, allowed)
@@ -298,7 +298,7 @@ def hide_sysfs_path(path: str, root: Path) -> None:
         ),
     ],
 )
-def test_impossible_binding_is_one_line_with_flag_and_hint(
+def test_impossible_binding_error_is_one_line_with_flag_and_hint(
     tmp_path: Path, mode: str, harm: Callable[[Path], None], message: str
 ) -> None:
     fake.add_cpus(tmp_path, SMALL)
@@ -313,15 +313,15 @@ def test_impossible_binding_is_one_line_with_flag_and_hint(
 
 
 def test_more_workers_than_cores_must_share(tmp_path: Path) -> None:
-    """5 workers can't have a core each of 4, but they can share them."""
+    """5 workers can't each have one of 4 cores, but they can share them."""
     root = machine(tmp_path, SMALL)
     with pytest.raises(UsageError, match=r"fewer physical cores \(4\) than workers \(5\)"):
         masks("exclusive", 5, SMALL, root)
     assert masks("node", 5, SMALL, root) == ["0-3"] * 5
 
 
-def test_empty_cache_folder_is_refused(tmp_path: Path) -> None:
-    """Some virtual machines show an empty folder, which is also refused."""
+def test_empty_cache_directory_is_rejected(tmp_path: Path) -> None:
+    """Some virtual machines have one."""
     fake.add_cpus(tmp_path, SMALL)
     hide_sysfs_path(f"{CPU}0/cache", tmp_path)
     fake.write(tmp_path / "sys/devices/system/cpu/cpu0/cache/uevent", "")
@@ -329,7 +329,7 @@ def test_empty_cache_folder_is_refused(tmp_path: Path) -> None:
         masks("core-complex", 2, SMALL, str(tmp_path))
 
 
-def test_affinity_mask_outside_topology_is_refused(tmp_path: Path) -> None:
+def test_affinity_mask_outside_topology_is_rejected(tmp_path: Path) -> None:
     root = machine(tmp_path, SMALL)
     with pytest.raises(UsageError, match="none of the allowed CPUs belongs to a NUMA node"):
         bind("node", 1, NOTHING_SET, root, frozenset({77}))
@@ -348,13 +348,13 @@ layouts = st.sampled_from(
 
 @cache
 def build_machine(layout: Layout, gpu_nodes: tuple[int, ...]) -> str:
-    """Make each machine once."""
+    """Create each machine once."""
     return machine(Path(tempfile.mkdtemp(dir=temporary_root().name)), layout, gpu_nodes)
 
 
 @st.composite
 def machines(draw: st.DrawFn) -> tuple[Layout, tuple[int, ...], frozenset[int]]:
-    """A layout, the nodes of its GPUs, and the CPUs that may be used."""
+    """Draw a layout, its GPUs' nodes, and the usable CPUs."""
     layout = draw(layouts)
     gpu_nodes = draw(st.lists(st.sampled_from([-1, *layout.all_nodes()]), max_size=4))
     every = layout.every_cpu()
@@ -367,16 +367,14 @@ def machines(draw: st.DrawFn) -> tuple[Layout, tuple[int, ...], frozenset[int]]:
 def test_every_mask_is_within_allowed_cpus(
     drawn: tuple[Layout, tuple[int, ...], frozenset[int]], mode: str, nproc: int
 ) -> None:
-    """On any machine, a mask is not empty and within the allowed CPUs, and exclusive ones share no
-    core.
-    """
+    """On any machine, no mask is empty, and exclusive masks share no core."""
     layout, gpu_nodes, allowed = drawn
     root = build_machine(layout, gpu_nodes)
     try:
         bound = bind(mode, nproc, NOTHING_SET, root, allowed)
     except UsageError:
         bound = ()
-        # Without GPUs only one thing can be wrong on a machine that shows its topology.
+        # Without GPUs, only one error is possible on a machine that shows its topology.
         cores = {cpu % layout.every_core() for cpu in allowed}
         assert gpu_nodes or (mode == "exclusive" and nproc > len(cores))
     else:
@@ -392,7 +390,7 @@ def test_every_mask_is_within_allowed_cpus(
 @settings(max_examples=60)
 @given(layouts, st.integers(1, 16))
 def test_all_cpus_are_used_with_equal_workers_per_node(layout: Layout, each: int) -> None:
-    """With `exclusive` each is used exactly once."""
+    """With `exclusive`, each CPU is used exactly once."""
     root = build_machine(layout, ())
     nproc = min(each, layout.cores) * len(layout.all_nodes())
     for mode in ("node", "socket", "exclusive"):
@@ -404,7 +402,7 @@ def test_all_cpus_are_used_with_equal_workers_per_node(layout: Layout, each: int
 def torchs_masks(
     binding: object, mode: str, nproc: int, root: str, gpu_nodes: tuple[int, ...], allowed: object
 ) -> tuple[frozenset[int], ...]:
-    """Return what torch's module says; it was given the fake machine for the real one."""
+    """Return the masks that torch's module computes for the fake machine."""
     binding.open = lambda path: open(root + path)
     binding.os = SimpleNamespace(
         path=os.path,
@@ -428,7 +426,7 @@ def torchs_masks(
 
 @pytest.fixture(scope="module")
 def torch_binding() -> object:
-    """A copy of torch's module of its own, to be changed."""
+    """Return a private copy of torch's module that can be patched."""
     import importlib.util
 
     spec = importlib.util.find_spec("torch.numa.binding")
@@ -456,8 +454,8 @@ def test_masks_match_torchrun(
     mode: str,
     data: st.DataObject,
 ) -> None:
-    """Masks are those of torchrun, and where it fails we refuse: but `socket` does not mind other
-    nodes that may not be used.
+    """Where torchrun fails, relight rejects the binding, except that `socket` tolerates forbidden
+    nodes elsewhere.
     """
     layout, gpu_nodes, allowed = drawn
     nproc = data.draw(st.integers(1, len(gpu_nodes)))
@@ -480,8 +478,8 @@ def test_masks_match_torchrun(
 def test_workers_run_where_they_were_bound(
     launch: Launch, script: Callable[[str], Path], mode: str
 ) -> None:
-    """Each worker of a real run may use exactly the CPUs of its mask; a mode that the machine lacks
-    is exit code 2 before any worker starts.
+    """Each worker in a real run may use exactly the CPUs in its mask. A mode that the machine
+    can't support exits with code 2 before any worker starts.
     """
     path = script(
         "import os; print(os.environ['LOCAL_RANK'], *sorted(os.sched_getaffinity(0)), flush=True)"
@@ -502,7 +500,7 @@ def test_workers_run_where_they_were_bound(
 def test_exclusive_with_too_few_cores_exits_2(
     launch: Launch, script: Callable[[str], Path]
 ) -> None:
-    """This is so with `exclusive`; there is one line and a hint."""
+    """It prints one line and a hint."""
     cpus = len(os.sched_getaffinity(0))
     result = launch(
         "run",

@@ -1,4 +1,4 @@
-"""The priority of work in the background."""
+"""The priority of background work."""
 
 import os
 import subprocess
@@ -22,7 +22,7 @@ def _raise(pid: int, seconds: float) -> float | None:
 
 
 @pytest.mark.needs_root
-def test_starving_background_work_rises_to_nice_19(idle_process: int) -> None:
+def test_starving_background_work_is_raised_to_nice_19(idle_process: int) -> None:
     limit_s = priority.STARVED_S
     assert _raise(idle_process, limit_s - 1) == limit_s
     assert os.sched_getscheduler(idle_process) == os.SCHED_IDLE
@@ -32,7 +32,7 @@ def test_starving_background_work_rises_to_nice_19(idle_process: int) -> None:
 
 
 @pytest.mark.needs_root
-def test_background_work_with_processor_time_stays_idle(
+def test_background_work_that_gets_cpu_time_stays_idle(
     idle_process: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit_s = priority.STARVED_S
@@ -42,7 +42,7 @@ def test_background_work_with_processor_time_stays_idle(
     assert _raise(idle_process, 3 * limit_s) is None
 
 
-def test_paced_work_gets_little_of_a_busy_processor() -> None:
-    """A quarter of an idle one, 1 % of one that it shares."""
+def test_paced_work_uses_little_of_a_busy_cpu() -> None:
+    """It uses a quarter of an idle CPU, and 1 % of a shared one."""
     assert priority.pause_s(0.1, 0.0) == pytest.approx(0.3)
     assert priority.pause_s(0.1, 0.1) == priority.pause_s(0.1, 5.0) == pytest.approx(10.3)

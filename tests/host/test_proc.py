@@ -1,4 +1,4 @@
-"""Processes that end while proc(5) is read."""
+"""Processes that exit while proc(5) is being read."""
 
 import builtins
 import errno
@@ -12,10 +12,12 @@ import pytest
 from relight.host import linux
 
 
-def test_process_ending_while_read_has_no_children(
+def test_process_that_exits_while_being_read_has_no_children(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """read(2) of /proc/PID/task/TID/children fails with ESRCH then, open(2) with ENOENT."""
+    """In that case read(2) on /proc/PID/task/TID/children fails with ESRCH, and open(2) with
+    ENOENT.
+    """
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     real = builtins.open
 

@@ -1,4 +1,4 @@
-"""References to processes, with each mechanism that a system may have."""
+"""Process handles, with each mechanism that a system may offer."""
 
 import errno
 import os
@@ -20,7 +20,7 @@ WAYS = ("functions of Python", "system calls", "start time")
 
 @pytest.fixture(params=WAYS)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """How processes are referenced."""
+    """Select the mechanism."""
     way: str = request.param
     if way != WAYS[0]:
         monkeypatch.delattr(os, "pidfd_open")
@@ -42,7 +42,7 @@ def is_readable(handle: ProcessHandle, limit_s: float) -> bool:
 
 
 def test_waits_for_exit_of_a_child(way: str, child: "subprocess.Popen[bytes]") -> None:
-    """A selector sees the end, and the child can still be reaped."""
+    """A selector reports the exit, and the child can still be reaped."""
     handle = ProcessHandle(child.pid)
     assert not is_readable(handle, 0) and not handle.has_ended() and not handle.wait(0.01)
     handle.send(signal.SIGTERM)
@@ -52,7 +52,7 @@ def test_waits_for_exit_of_a_child(way: str, child: "subprocess.Popen[bytes]") -
 
 
 def test_waits_for_exit_of_unrelated_process(way: str) -> None:
-    """The end of a process that is not a child."""
+    """The process isn't a child."""
     program = ["sh", "-c", "sleep 600 & echo $!; read x; kill $!; read x"]
     with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
         assert parent.stdin is not None and parent.stdout is not None
@@ -88,7 +88,7 @@ def test_closed_handle_keeps_no_descriptor(way: str, child: "subprocess.Popen[by
 def test_descriptor_shortage_does_not_mean_process_exit(
     monkeypatch: pytest.MonkeyPatch, child: "subprocess.Popen[bytes]"
 ) -> None:
-    """Without pidfds, a look at /proc that fails says nothing."""
+    """Without pidfds, failing to read /proc proves nothing."""
     monkeypatch.setattr(process_handle, "_pidfd_open", lambda _: -1)
     handle = ProcessHandle(child.pid)
 
@@ -127,7 +127,7 @@ second.wait()
 @pytest.mark.needs_root
 @pytest.mark.parametrize("way", WAYS)
 def test_reused_pid_is_not_signalled(way: str) -> None:
-    """In a namespace of its own, a pid is reused immediately (ns_last_pid, proc(5))."""
+    """In its own PID namespace, the pid is reused immediately (ns_last_pid, proc(5))."""
     command = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
     done = subprocess.run(
         [*command, sys.executable, "-c", REUSED, way],

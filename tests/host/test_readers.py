@@ -1,4 +1,4 @@
-"""Pipes, terminals and files that are written while they are read; filters."""
+"""Pipes, terminals, files that are read while they are being written, and filters."""
 
 import os
 import signal
@@ -26,7 +26,7 @@ from relight.output.pipe_reader import PipeReader, channel
 def test_terminal_output_before_close_is_not_lost(
     loop: FastLoop, screen: Screen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Data that is left in a pseudo-terminal when its last writer goes is not lost with EIO."""
+    """Data left in a pseudo-terminal after its last writer closes isn't lost to EIO."""
     monkeypatch.setattr(os, "isatty", lambda fd: True)
     ours, theirs = channel(0)
     reader = PipeReader(loop, ours, ConsoleStream(screen.console))
@@ -41,7 +41,9 @@ def test_terminal_output_before_close_is_not_lost(
 def test_missing_terminal_modules_cost_only_colours(
     loop: FastLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A module that can't be loaded, for want of a descriptor, costs the colours."""
+    """If a module can't be loaded, for example because descriptors ran out, only the colours are
+    missing.
+    """
     monkeypatch.setattr(os, "isatty", lambda fd: True)
     for name in ("fcntl", "termios"):
         monkeypatch.setitem(sys.modules, name, None)
@@ -53,7 +55,7 @@ def test_missing_terminal_modules_cost_only_colours(
     reader.close()
 
 
-def test_what_was_written_and_not_read_is_counted(loop: FastLoop) -> None:
+def test_counts_bytes_written_but_not_yet_read(loop: FastLoop) -> None:
     ours, theirs = channel(-1)
     reader = PipeReader(loop, ours, None)
     os.write(theirs, b"12345")
@@ -66,7 +68,7 @@ def test_what_was_written_and_not_read_is_counted(loop: FastLoop) -> None:
 
 
 def test_keeps_last_64_kb_of_stream(loop: FastLoop) -> None:
-    """They are kept for the report; not much more is."""
+    """The report uses them. Little more than that is kept."""
     ours, theirs = channel(-1)
     reader = PipeReader(loop, ours, None)
     for number in range(400):
@@ -82,7 +84,7 @@ HEADER = b"Traceback (most recent call last):"
 
 
 @pytest.mark.parametrize("cut", [0, 1, 10, len(HEADER) - 1, len(HEADER)])
-def test_traceback_header_is_noticed_across_chunks(loop: FastLoop, cut: int) -> None:
+def test_traceback_header_is_recognised_across_chunks(loop: FastLoop, cut: int) -> None:
     ours, theirs = channel(-1)
     found: list[int] = []
     reader = PipeReader(loop, ours, None, lambda: found.append(reader.size))
@@ -121,7 +123,7 @@ def test_start_of_long_traceback_is_kept(loop: FastLoop, size: int) -> None:
 def test_leaked_descriptor_does_not_delay_the_end(
     loop: FastLoop, screen: Screen, descriptors: Callable[[int], int]
 ) -> None:
-    """After the workers' end the pipe is read, and nobody waits for an end of file."""
+    """After the workers have exited, the pipe is drained without waiting for end of file."""
     ours, theirs = channel(-1)
     descriptors(theirs)
     reader = PipeReader(loop, ours, ConsoleStream(screen.console))
@@ -132,7 +134,7 @@ def test_leaked_descriptor_does_not_delay_the_end(
 
 
 class TailedFile:
-    """A file that somebody writes and a console shows."""
+    """A file that is being written while a console shows it."""
 
     def __init__(self, loop: FastLoop, console: Console, path: Path) -> None:
         path.touch()
@@ -158,7 +160,7 @@ def tailed(loop: FastLoop, screen: Screen, tmp_path: Path) -> Iterator[TailedFil
 def test_file_is_shown_while_it_is_written(
     loop: FastLoop, screen: Screen, tailed: TailedFile
 ) -> None:
-    """Each change is shown soon; without changes, nothing is scheduled."""
+    """Each change is shown soon. Without changes, nothing is scheduled."""
     for number in range(5):
         os.write(tailed.fd, b"line %d\n" % number)
         screen.read_until(lambda seen, n=number: seen.endswith(b"line %d\n" % n))
@@ -177,7 +179,7 @@ def test_files_are_polled_without_inotify(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A machine without a free inotify instance or watch still shows output."""
+    """A machine with no free inotify instance or watch still shows output."""
     monkeypatch.setattr(linux, missing, lambda *arguments: -1)
     tailed = TailedFile(loop, screen.console, tmp_path / "stdout.log")
     for number in range(3):
@@ -192,7 +194,7 @@ def test_files_are_polled_without_inotify(
 def test_inotify_overflow_loses_no_output(
     loop: FastLoop, screen: Screen, tailed: TailedFile, tmp_path: Path
 ) -> None:
-    """When the kernel's queue overflows, the last changes are seen all the same."""
+    """The last changes are found even if the kernel's queue overflows."""
     other_path = tmp_path / "other.log"
     other_path.touch()
     other = FileTail(str(other_path), ConsoleStream(screen.console))
@@ -211,7 +213,7 @@ def test_inotify_overflow_loses_no_output(
 def test_truncated_file_is_shown_from_its_new_start(
     loop: FastLoop, screen: Screen, tailed: TailedFile
 ) -> None:
-    """After logrotate's copytruncate new lines are shown, without a hole and without the old."""
+    """After logrotate's copytruncate, only new lines are shown, without a gap."""
     os.write(tailed.fd, b"old old old old\n")
     screen.read_until(lambda seen: seen == b"old old old old\n")
     os.truncate(tailed.path, 0)
@@ -221,8 +223,8 @@ def test_truncated_file_is_shown_from_its_new_start(
 
 
 @pytest.mark.parametrize("cut", [1, len(HEADER) - 1, len(HEADER)])
-def test_traceback_in_a_file_is_noticed(loop: FastLoop, tmp_path: Path, cut: int) -> None:
-    """Even a hidden file is searched."""
+def test_traceback_in_a_file_is_found(loop: FastLoop, tmp_path: Path, cut: int) -> None:
+    """Files that aren't shown are searched as well."""
     path = tmp_path / "stderr.log"
     path.touch()
     found: list[float] = []
@@ -240,8 +242,8 @@ def test_traceback_in_a_file_is_noticed(loop: FastLoop, tmp_path: Path, cut: int
     assert tails.drop() == 0
 
 
-def test_file_that_is_not_shown_is_read_from_near_its_end(loop: FastLoop, tmp_path: Path) -> None:
-    """A worker that writes faster than the agent reads costs it a chunk each time."""
+def test_hidden_file_is_read_from_near_its_end(loop: FastLoop, tmp_path: Path) -> None:
+    """If a worker writes faster than the agent reads, only one chunk is read each time."""
     path = tmp_path / "stderr.log"
     path.write_bytes(b"x" * 1_000_000 + HEADER)
     found: list[int] = []
@@ -256,7 +258,7 @@ def test_file_that_is_not_shown_is_read_from_near_its_end(loop: FastLoop, tmp_pa
 def test_flood_of_output_does_not_delay_signals(
     loop: FastLoop, tmp_path: Path, descriptors: Callable[[int], int]
 ) -> None:
-    """A signal is seen while a file with much to show is shown."""
+    """A signal is handled while a file with a lot of output is being shown."""
     path = tmp_path / "stdout.log"
     path.touch()
     os.truncate(path, 4 << 30)  # sparse
@@ -282,7 +284,9 @@ def test_flood_of_output_does_not_delay_signals(
 def test_stuck_console_causes_no_wakeups_for_files(
     loop: FastLoop, small_screen: Screen, tmp_path: Path
 ) -> None:
-    """While the console takes nothing, a worker that writes to its file does not wake the agent."""
+    """While the console accepts nothing, a worker that writes to its file doesn't wake
+    the agent.
+    """
     screen = small_screen
     tailed = TailedFile(loop, screen.console, tmp_path / "stdout.log")
     os.write(tailed.fd, b"line\n" * 200_000)
@@ -312,7 +316,9 @@ def filtered(tmp_path: Path) -> Iterator[tuple[FilteredFile, Path]]:
 @settings(max_examples=100)
 @given(data=st.data())
 def test_filter_sees_whole_lines(data: st.DataObject, tmp_path_factory: object) -> None:
-    """However the output is cut, a filter takes the lines with a text, with prefix and end."""
+    """However the output is split, a filter selects matching lines along with their prefix and
+    line end.
+    """
     lines = data.draw(
         st.lists(st.sampled_from(["an apple", "pear", "", "b\u00e9", "apple" * 3, "ap\udcffple"]))
     )
@@ -335,7 +341,7 @@ def test_filter_sees_whole_lines(data: st.DataObject, tmp_path_factory: object) 
 def test_filter_buffers_unterminated_line_up_to_limit(
     filtered: tuple[FilteredFile, Path],
 ) -> None:
-    """A line without an end is held up to a limit; the end of it still counts."""
+    """Beyond the limit, the line's end is still examined."""
     file, path = filtered
     each = LineFilter(file, b"[p]:")
     for _ in range(400):
@@ -348,7 +354,7 @@ def test_filter_buffers_unterminated_line_up_to_limit(
 def test_filters_continue_when_console_is_gone(
     loop: FastLoop, screen: Screen, tmp_path: Path
 ) -> None:  # fmt: skip
-    """A console that is gone takes nothing away from the filtered file."""
+    """The filtered file is still complete."""
     path = tmp_path / "stdout.log"
     path.touch()
     got: list[bytes] = []
@@ -367,7 +373,7 @@ def test_filters_continue_when_console_is_gone(
 
 
 def test_channel_descriptors_are_closed_on_exec() -> None:
-    """What this package opens is closed by exec: both ends of a channel."""
+    """This holds for both ends."""
     ours, theirs = channel(-1)
     try:
         for fd in (ours, theirs):

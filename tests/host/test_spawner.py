@@ -1,4 +1,4 @@
-"""The end of the process that holds the workers, on its own socket."""
+"""How the process that holds the workers ends, tested on its own socket."""
 
 import os
 import signal
@@ -17,8 +17,9 @@ from relight.processes.spawner import WorkerPlan
 
 @pytest.mark.parametrize("farewell", [b"", b"end\n"])
 def test_workers_end_with_the_agent_socket(tmp_path: Path, farewell: bytes) -> None:
-    """When the socket ends, the workers do. Unless the agent has said that it lives, its directory
-    goes with them: the socket is the first thing to end when an agent is killed.
+    """When the socket closes, the workers are stopped. Their directory is removed as well, unless
+    the agent has said that it is alive: when an agent is killed, the socket is the first thing to
+    close.
     """
     scratch = tmp_path / "scratch"
     (scratch / "attempt_0").mkdir(parents=True)
@@ -64,7 +65,7 @@ COUNTING = ("session", "plain", "orphan", "worker")
 
 
 class Counters:
-    """Processes of a worker, in a directory: each counts in a file of its own while it runs."""
+    """A worker's processes. Each counts in its own file in a directory while it runs."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -94,7 +95,7 @@ class Counters:
             said += data
 
     def until_all_stand(self) -> None:
-        """Return when none has counted on for a while."""
+        """Return once none of them has counted for a while."""
         last, since = self.counts(), time.monotonic()
         end = since + 20
         while time.monotonic() < since + 0.3:
@@ -113,8 +114,8 @@ class Counters:
 
 
 def test_freeze_and_thaw_cover_all_descendants(tmp_path: Path) -> None:
-    """Processes in sessions of their own, and such whose parents have ended, have the lease of the
-    worker. What somebody else had stopped before stays so.
+    """This includes processes in their own sessions and orphans. A process that something else had
+    already stopped stays stopped.
     """
     counters = Counters(tmp_path)
     try:
@@ -130,8 +131,10 @@ def test_freeze_and_thaw_cover_all_descendants(tmp_path: Path) -> None:
         counters.end()
 
 
-def test_foreign_sigcont_does_not_end_the_freeze(tmp_path: Path) -> None:
-    """As when a machine's processes are continued one by one. They are frozen again immediately."""
+def test_sigcont_from_others_does_not_end_the_freeze(tmp_path: Path) -> None:
+    """For example, all of a machine's processes are resumed one by one. The frozen ones are frozen
+    again immediately.
+    """
     counters = Counters(tmp_path)
     try:
         counters.agent.sendall(b"lease 1.0\n")

@@ -1,4 +1,4 @@
-"""One spawner for all generations of a job."""
+"""A single spawner for all of a job's generations."""
 
 import contextlib
 import json
@@ -48,7 +48,7 @@ sys.exit(os.environ["TORCHELASTIC_RESTART_COUNT"] != "2")
 def test_later_generations_start_like_the_first(
     launch: Launch, script: Callable[[str], Path], tmp_path: Path, workers: int
 ) -> None:
-    """Their descriptors, signals, limits and variables are equal; their parent is the same."""
+    """They have the same descriptors, signals, limits, variables and parent."""
     result = launch(
         "run", f"--nproc-per-node={workers}", "--max-restarts=2", script(SEES), cwd=tmp_path
     )
@@ -65,7 +65,7 @@ def plan() -> WorkerPlan:
 
 
 def start(spawner: SpawnerProcess) -> tuple[int, socket.socket]:
-    """Start a worker; return the pid of its guard, and the generation's socket."""
+    """Start a worker, and return its guard's pid and the generation's socket."""
     one = plan()
     pid, connection = spawner.fork([one], "")
     for fd in (one.stdout, one.stderr):
@@ -88,7 +88,7 @@ def end(connection: socket.socket) -> None:
 
 
 def idle_spawner() -> tuple[SpawnerProcess, int, int]:
-    """Return a spawner whose first generation is over, the pid of its guard, and its own."""
+    """Return a spawner whose first generation is over, its guard's pid, and its own pid."""
     spawner = SpawnerProcess()
     guard, connection = start(spawner)
     end(connection)
@@ -101,12 +101,12 @@ def finish(spawner: SpawnerProcess, *pids: int) -> None:
     for pid in pids:
         with contextlib.suppress(
             ChildProcessError
-        ):  # close() has reaped one that ended immediately
+        ):  # close() has reaped one that exited immediately
             os.waitpid(pid, 0)
 
 
 def test_next_generation_reuses_the_spawner() -> None:
-    """No process is forked but the workers."""
+    """Only the workers are forked."""
     spawner = SpawnerProcess()
     first, connection = start(spawner)
     end(connection)
@@ -117,8 +117,8 @@ def test_next_generation_reuses_the_spawner() -> None:
 
 
 def test_busy_spawner_gets_no_new_generation() -> None:
-    """Such as one with a worker in an uninterruptible call: another spawner is forked. The first
-    one ends once its workers have ended.
+    """If a worker is stuck in an uninterruptible call, for example, another spawner is forked. The
+    first one exits once its workers have.
     """
     spawner = SpawnerProcess()
     first, busy = start(spawner)
@@ -132,14 +132,14 @@ def test_busy_spawner_gets_no_new_generation() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_spawner_killed_between_generations_is_replaced(number: int) -> None:
-    """Signals that can be blocked do not end it."""
+    """Signals that can be blocked don't end it."""
     spawner = SpawnerProcess()
     first, connection = start(spawner)
     end(connection)
     for child in linux.tree(first):
         os.kill(child, number)
     if number == signal.SIGKILL:
-        os.waitpid(first, 0)  # its guard ends as it does
+        os.waitpid(first, 0)  # its guard exits with it
     second, connection = start(spawner)
     assert (first != second) == (number == signal.SIGKILL)
     end(connection)
@@ -147,7 +147,9 @@ def test_spawner_killed_between_generations_is_replaced(number: int) -> None:
 
 
 def test_spawner_with_killed_guard_is_replaced() -> None:
-    """It could continue, but nothing would end its workers if it was killed with the agent."""
+    """The spawner could continue, but if it were killed along with the agent, nothing would stop
+    its workers.
+    """
     spawner = SpawnerProcess()
     first, connection = start(spawner)
     end(connection)
@@ -163,7 +165,7 @@ def test_spawner_with_killed_guard_is_replaced() -> None:
 
 @pytest.fixture
 def subreaper() -> Iterator[None]:
-    """This process adopts orphans, as an agent does."""
+    """Let this process adopt orphans, as an agent does."""
     linux.become_subreaper()
     yield
     linux.become_subreaper(False)
@@ -222,8 +224,8 @@ finally:
 
 
 @pytest.mark.mistakes
-def test_spawner_failing_to_read_a_plan_exits_there() -> None:
-    """It is a fork of the agent, whose code must not run on in it."""
+def test_spawner_exits_on_an_unreadable_plan() -> None:
+    """It is a fork of the agent, and must not continue running the agent's code."""
     done = subprocess.run(
         [sys.executable, "-c", BREAKS], capture_output=True, text=True, check=False, timeout=LIMIT_S
     )
@@ -231,7 +233,9 @@ def test_spawner_failing_to_read_a_plan_exits_there() -> None:
 
 
 def test_idle_spawner_ends_with_the_agent(tmp_path: Path) -> None:
-    """The agent is killed while it waits for a generation: no process and no directory is left."""
+    """If the agent is killed while the spawner waits for a generation, neither a process nor a
+    directory is left.
+    """
     scratch = tmp_path / "scratch"
     (scratch / "attempt_0").mkdir(parents=True)
     reading, writing = os.pipe()

@@ -1,4 +1,4 @@
-"""The Python stacks of real processes, taken from outside: each CPython that is installed."""
+"""Python stacks of real processes, read from outside, for each installed CPython."""
 
 import os
 import re
@@ -77,7 +77,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
 
 
 def until(pid: int, holds: Callable[[ProcessStack], bool]) -> ProcessStack:
-    """The result of reading a process in that case."""
+    """Read a process until its stack fulfils a condition, and return it."""
     deadline = time.monotonic() + LIMIT_S
     while True:
         found = take(pid)
@@ -88,7 +88,7 @@ def until(pid: int, holds: Callable[[ProcessStack], bool]) -> ProcessStack:
 
 
 def main_of(stack: ProcessStack) -> ThreadStack:
-    """The main thread, the first one."""
+    """Return the main thread, which comes first."""
     assert stack.threads[0].is_main
     assert stack.threads[0].native_id == stack.pid
     return stack.threads[0]
@@ -99,7 +99,9 @@ def lines(frames: tuple[Frame, ...]) -> list[tuple[str, int, str]]:
 
 
 def wait_inside(pid: int, function: str, line: int = 0) -> list[tuple[str, int, str]]:
-    """The main thread's frames when its innermost one is that function, on that line if given."""
+    """Wait until the main thread's innermost frame is in this function, and on this line if given.
+    Return its frames.
+    """
 
     def holds(stack: ProcessStack) -> bool:
         frames = main_of(stack).frames
@@ -147,8 +149,8 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("how", ["fork", "spawn"])
-def test_child_process_that_worker_waits_for_is_shown(python: Path, run: Run, how: str) -> None:
-    """The other two wait for work, and a fork has its parent's frames."""
+def test_shows_child_process_that_worker_is_waiting_for(python: Path, run: Run, how: str) -> None:
+    """The other two children are idle. A forked child has its parent's frames."""
     process = run(python, POOL.format(how=how))
     try:
         until(process.pid, waits_for_children)
@@ -166,7 +168,7 @@ def test_child_process_that_worker_waits_for_is_shown(python: Path, run: Run, ho
         assert found.stack[-1].endswith('script.py", line 5, in read')
         assert len([line for line in found.stack[begin:] if "script.py" in line]) == 1
     finally:
-        process.send_signal(signal.SIGSTOP)  # its pool would replace killed processes
+        process.send_signal(signal.SIGSTOP)  # the pool would replace killed processes
         while state_of(process.pid) not in ("T", "Z"):
             time.sleep(0.001)
         for pid in system.tree(process.pid):
@@ -184,7 +186,7 @@ libc.clone(libc.pause, top, 0x4000 | 17, None)  # CLONE_VFORK, SIGCHLD: as for v
 
 
 def test_uninterruptible_process_shows_its_system_call(python: Path, run: Run) -> None:
-    """Its memory may be locked, so it is only read in a thread of its own."""
+    """Its memory may be locked, so it is only read in a separate thread."""
     process = run(python, UNINTERRUPTIBLE)
     deadline = time.monotonic() + LIMIT_S
     while state_of(process.pid) != "D":
@@ -242,7 +244,7 @@ try:
         ("raises(-1)", "RecursionError: maximum recursion depth exceeded"),
     ],
 )
-def test_handled_exception_is_named_with_its_place(
+def test_handled_exception_is_shown_with_its_location(
     python: Path, run: Run, how: str, block: str, expected: str
 ) -> None:
     process = run(python, HANDLES.format(how=how, block=block))
@@ -253,7 +255,7 @@ def test_handled_exception_is_named_with_its_place(
     assert os.path.basename(found.handling_where) == where
 
 
-def test_handled_library_exception_names_the_calling_line(python: Path, run: Run) -> None:
+def test_handled_library_exception_is_located_at_the_users_call(python: Path, run: Run) -> None:
     process = run(python, HANDLES.format(how='json.loads("{")', block="finally"))
     wait_inside(process.pid, "numbers", 9)
     found = doing({0: process.pid}, are_frozen=False)[0]
@@ -261,7 +263,7 @@ def test_handled_library_exception_names_the_calling_line(python: Path, run: Run
     assert os.path.basename(found.handling_where) == "script.py:14"
 
 
-def test_previously_handled_exception_is_not_named(python: Path, run: Run) -> None:
+def test_previously_handled_exception_is_not_shown(python: Path, run: Run) -> None:
     text = "try:\n    {}['lr']\nexcept KeyError:\n    pass\n"
     process = run(python, text + SLEEPS)
     wait_inside(process.pid, "rest")
@@ -269,7 +271,9 @@ def test_previously_handled_exception_is_not_named(python: Path, run: Run) -> No
 
 
 def look(pid: int) -> tuple[str, str]:
-    """The state of a process, and where its main thread is, at a second look."""
+    """Return a process's state and its main thread's location, as seen in the second of two quick
+    checks.
+    """
     thread = MainThread(pid)
     thread.look()
     state, frames = thread.look()
@@ -277,20 +281,20 @@ def look(pid: int) -> tuple[str, str]:
     return state, frames[0].function
 
 
-def test_look_agrees_with_full_stack(python: Path, run: Run) -> None:
+def test_quick_check_agrees_with_full_stack(python: Path, run: Run) -> None:
     process = run(python, SLEEPS)
     wait_inside(process.pid, "rest", 5)
     assert look(process.pid) == ("S", "rest")
 
 
-def test_system_call_of_waiting_thread_is_named(python: Path, run: Run) -> None:
+def test_waiting_thread_shows_its_system_call(python: Path, run: Run) -> None:
     process = run(python, SLEEPS)
     found = until(process.pid, lambda stack: main_of(stack).waits_in != "")
     assert (found.state, main_of(found).waits_in) in [("S", "clock_nanosleep"), ("S", "select")]
     assert main_of(found).name.startswith("python")
 
 
-def test_calls_through_two_files_show_both(python: Path, run: Run, tmp_path: Path) -> None:
+def test_calls_across_two_files_show_both_files(python: Path, run: Run, tmp_path: Path) -> None:
     (tmp_path / "part.py").write_text(
         "import time\nclass Loader:\n    def get(self, function):\n        function()\n"
     )
@@ -394,7 +398,7 @@ def test_process_in_c_code_holding_the_gil_is_readable(python: Path, run: Run) -
 
 
 def test_running_process_is_readable(python: Path, run: Run) -> None:
-    """Its frames come and go while they are read."""
+    """Its frames change while they are being read."""
     text = """\
 def leaf(n):
     return n * 2
@@ -416,7 +420,7 @@ loop()
 
 
 def test_main_thread_appears_once_while_threads_start(python: Path, run: Run) -> None:
-    """In 3.11, a thread that is about to start has the id of the one that starts it."""
+    """In 3.11, a thread that is about to start has the id of the thread that starts it."""
     text = """\
 import threading
 def loop():
@@ -437,7 +441,7 @@ loop()
 
 @pytest.mark.parametrize("letter", ["é", "λ", "𐐀"], ids=["latin-1", "2 bytes", "4 bytes"])
 def test_non_ascii_names_are_read(python: Path, run: Run, letter: str) -> None:
-    """PEP 393: a str has 1, 2 or 4 bytes for each character."""
+    """In PEP 393, a str uses 1, 2 or 4 bytes per character."""
     name = letter
     text = f"import time\ndef {name}():\n    print('up')\n    time.sleep(600)\n{name}()\n"
     process = run(python, text, f"{letter}.py")
@@ -484,7 +488,7 @@ os.wait()
 
 
 def test_long_function_shows_the_right_line(python: Path, run: Run) -> None:
-    """Lines that are far from each other, backwards, and over several rows (locations.md)."""
+    """Its lines are far apart, go backwards, or span several rows (locations.md)."""
     filler = "\n" * 5000
     text = f"""\
 import time
@@ -518,14 +522,14 @@ def _state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
-def test_ended_process_raises_stack_error() -> None:
+def test_exited_process_raises_stack_error() -> None:
     with subprocess.Popen(["true"]) as process:
         process.wait()
     with pytest.raises(StackError, match=f"process {process.pid} has ended"):
         take(process.pid)
 
 
-def test_process_ending_while_read_raises_stack_error_or_succeeds() -> None:
+def test_process_that_exits_while_being_read_is_read_or_raises_stack_error() -> None:
     for _ in range(10):
         with subprocess.Popen([sys.executable, "-Sc", "import time; time.sleep(0.02)"]) as process:
             while process.poll() is None:
@@ -573,7 +577,7 @@ except StackError as error:
 
 
 @pytest.mark.needs_root
-def test_permission_error_says_what_to_do(run: Run) -> None:
+def test_permission_error_suggests_a_remedy(run: Run) -> None:
     process = run(Path(sys.executable), SLEEPS)
     done = subprocess.run(
         [sys.executable, "-c", AS_NOBODY, str(process.pid)],
@@ -612,7 +616,7 @@ echo '[{"pid": 1, "thread_id": 2, "thread_name": "Thread-1", "os_thread_id": nul
 def test_py_spy_is_used_for_unknown_versions(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The output is that of py-spy 0.4.1."""
+    """The sample output is from py-spy 0.4.1."""
     (tmp_path / "py-spy").write_text(SPY)
     (tmp_path / "py-spy").chmod(0o755)
     process = run(OLD, SLEEPS)
@@ -657,7 +661,7 @@ time.sleep(600)
 def test_shell_wrapper_resolves_to_its_python_rank(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Child processes of a rank also have RANK."""
+    """A rank's child processes also have RANK in their environment."""
     monkeypatch.delenv("RANK", raising=False)
     process = run(Path(sys.executable), RANKS)
     try:
@@ -671,8 +675,8 @@ def test_shell_wrapper_resolves_to_its_python_rank(
             os.kill(pid, signal.SIGKILL)
 
 
-def test_job_with_duplicate_rank_asks_for_an_agent_pid(run: Run) -> None:
-    """Each role of a job has ranks of its own."""
+def test_job_with_duplicate_ranks_requires_an_agent_pid(run: Run) -> None:
+    """Each of a job's roles has its own ranks."""
     text = """\
 import os, subprocess, sys, time
 command = [sys.executable, "-c", "print('up', flush=True); import time; time.sleep(600)"]
@@ -713,7 +717,7 @@ raise ValueError("last")
     ],
 )
 def test_worker_waiting_at_exit_is_shutting_down(python: Path, run: Run, how: str) -> None:
-    """Also while Python waits for threads, and for who prints the exception."""
+    """This includes waiting for threads, and for whatever prints the exception."""
     process = run(python, ENDS.format(how=how))
     until(process.pid, lambda stack: "<module>" not in {f.function for f in main_of(stack).frames})
     assert program_of(process.pid) is Program.ENDS
@@ -727,10 +731,8 @@ print("up")
 """
 
 
-def test_worker_after_python_has_shut_down_runs_no_python_code_any_more(
-    python: Path, run: Run
-) -> None:
-    """As in the destructors of C++ libraries."""
+def test_worker_runs_no_python_code_after_interpreter_shutdown(python: Path, run: Run) -> None:
+    """It may still be running the destructors of C++ libraries."""
     process = run(python, AFTER_PYTHON)
     until(process.pid, lambda stack: stack.is_finalizing and not main_thread(stack))
     assert doing({0: process.pid}, are_frozen=False)[0].place == SHUTTING_DOWN
@@ -742,7 +744,7 @@ def test_running_worker_is_not_finalizing(python: Path, run: Run) -> None:
     assert not take(process.pid).is_finalizing
 
 
-def test_worker_importing_site_has_not_left_its_program(python: Path, tmp_path: Path) -> None:
+def test_worker_importing_site_is_not_shutting_down(python: Path, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("print('up', flush=True)\ninput()\n")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     process = subprocess.Popen(
@@ -763,7 +765,7 @@ def test_worker_running_its_program_is_not_shutting_down(python: Path, run: Run,
     assert program_of(process.pid) is Program.RUNS
 
 
-def test_non_python_worker_is_not_known_to_shut_down() -> None:
+def test_state_of_non_python_worker_is_unknown_until_it_exits() -> None:
     process = subprocess.Popen(["sleep", "600"])
     try:
         assert program_of(process.pid) is Program.UNSEEN
@@ -776,8 +778,8 @@ def test_non_python_worker_is_not_known_to_shut_down() -> None:
     assert program_of(process.pid) is Program.LEFT
 
 
-def test_without_proc_no_worker_is_known_to_shut_down(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On macOS each path there is missing."""
+def test_worker_state_is_unknown_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On macOS, none of those paths exists."""
     monkeypatch.setattr(os.path, "lexists", lambda path: False)
     gone = subprocess.Popen(["true"])
     gone.wait()
@@ -785,5 +787,5 @@ def test_without_proc_no_worker_is_known_to_shut_down(monkeypatch: pytest.Monkey
 
 
 def test_job_id_with_undecodable_bytes_has_no_ranks() -> None:
-    """The command line may have any bytes; it was an internal error."""
+    """A command line may contain any bytes, which used to cause an internal error."""
     assert rank_processes.of_job("local://relight/\udcff") == {}

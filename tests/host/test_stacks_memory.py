@@ -1,4 +1,4 @@
-"""The memory of a Python process that is not trusted: made up, damaged, endless."""
+"""Reading the memory of an untrusted Python process, which may be forged, damaged or endless."""
 
 import random
 import struct
@@ -26,7 +26,7 @@ def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Image:
-    """64 KiB of a process's memory. Objects are placed one after another."""
+    """64 KiB of a process's memory, in which objects are placed one after another."""
 
     def __init__(self) -> None:
         self.data = bytearray(SIZE)
@@ -53,7 +53,7 @@ class Image:
         self.data[address - BASE : address - BASE + len(data)] = data
 
     def text(self, text: str, type_: int) -> int:
-        """A compact str (PEP 393), as 3.12 and later have it."""
+        """Place a compact str (PEP 393), as laid out in 3.12 and later."""
         widest = max(map(ord, text), default=0)
         kind = 1 if widest < 256 else 2 if widest < 65536 else 4
         is_ascii = widest < 128
@@ -95,11 +95,13 @@ OFFSETS: Mapping[str, int] = {
     "firstlineno": 68,
     "co_code_adaptive": 200,
 }
-"""Where the image has the fields; all others are 0."""
+"""Offsets of the fields in the image. All others are 0."""
 
 
 def offsets(version: int, *, free_threaded: int = 0) -> bytes:
-    """_Py_DebugOffsets of CPython 3.13 (pycore_runtime.h) or 3.14 (pycore_debug_offsets.h)."""
+    """Return _Py_DebugOffsets for CPython 3.13 (pycore_runtime.h) or 3.14
+    (pycore_debug_offsets.h).
+    """
     later = version >> 16 & 255 >= 14
     interpreter = "id next threads_head"
     interpreter += " threads_main" if later else ""
@@ -133,7 +135,7 @@ FINAL_3_14 = 0x030E00F0
 
 
 def image(version: int = FINAL_3_14) -> Image:
-    """A process with one thread: `f` (line 12), called by an entry from C, and `<module>`."""
+    """Return a process with one thread: `f` (line 12), an entry frame from C, and `<module>`."""
     made = Image()
     made.put_bytes(RUNTIME, offsets(version))
     interpreter, thread = made.room(8192), made.room(400)
@@ -152,7 +154,7 @@ def image(version: int = FINAL_3_14) -> Image:
         made.put(code, 1, CODE_TYPE)
         made.put(code + 112, made.text("träin.py", TEXT_TYPE))
         made.put(code + 128, made.text(name, TEXT_TYPE))
-        # One unit on the first line, then eight units two lines below (locations.md).
+        # One unit on the first line, then eight units two lines further down (locations.md).
         table = bytes([0x80 | 13 << 3 | 0, 0, 0x80 | 13 << 3 | 7, 4])
         made.put(code + 136, made.bytes_(table, BYTES_TYPE))
         struct.pack_into("<I", made.data, code + 68 - BASE, 10)
@@ -184,12 +186,12 @@ def handled_in(made: Image, symbols: Mapping[str, int] = SYMBOLS) -> list[Handle
 
 
 @pytest.mark.parametrize("version", [0x030D00F0, FINAL_3_14], ids=hex)
-def test_handled_exception_has_type_message_and_place(version: int) -> None:
+def test_handled_exception_has_type_message_and_location(version: int) -> None:
     frame = Frame("träin.py", 12, "f")
     assert handled_in(image(version)) == [Handled("ValueError", "bad record", (frame,))]
 
 
-def test_cycle_in_a_traceback_ends() -> None:
+def test_cycle_in_a_traceback_terminates() -> None:
     made = image()
     item = made.memory().word(thread_of(made) + 120)
     entry = made.memory().word(made.memory().word(item) + 40)
@@ -225,9 +227,7 @@ def test_uses_offsets_stated_by_interpreter(version: int) -> None:
         (0x030D00F0, 1, r"3\.13 without the GIL"),
     ],
 )
-def test_unsupported_versions_are_refused_by_name(
-    version: int, free_threaded: int, what: str
-) -> None:
+def test_error_names_unsupported_version(version: int, free_threaded: int, what: str) -> None:
     made = image()
     made.put_bytes(RUNTIME, offsets(version, free_threaded=free_threaded))
     with pytest.raises(StackError, match=what) as raised:
@@ -235,7 +235,7 @@ def test_unsupported_versions_are_refused_by_name(
     assert raised.value.unreadable
 
 
-def test_malformed_offset_table_is_refused() -> None:
+def test_malformed_offset_table_is_rejected() -> None:
     made = image()
     made.put_bytes(RUNTIME, offsets(0x030D00F0)[:8] + offsets(FINAL_3_14)[8:16])
     made.put(RUNTIME + 8 * 33, 1 << 15)
@@ -244,7 +244,7 @@ def test_malformed_offset_table_is_refused() -> None:
 
 
 @pytest.mark.parametrize("version", [0x030A00F0, 0x030D00F0, 0, 2**64 - 1], ids=hex)
-def test_only_3_11_and_3_12_are_known_without_a_table(version: int) -> None:
+def test_only_3_11_and_3_12_work_without_an_offset_table(version: int) -> None:
     made = image()
     made.put_bytes(RUNTIME, bytes(24))
     made.put(BASE + 0x1F00, version)
@@ -258,29 +258,29 @@ def thread_of(made: Image) -> int:
     return made.memory().word(interpreter + 7344)
 
 
-def test_cycle_of_frames_ends() -> None:
+def test_cycle_of_frames_terminates() -> None:
     made = image()
     inner = made.memory().word(thread_of(made) + 72)
     made.put(inner + 8, inner)
     assert read(made) == [Thread(PID, (Frame("träin.py", 12, "f"),))]
 
 
-def test_cycle_of_threads_ends() -> None:
+def test_cycle_of_threads_terminates() -> None:
     made = image()
     thread = thread_of(made)
     made.put(thread + 8, thread)
     assert len(read(made)) == 1
 
 
-def test_incomplete_frame_is_left_out() -> None:
-    """CPython's `_PyFrame_IsIncomplete`."""
+def test_incomplete_frame_is_skipped() -> None:
+    """The rule is CPython's `_PyFrame_IsIncomplete`."""
     made = image()
     inner = made.memory().word(thread_of(made) + 72)
     made.put(inner + 56, made.memory().word(inner) + 200 - 1)
     assert [frame.function for frame in read(made)[0].frames] == ["<module>"]
 
 
-def test_object_of_unexpected_type_is_refused() -> None:
+def test_object_of_unexpected_type_is_rejected() -> None:
     made = image()
     inner = made.memory().word(thread_of(made) + 72)
     made.put((made.memory().word(inner) & ~7) + 8, TEXT_TYPE)
@@ -288,15 +288,15 @@ def test_object_of_unexpected_type_is_refused() -> None:
         read(made)
 
 
-def test_long_name_is_cut() -> None:
+def test_long_name_is_truncated() -> None:
     made = image()
     inner = made.memory().word(thread_of(made) + 72)
     made.put((made.memory().word(inner) & ~7) + 128, made.text("é" * 5000, TEXT_TYPE))
     assert read(made)[0].frames[0].function == "é" * MOST_CHARACTERS
 
 
-def test_endless_lists_end() -> None:
-    """Every address has a frame, and every thread a next one."""
+def test_endless_lists_terminate() -> None:
+    """There is a frame at every address, and every thread has a next one."""
 
     def pread(size: int, address: int) -> bytes:
         data = bytearray(size)
@@ -327,7 +327,7 @@ def test_impossible_address_raises_stack_error() -> None:
 
 @settings(deadline=None, max_examples=300)
 @given(st.integers(0, 2**32), st.integers(1, 40))
-@example(44, 7)  # instructions that begin before the other fields of a code object
+@example(44, 7)  # instructions that start before the code object's other fields
 def test_damaged_memory_yields_frames_or_stack_error(seed: int, damages: int) -> None:
     chance = random.Random(seed)
     made = image()
@@ -344,7 +344,7 @@ def test_damaged_memory_yields_frames_or_stack_error(seed: int, damages: int) ->
 @settings(deadline=None, max_examples=100)
 @given(st.integers(0, 2**32))
 def test_random_memory_yields_frames_or_stack_error(seed: int) -> None:
-    """Most of its words are addresses within it, so that the walk goes far."""
+    """Most of its words are addresses within it, so that the walk goes deep."""
     chance = random.Random(seed)
     made = Image()
     made.put(BASE, *(BASE + chance.randrange(0, SIZE, 8) for _ in range(SIZE // 8)))
@@ -381,8 +381,8 @@ def test_any_line_table_yields_a_valid_line(table: bytes, first: int, offset: in
     assert 0 <= line_of(table, first, offset) < 1 << 31
 
 
-def test_lines_match_those_of_python() -> None:
-    """Of all instructions of some modules of the standard library."""
+def test_line_numbers_match_python() -> None:
+    """This covers all instructions in some modules of the standard library."""
     import dis
     import types
     from pathlib import Path

@@ -1,4 +1,4 @@
-"""A coordinator that steps down, over real sockets and the real loop."""
+"""A coordinator stepping down, over real sockets and a real loop."""
 
 import socket
 from collections.abc import Iterator
@@ -51,8 +51,8 @@ def kinds(log: Log) -> list[str]:
 
 
 def test_nodes_of_ended_job_stay_connected_until_notified(ends: Ends) -> None:
-    """A coordinator that must step down right after a job's end: the end may still be on its way
-    to some nodes, so only those of jobs that run are disconnected.
+    """The coordinator must step down right after a job's end. The notification may still be on its
+    way to some nodes, so only nodes of running jobs are disconnected.
     """
     coordinator = coordinate(ends)
     succeeds, told = join(ends, "ended")
@@ -70,7 +70,7 @@ def test_nodes_of_ended_job_stay_connected_until_notified(ends: Ends) -> None:
 
 
 def test_nodes_of_running_job_can_rejoin_after_step_down(ends: Ends) -> None:
-    """The coordinator still listens, and may be the coordinator again."""
+    """The former coordinator still listens, and may be elected again."""
     coordinator = coordinate(ends)
     _, before = join(ends, "runs")
     ends.until(lambda: before.messages)

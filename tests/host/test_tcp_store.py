@@ -1,7 +1,7 @@
-"""The workers' store answers torch's client as torch's own server does.
+"""The workers' store answers torch's client in the same way as torch's own server.
 
-A test with a `store` runs against both servers, so it expects of relight the behaviour of
-torch; where relight is meant to differ, the test says how and why.
+A test that uses `store` runs against both servers, and so expects relight to behave like torch. If
+relight differs on purpose, the test says how and why.
 """
 
 import random
@@ -33,7 +33,7 @@ def dist() -> ModuleType:
 
 @pytest.fixture
 def relight() -> Iterator[int]:
-    """The port of a new store of relight."""
+    """Return the port of a new relight store."""
     server = StoreServer()
     yield server.port
     server.close(connected=True)
@@ -41,7 +41,7 @@ def relight() -> Iterator[int]:
 
 @pytest.fixture
 def torch(dist: ModuleType) -> Iterator[int]:
-    """The port of a new store of torch."""
+    """Return the port of a new torch store."""
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     yield server.port
     del server
@@ -51,7 +51,7 @@ def torch(dist: ModuleType) -> Iterator[int]:
     params=["relight", pytest.param("torch", marks=[pytest.mark.slow, pytest.mark.needs_torch])]
 )
 def store(request: pytest.FixtureRequest) -> int:
-    """The port of a new store, of either."""
+    """Return the port of a new store, relight's or torch's."""
     port: int = request.getfixturevalue(request.param)
     return port
 
@@ -69,8 +69,8 @@ WAKING = {
 
 
 @pytest.mark.parametrize("query", WAKING)
-def test_every_operation_creating_a_key_wakes_waiters(store: int, query: str) -> None:
-    """A wait ends with the first thing that is done to its last missing key."""
+def test_every_operation_that_creates_a_key_wakes_waiters(store: int, query: str) -> None:
+    """A wait ends with the first operation that creates its last missing key."""
     with Peer(store) as waiter, Peer(store) as other, Peer(store) as setter:
         setter.set(b"there", b"")
         waiter.wait(b"there", b"first", b"k", b"k")
@@ -84,7 +84,7 @@ def test_every_operation_creating_a_key_wakes_waiters(store: int, query: str) ->
 
 
 def test_cancelled_wait_is_not_answered_later(store: int) -> None:
-    """After CANCEL_WAIT the key may come; another wait for it ends immediately."""
+    """The keys may be set after CANCEL_WAIT. A new wait for them ends immediately."""
     with Peer(store) as waiter, Peer(store) as setter:
         waiter.wait(b"a", b"b")
         assert waiter.ask(wire.CANCEL, 1) == wire.WAIT_CANCELED
@@ -96,7 +96,7 @@ def test_cancelled_wait_is_not_answered_later(store: int) -> None:
 
 
 def test_deleted_key_still_satisfies_its_waiter(store: int) -> None:
-    """Deleting a key neither ends a wait for it nor takes back that it had come."""
+    """Deleting a key neither ends a wait for it nor undoes that it was set."""
     with Peer(store) as waiter, Peer(store) as setter:
         waiter.wait(b"a", b"b")
         assert setter.ask(wire.DELETE + text(b"a"), 8) == i64(0)
@@ -109,7 +109,7 @@ def test_deleted_key_still_satisfies_its_waiter(store: int) -> None:
 
 
 def test_push_wakes_one_client_waiting_for_nothing_else(store: int) -> None:
-    """Who waits for the longest time is first; who waits for more than the queue is not woken."""
+    """The longest-waiting client is first. A client that also waits for other keys isn't woken."""
     with Peer(store) as both, Peer(store) as first, Peer(store) as second, Peer(store) as pusher:
         both.wait(b"q", b"other")
         first.wait(b"q")
@@ -126,7 +126,7 @@ def test_push_wakes_one_client_waiting_for_nothing_else(store: int) -> None:
 
 
 def test_barrier_releases_all_on_last_arrival(store: int) -> None:
-    """The counter is an ordinary key, and a late worker does not wait."""
+    """The counter is an ordinary key, and a worker that arrives late doesn't wait."""
     query = wire.BARRIER + text(b"b") + i64(3)
     with Peer(store) as first, Peer(store) as second, Peer(store) as third, Peer(store) as late:
         for peer in (first, second):
@@ -141,7 +141,7 @@ def test_barrier_releases_all_on_last_arrival(store: int) -> None:
 
 
 def test_disconnected_waiter_is_forgotten(store: int) -> None:
-    """The value that one would have been woken by is another's, who came later."""
+    """The value that would have woken it goes to a client that came later."""
     with Peer(store) as waiter, Peer(store) as pusher:
         for leave in (Peer.close, Peer.reset):
             gone = Peer(store)
@@ -152,10 +152,9 @@ def test_disconnected_waiter_is_forgotten(store: int) -> None:
         assert waiter.read(1) == wire.STOP_WAITING
 
 
-def test_nonempty_queue_is_not_awaited(store: int, request: Any) -> None:
-    """Torch counts such a queue as missing once another key is: the wait ends when that comes.
-
-    Torch's server hangs there until the next push.
+def test_wait_does_not_include_a_nonempty_queue(store: int, request: Any) -> None:
+    """If another key is missing as well, torch counts a non-empty queue as missing, and its server
+    hangs until the next push.
     """
     with Peer(store) as waiter, Peer(store) as setter:
         setter.send(wire.PUSH + text(b"q") + text(b"v"))
@@ -168,10 +167,11 @@ def test_nonempty_queue_is_not_awaited(store: int, request: Any) -> None:
         assert waiter.read(1) == wire.STOP_WAITING
 
 
-def test_waits_are_independent_of_earlier_ones(store: int, request: Any) -> None:
-    """A client woken by a value waits for other keys until they come.
+def test_wait_is_independent_of_earlier_ones(store: int, request: Any) -> None:
+    """After being woken by a value, a client waits for other keys until they are set.
 
-    Torch's server takes the next value for one of those keys, so its wait for `k` ends without `k`.
+    Torch's server counts the next pushed value as one of those keys, so that its wait for `k` ends
+    without `k`.
     """
     with Peer(store) as waiter, Peer(store) as pusher:
         waiter.wait(b"q")
@@ -197,7 +197,7 @@ NUMBERS = {
 
 @pytest.mark.parametrize("value", NUMBERS)
 def test_add_parses_numbers_like_c(store: int, value: bytes) -> None:
-    """What starts with a number is one, sums wrap around, anything else ends the connection."""
+    """Trailing text is ignored and sums wrap around. Anything else ends the connection."""
     number = NUMBERS[value]
     with Peer(store) as peer, Peer(store) as friend:
         friend.set(b"k", value)
@@ -230,7 +230,7 @@ VALUES = [
 
 
 def some_operation(choose: random.Random) -> tuple[str, Callable[[Client], object]]:
-    """Choose a query and its arguments; a key that is not there is waited for only briefly."""
+    """Choose an operation and its arguments. Missing keys are only waited for briefly."""
     key, value, other = choose.choice(KEYS), choose.choice(VALUES), choose.choice(VALUES)
     several = choose.sample(KEYS, choose.randint(0, 4))
     amount = choose.choice([0, 1, -5, 2**40, 2**63 - 1, -(2**63)])
@@ -239,7 +239,7 @@ def some_operation(choose: random.Random) -> tuple[str, Callable[[Client], objec
         return lambda store: act(store) if store.check(names) else store.wait(names, BRIEF)
 
     def unless_prefixed(act: Callable[[Client], object]) -> Callable[[Client], object]:
-        # A PrefixStore's barrier is not the server's, but made of `add` and `wait`.
+        # A PrefixStore's barrier isn't the server's: it is built from `add` and `wait`.
         return lambda store: "PrefixStore" in str(type(store)) or act(store)
 
     usual: dict[str, Callable[[Client], object]] = {
@@ -277,10 +277,12 @@ def some_operation(choose: random.Random) -> tuple[str, Callable[[Client], objec
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 6))]
 )
-def test_any_operation_sequence_is_answered_like_torch(
+def test_any_sequence_of_operations_is_answered_like_torch(
     dist: ModuleType, relight: int, torch: int, seed: int
 ) -> None:
-    """The same operations give the same values and types of error, and leave as many keys."""
+    """The same operations return the same values and error types, and leave the same number of
+    keys.
+    """
     choose = random.Random(seed)
     clients: dict[int, list[Client]] = {}
     history: list[str] = []
@@ -297,7 +299,7 @@ def test_any_operation_sequence_is_answered_like_torch(
                 clients[port] = [plain, prefixed, nested, plain.clone()]
             try:
                 client = clients[port][which]
-                # Requests without an answer must be done before another connection asks.
+                # Requests without an answer must be executed before another connection sends any.
                 answers.append((operate(client), client.num_keys()))
             except Exception as error:
                 answers.append(type(error).__name__)
@@ -309,7 +311,7 @@ def test_any_operation_sequence_is_answered_like_torch(
 @pytest.mark.slow
 @pytest.mark.needs_torch
 def test_values_of_any_size_and_number_round_trip(dist: ModuleType, store: int) -> None:
-    """The largest values, 40 MiB in one answer, and 20,000 keys are as they were set."""
+    """This includes the largest values, 40 MiB in one answer, and 20,000 keys."""
     writer, reader = connect(dist, store), connect(dist, store)
     noise = random.Random(1)
     large = {f"large {number}": noise.randbytes(8 * 1024 * 1024) for number in range(5)}
@@ -329,7 +331,7 @@ def test_values_of_any_size_and_number_round_trip(dist: ModuleType, store: int) 
 @pytest.mark.slow
 @pytest.mark.needs_torch
 def test_concurrent_clients_lose_nothing(dist: ModuleType, store: int) -> None:
-    """Counters, neighbours that wait for each other, queues and barriers of 8 clients add up."""
+    """8 clients use counters, queues and barriers, and wait for their neighbours' keys."""
     clients, times = 8, 60
 
     def work(number: int) -> list[bytes]:
@@ -363,7 +365,7 @@ def test_concurrent_clients_lose_nothing(dist: ModuleType, store: int) -> None:
 @pytest.mark.slow
 @pytest.mark.needs_torch
 def test_timed_out_wait_can_be_repeated(dist: ModuleType, store: int) -> None:
-    """A client may give up, and the same connection then waits again and is answered."""
+    """After a client gives up, it can wait again on the same connection and gets an answer."""
     waiter, setter = connect(dist, store), connect(dist, store)
     for turn in range(5):
         key = f"key {turn}"
@@ -431,7 +433,7 @@ print("trained", rank)
 @pytest.mark.slow
 @pytest.mark.needs_torch
 def test_training_works_with_the_store(warm_torch: WarmTorch) -> None:
-    """Groups, barriers, objects and checkpoints of 4 workers work, and a second process group."""
+    """4 workers use groups, barriers, objects, checkpoints and a second process group."""
     result = warm_torch.run(TRAINING, "--nproc-per-node=4")
     assert result.returncode == 0, result.stderr
     assert sorted(result.stdout.splitlines()) == [f"trained {rank}" for rank in range(4)]

@@ -1,4 +1,4 @@
-"""Any process can reach the workers' store, and no peer can harm the others."""
+"""Any process can reach the workers' store, and none can harm the other clients."""
 
 import random
 import socket
@@ -21,7 +21,7 @@ Serve = Callable[..., StoreServer]
 
 @pytest.fixture
 def serve() -> Iterator[Serve]:
-    """Start stores; at the end each must still serve others, and end well."""
+    """Start stores. At the end, each must still serve others and exit cleanly."""
     servers: list[StoreServer] = []
 
     def begin(port: int = 0, **limits: float) -> StoreServer:
@@ -42,7 +42,7 @@ def still_serves(server: StoreServer) -> None:
         assert peer.get(b"still") == b"here"
 
 
-TRANSCRIPT = {  # every query, in a row, and the answer to each
+TRANSCRIPT = {  # every request in sequence, with its answer
     wire.VALIDATE: b"",
     wire.SET + text(b"k") + text(b"value"): b"",
     wire.APPEND + text(b"k") + text(b"+"): b"",
@@ -75,7 +75,7 @@ TRANSCRIPT = {  # every query, in a row, and the answer to each
 
 
 def test_requests_survive_any_fragmentation(serve: Serve) -> None:
-    """How the bytes of requests are split does not change the answers."""
+    """The answers don't depend on how the requests are split into packets."""
     asked, answers = b"".join(TRANSCRIPT), b"".join(TRANSCRIPT.values())
     splits = random.Random(1)
     for largest in (len(asked), 1, 3, 50):
@@ -90,7 +90,7 @@ def test_requests_survive_any_fragmentation(serve: Serve) -> None:
 
 
 def test_peer_leaving_mid_request_changes_nothing(serve: Serve) -> None:
-    """Half a request changes nothing, however its sender goes."""
+    """Half a request has no effect, however its sender disconnects."""
     server = serve()
     changes = (
         wire.SET + text(b"set") + text(b"value"),
@@ -137,7 +137,7 @@ REFUSED = {
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[StoreServer]:
-    """One store for many small attacks."""
+    """Provide one store for many small attacks."""
     server = StoreServer()
     yield server
     server.close()
@@ -145,7 +145,7 @@ def shared() -> Iterator[StoreServer]:
 
 @pytest.mark.parametrize("attack", REFUSED)
 def test_malformed_request_closes_its_connection(shared: StoreServer, attack: str) -> None:
-    """A peer that breaks the protocol is dropped immediately, and only that peer."""
+    """A peer that violates the protocol is dropped immediately, and only that peer."""
     with Peer(shared.port) as friend, Peer(shared.port, greet=False) as peer:
         peer.send(REFUSED[attack])
         assert peer.ended()
@@ -153,13 +153,13 @@ def test_malformed_request_closes_its_connection(shared: StoreServer, attack: st
     still_serves(shared)
 
 
-def test_random_bytes_are_survived(shared: StoreServer) -> None:
-    """Noise, with and without a greeting, harms nobody else."""
+def test_random_bytes_are_harmless(shared: StoreServer) -> None:
+    """Random data, with or without a greeting, doesn't affect other clients."""
     noise = random.Random(2)
     for _ in range(300):
         with Peer(shared.port, greet=noise.random() < 0.8) as peer:
             data = noise.randbytes(noise.randint(1, 300))
-            if noise.random() < 0.7:  # a query that exists, and lengths that are small
+            if noise.random() < 0.7:  # an existing request with small lengths
                 data = b"".join(
                     bytes([noise.randint(1, 18)]) + u64(noise.randint(0, 9)) + noise.randbytes(9)
                     for _ in range(20)
@@ -167,12 +167,12 @@ def test_random_bytes_are_survived(shared: StoreServer) -> None:
             try:
                 peer.send(data)
             except ConnectionError:
-                pass  # dropped already
+                pass  # already dropped
     still_serves(shared)
 
 
 def test_largest_keys_and_values_are_served(shared: StoreServer) -> None:
-    """Values at torch's limits are accepted, in a single request and in many."""
+    """Values at torch's limits are accepted, in a single request or in many."""
     key, value = b"k" * KEY_LIMIT, bytes(range(256)) * (VALUE_LIMIT // 256)
     with Peer(shared.port) as peer:
         peer.set(key, value)
@@ -183,7 +183,7 @@ def test_largest_keys_and_values_are_served(shared: StoreServer) -> None:
 
 
 def test_idle_connections_are_cheap_and_harmless(serve: Serve) -> None:
-    """Connections that say nothing cost little and block nothing."""
+    """Connections that send nothing cost little and block nothing."""
     server = serve()
     before = server.most_memory()
     idle = [Peer(server.port, greet=number % 2 == 0) for number in range(500)]
@@ -194,7 +194,9 @@ def test_idle_connections_are_cheap_and_harmless(serve: Serve) -> None:
 
 
 def test_client_without_greeting_is_disconnected(serve: Serve) -> None:
-    """A connection without the magic number is closed after a while, one with it stays."""
+    """A connection without the magic number is closed after a while. One that sent it
+    stays open.
+    """
     server = serve(_MAX_SILENT_S=0.5)
     with (
         Peer(server.port) as friend,
@@ -208,7 +210,7 @@ def test_client_without_greeting_is_disconnected(serve: Serve) -> None:
 
 
 def test_clients_leave_descriptors_to_the_agent(serve: Serve) -> None:
-    """Beyond a part of the descriptors new clients are refused, until others have gone."""
+    """Beyond a certain share of the descriptors, new clients are refused until others have left."""
     server = serve(files=128)
     friends = [Peer(server.port) for _ in range(64)]
     for friend in friends:
@@ -219,7 +221,7 @@ def test_clients_leave_descriptors_to_the_agent(serve: Serve) -> None:
     friends[0].sync()
     for friend in friends:
         friend.close()
-    # The fixture connects again. It may have to try, until the server has seen them go.
+    # The fixture reconnects. It may have to retry until the server has noticed that they left.
     for _ in range(1000):
         with Peer(server.port, greet=False) as peer:
             peer.socket.settimeout(0.05)
@@ -231,7 +233,7 @@ def test_clients_leave_descriptors_to_the_agent(serve: Serve) -> None:
 
 
 LONG = b"k" * KEY_LIMIT
-ANSWERS = {  # requests, the answer to each, how many
+ANSWERS = {  # requests, the answer to each, and their number
     "values": (wire.GET + text(LONG), text(bytes(MIB)), 40),
     "lists of values": (wire.MULTI_GET + keys(*[LONG] * 40), text(bytes(MIB)) * 40, 2),
     "lists of keys": (wire.LIST, i64(1) + text(LONG), 5_000),
@@ -240,7 +242,7 @@ ANSWERS = {  # requests, the answer to each, how many
 
 @pytest.mark.parametrize("kind", ANSWERS)
 def test_peer_not_reading_answers_costs_little_memory(serve: Serve, kind: str) -> None:
-    """It is read no further until it reads; then it gets all answers, in order."""
+    """The server stops reading from it until it reads. Then it gets all answers in order."""
     request, answer, count = ANSWERS[kind]
     server = serve()
     with Peer(server.port) as peer:
@@ -252,7 +254,7 @@ def test_peer_not_reading_answers_costs_little_memory(serve: Serve, kind: str) -
             while unsent:
                 unsent = unsent[peer.socket.send(unsent) :]
         except TimeoutError:
-            pass  # the server reads no more
+            pass  # the server has stopped reading
         peer.socket.settimeout(20)
         with Peer(server.port) as friend:
             assert friend.get(LONG) == bytes(MIB)
@@ -266,7 +268,7 @@ def test_peer_not_reading_answers_costs_little_memory(serve: Serve, kind: str) -
 
 
 def test_peer_leaving_answers_unread_is_forgotten(serve: Serve) -> None:
-    """Answers that nobody will read, and waits of peers that are gone, are dropped."""
+    """Unread answers, and waits by peers that are gone, are discarded."""
     server = serve()
     with Peer(server.port) as friend:
         friend.set(b"big", bytes(MIB))
@@ -280,7 +282,9 @@ def test_peer_leaving_answers_unread_is_forgotten(serve: Serve) -> None:
 
 
 def test_endless_request_costs_little_memory(serve: Serve) -> None:
-    """Values of one MULTI_SET are stored as they come, and the keys of a WAIT are limited."""
+    """Values in a MULTI_SET are stored as they arrive, and the number of keys in a WAIT
+    is limited.
+    """
     server = serve()
     with Peer(server.port) as peer:
         before = server.most_memory()
@@ -298,7 +302,7 @@ def test_endless_request_costs_little_memory(serve: Serve) -> None:
 
 
 def test_only_latest_of_stacked_waits_counts(serve: Serve) -> None:
-    """A peer that waits again and again without an answer waits for the last only."""
+    """A peer that keeps sending waits without getting an answer only waits for the last one."""
     with Peer(serve().port) as peer, Peer(peer.socket.getpeername()[1]) as friend:
         peer.send(wire.WAIT + keys(*[b"%d" % n for n in range(1000)]))
         peer.wait(b"a", b"b")
@@ -310,8 +314,8 @@ def test_only_latest_of_stacked_waits_counts(serve: Serve) -> None:
         assert peer.read(1) == wire.STOP_WAITING
 
 
-def test_full_store_refuses_and_continues(serve: Serve) -> None:
-    """A value that does not fit ends its connection; deleting makes room, to the byte."""
+def test_full_store_rejects_values_and_continues(serve: Serve) -> None:
+    """A value that doesn't fit ends its connection. Deleting frees exactly as many bytes."""
     server = serve(_MAX_STORED=10_000)
     grow = (
         wire.SET + text(b"k") + text(bytes(9_500)),
@@ -326,7 +330,7 @@ def test_full_store_refuses_and_continues(serve: Serve) -> None:
     for request in grow:
         with Peer(server.port) as peer:
             peer.send(request)
-            peer.socket.recv(200)  # of ADD
+            peer.socket.recv(200)  # ADD's answers
             while not peer.ended():
                 pass
         with Peer(server.port) as peer:
@@ -334,7 +338,7 @@ def test_full_store_refuses_and_continues(serve: Serve) -> None:
             peer.read(23 * 8)
             peer.sync()
     with Peer(server.port) as peer:
-        for _ in range(200):  # would be full after a few, were anything counted twice
+        for _ in range(200):  # if anything were counted twice, the store would soon be full
             peer.set(b"k", bytes(3_000))
             peer.set(b"k", bytes(5_000))
             peer.send(wire.APPEND + text(b"k") + text(bytes(2_000)))
@@ -344,8 +348,8 @@ def test_full_store_refuses_and_continues(serve: Serve) -> None:
             assert len(peer.value()) == 7_000
 
 
-def test_dropped_peer_has_no_later_request_executed(serve: Serve) -> None:
-    """After a breach nothing more of the same message is done."""
+def test_later_requests_of_dropped_peer_are_not_executed(serve: Serve) -> None:
+    """After a violation, the rest of the same packet is ignored."""
     server = serve()
     with Peer(server.port) as peer:
         peer.send(wire.SET + text(b"before") + text(b"") + b"\xff" + wire.SET + text(b"after"))
@@ -356,7 +360,9 @@ def test_dropped_peer_has_no_later_request_executed(serve: Serve) -> None:
 
 
 def test_port_can_be_reused_immediately(serve: Serve) -> None:
-    """A generation's store may take the port of the one before, whose connections linger."""
+    """A generation's store may take the port of the previous one, even while connections to that
+    linger.
+    """
     first = StoreServer()
     peers = [Peer(first.port) for _ in range(5)]
     peers[0].set(b"old", b"generation")

@@ -1,4 +1,4 @@
-"""The port that is announced to the workers is theirs, whether agent or rank 0 serves it."""
+"""The port announced to the workers stays theirs, whether the agent or rank 0 serves it."""
 
 import errno
 import socket
@@ -41,14 +41,14 @@ def host(request: pytest.FixtureRequest) -> str:
 
 
 def address_of(host: str) -> tuple[int, str]:
-    """The family and the address of a host that relight uses."""
+    """Return the address family and address that relight uses for a host."""
     found = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
     family, _, _, _, address = found[0]
     return family, address[0]
 
 
 def free_range(size: int) -> range:
-    """Ports that follow each other, of which no program has one now."""
+    """Return consecutive ports that no program is using."""
     while True:
         with socket.create_server(("127.0.0.1", 0)) as first:
             ports = range(first.getsockname()[1], first.getsockname()[1] + size)
@@ -61,8 +61,10 @@ def free_range(size: int) -> range:
 
 
 @pytest.mark.parametrize("served", [True, False])
-def test_store_takes_first_free_port_of_range(loop: Loop, *, served: bool) -> None:
-    """Two jobs of a machine get different ports; when all are taken, the variable is named."""
+def test_store_takes_first_free_port_in_range(loop: Loop, *, served: bool) -> None:
+    """Two jobs on one machine get different ports. If all are taken, the error names
+    the variable.
+    """
     ports = free_range(2)
     stores = [StorePort(loop, "127.0.0.1", 0, served=served, among=ports) for _ in ports]
     assert [store.port for store in stores] == list(ports)
@@ -89,7 +91,7 @@ def test_port_range_includes_both_ends() -> None:
 
 
 def only_port(family: int, port: int) -> socket.socket:
-    """A socket restricted to this one port."""
+    """Return a socket restricted to this one port."""
     bound = socket.socket(family)
     try:
         only = struct.pack("=I", port << 16 | port)
@@ -101,8 +103,8 @@ def only_port(family: int, port: int) -> socket.socket:
 
 
 @pytest.mark.parametrize("served", [False, True])
-def test_kernel_does_not_hand_out_the_reserved_port(loop: Loop, host: str, served: bool) -> None:
-    """While it is held no port that the kernel chooses is this one, afterwards it may be."""
+def test_kernel_does_not_assign_the_reserved_port(loop: Loop, host: str, served: bool) -> None:
+    """The kernel may choose it again once it is released."""
     held = StorePort(loop, host, 0, served=served)
     family, address = address_of(host)
     everywhere = "0.0.0.0" if family == socket.AF_INET else "::"
@@ -126,7 +128,7 @@ def test_kernel_does_not_hand_out_the_reserved_port(loop: Loop, host: str, serve
 
 @pytest.mark.parametrize("served", [False, True])
 def test_reserved_port_cannot_be_bound_explicitly(loop: Loop, host: str, served: bool) -> None:
-    """Who binds the port as an ordinary program does is refused while it is held."""
+    """A program that binds it in the usual way is refused while it is reserved."""
     held = StorePort(loop, host, 0, served=served)
     family, address = address_of(host)
     with socket.socket(family) as bound:
@@ -140,7 +142,7 @@ def test_reserved_port_cannot_be_bound_explicitly(loop: Loop, host: str, served:
 
 @pytest.mark.parametrize("served", [False, True])
 def test_unusable_port_or_address_is_a_usage_error(loop: Loop, served: bool) -> None:
-    """A port that is taken and an address that is not here are the user's to change."""
+    """The user has to change a port that is taken or an address that isn't local."""
     with (
         socket.create_server(("127.0.0.1", 0)) as taken,
         pytest.raises(UsageError, match="is taken by another program"),
@@ -183,7 +185,7 @@ sys.exit(main.main(["run", "--no-python", "true"]))
 
 @pytest.mark.needs_hosts
 def test_exhausted_ports_are_a_machine_error(tmp_path: Path) -> None:
-    """Port 0 is refused with EADDRINUSE then, as a port that is taken is: bind(2)."""
+    """In that case port 0 fails with EADDRINUSE, just like a port that is taken (bind(2))."""
     command = ["sh", "-c", 'ip link set lo up && exec "$@"', "sh", sys.executable, "-c"]
     done = subprocess.run(
         ["unshare", "--net", *command, _WITHOUT_FREE_PORTS, tmp_path / "register"],
@@ -207,7 +209,7 @@ def test_exhausted_ports_are_a_machine_error(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.needs_torch
 def test_torch_can_serve_the_reserved_port(loop: Loop, host: str) -> None:
-    """Rank 0's own server listens on the port that the agent holds, and is reached there."""
+    """Rank 0's own server listens on the port reserved by the agent, and can be reached there."""
     from torch.distributed import TCPStore as TorchStore
 
     patience = timedelta(seconds=LIMIT_S)

@@ -1,4 +1,4 @@
-"""torch's file timers: the content of the pipe that workers write to."""
+"""torch's file timers: reading the pipe that workers write to."""
 
 import json
 import os
@@ -26,7 +26,7 @@ def loop() -> Iterator[Loop]:
 
 
 def test_garbage_in_timer_pipe_is_ignored(loop: Loop, tmp_path: Path) -> None:
-    """Whatever a worker writes into the pipe, the agent survives, and the next timer counts."""
+    """Whatever a worker writes into the pipe, the agent survives and the next timer works."""
     expired: list[tuple[int, int, str]] = []
     timers = WorkerTimers(loop, str(tmp_path / "timers"), lambda *each: expired.append(each))
     fd = os.open(timers.path, os.O_WRONLY)

@@ -1,4 +1,4 @@
-"""TLS both ways between the ends of a connection, with certificates made by openssl."""
+"""TLS in both directions between two ends of a connection, with certificates created by openssl."""
 
 import socket
 import ssl
@@ -48,7 +48,9 @@ def make_node(directory: Path, name: str, authority: Path, days: int = 2) -> tup
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An authority `ca` with the nodes `a` and `b`, and a stranger of the authority `other`."""
+    """Create an authority `ca` with nodes `a` and `b`, and a stranger from the
+    authority `other`.
+    """
     directory = tmp_path_factory.mktemp("tls")
     authority, other = make_authority(directory, "ca"), make_authority(directory, "other")
     make_node(directory, "a", authority)
@@ -82,7 +84,9 @@ Node = Callable[..., Security]
 
 @pytest.mark.parametrize("secret", [b"", b"token"])
 def test_messages_pass_through_tls(ends: Ends, node: Node, secret: bytes) -> None:
-    """Nodes of one authority meet, and small and large messages arrive in order both ways."""
+    """Nodes with the same authority connect, and small and large messages arrive in order in both
+    directions.
+    """
     ends.listen(node("a", secret=secret))
     connection, log = ends.dial(node("b", secret=secret))
     ends.until(lambda: connection.is_open and ends.server.connections)
@@ -102,7 +106,7 @@ def test_messages_pass_through_tls(ends: Ends, node: Node, secret: bytes) -> Non
 
 
 def test_traffic_is_encrypted_with_tls_1_3(ends: Ends, node: Node) -> None:
-    """Version 1.3 is spoken, and the last message before a close arrives."""
+    """The last message before a close also arrives."""
     ends.listen(node("a"))
     connection, log = ends.dial(node("b"))
     ends.until(lambda: connection.is_open and ends.server.connections)
@@ -117,7 +121,6 @@ def test_traffic_is_encrypted_with_tls_1_3(ends: Ends, node: Node) -> None:
 
 
 def test_tls_1_2_is_the_minimum(ends: Ends, node: Node) -> None:
-    """Older versions are not."""
     ends.listen(node("a"))
     old = node("b")
     assert old.tls_client is not None
@@ -128,12 +131,12 @@ def test_tls_1_2_is_the_minimum(ends: Ends, node: Node) -> None:
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-def test_node_of_another_authority_is_refused(
+def test_node_from_another_authority_is_refused(
     ends: Ends, node: Node, version: ssl.TLSVersion
 ) -> None:
-    """A certificate that the job's authority did not sign opens nothing; both sides say why."""
+    """A certificate not signed by the job's authority is useless, and both sides report why."""
     ends.listen(node("a"))
-    stranger = node("stranger")  # it accepts the listener, but not the other way round
+    stranger = node("stranger")  # it accepts the listener, but not vice versa
     assert stranger.tls_client is not None
     stranger.tls_client.maximum_version = version
     connection, log = ends.dial(stranger)
@@ -144,7 +147,7 @@ def test_node_of_another_authority_is_refused(
 
 
 def test_untrusted_listener_is_refused(ends: Ends, node: Node) -> None:
-    """The dialler checks the listener's certificate before it says a word."""
+    """The dialler checks the listener's certificate before it sends anything."""
     ends.listen(node("stranger", ca="ca"))
     _, log = ends.dial(node("b"))
     ends.until(lambda: log.reasons and ends.refused)
@@ -153,7 +156,7 @@ def test_untrusted_listener_is_refused(ends: Ends, node: Node) -> None:
 
 
 def test_expired_certificate_is_refused(ends: Ends, node: Node) -> None:
-    """An expired certificate is refused, with the word that says so."""
+    """The error says `expired`."""
     ends.listen(node("a"))
     _, log = ends.dial(node("late"))
     ends.until(lambda: log.reasons and ends.refused)
@@ -161,7 +164,6 @@ def test_expired_certificate_is_refused(ends: Ends, node: Node) -> None:
 
 
 def test_peer_without_certificate_is_refused(ends: Ends, node: Node, files: Path) -> None:
-    """A client without a certificate is refused."""
     ends.listen(node("a"))
     bare = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     bare.check_hostname = False
@@ -173,7 +175,6 @@ def test_peer_without_certificate_is_refused(ends: Ends, node: Node, files: Path
 
 
 def test_plain_dialler_learns_that_tls_is_required(ends: Ends, node: Node) -> None:
-    """A client without TLS learns that the listener requires it."""
     ends.listen(node("a"))
     _, log = ends.dial()
     ends.until(lambda: log.reasons and ends.refused)
@@ -182,7 +183,7 @@ def test_plain_dialler_learns_that_tls_is_required(ends: Ends, node: Node) -> No
 
 
 def test_plain_listener_recognises_tls_dialler(ends: Ends, node: Node) -> None:
-    """Where only the dialler uses TLS, both sides say that this is the difference."""
+    """If only the dialler uses TLS, both sides report that difference."""
     ends.listen()
     _, log = ends.dial(node("b"))
     ends.until(lambda: log.reasons and ends.refused)
@@ -192,7 +193,7 @@ def test_plain_listener_recognises_tls_dialler(ends: Ends, node: Node) -> None:
 
 @pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x00\x05hello"])
 def test_invalid_handshake_closes_the_connection(ends: Ends, node: Node, data: bytes) -> None:
-    """The next node gets in."""
+    """The next node can still connect."""
     ends.listen(node("a"))
     read_all(ends.raw(data), ends)
     assert len(ends.refused) == 1
@@ -201,7 +202,7 @@ def test_invalid_handshake_closes_the_connection(ends: Ends, node: Node, data: b
 
 
 def test_aborted_handshake_is_harmless(ends: Ends, node: Node) -> None:
-    """Closing or resetting in the middle of a handshake harms nobody."""
+    """The peer closes or resets the connection in the middle of the handshake."""
     ends.listen(node("a"))
     for _ in range(3):
         ends.raw(b"\x16\x03\x01").close()
@@ -220,7 +221,7 @@ def test_aborted_handshake_is_harmless(ends: Ends, node: Node) -> None:
 
 
 def test_store_client_needs_no_tls(ends: Ends, node: Node) -> None:
-    """A client of torch's store, whose first byte is 0, is handed on as without TLS."""
+    """A client of torch's store, whose first byte is 0, is passed on just as without TLS."""
     diverted: list[socket.socket] = []
     ends.listen(node("a"), divert=diverted.append)
     ends.raw(b"\0x")
@@ -247,7 +248,7 @@ def test_store_client_needs_no_tls(ends: Ends, node: Node) -> None:
 def test_unusable_tls_file_is_named_with_its_option(
     files: Path, cert: str, key: str, ca: str, words: str
 ) -> None:
-    """Each file that is missing or holds something else is named with its option."""
+    """The file is missing or contains something else."""
     with pytest.raises(UsageError, match=words):
         contexts(str(files / cert), str(files / key), str(files / ca))
 
@@ -255,7 +256,9 @@ def test_unusable_tls_file_is_named_with_its_option(
 def test_tls_write_before_read_waits_for_writability(
     ends: Ends, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If TLS has to write before it can read on, the loop waits for that moment, and no longer."""
+    """If TLS has to write before it can continue reading, the loop waits for writability just that
+    long.
+    """
     ends.listen(node("a"))
     connection, _ = ends.dial(node("b"))
     ends.until(lambda: connection.is_open and ends.server.connections)

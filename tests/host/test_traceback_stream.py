@@ -1,4 +1,4 @@
-"""The stream that holds the last traceback of a worker back, on a loop whose clock a test moves."""
+"""The stream that holds back a worker's last traceback, on a loop whose clock the test controls."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ TRACEBACK = (
 
 
 class Worker:
-    """A worker as the stream sees it, and the number of looks."""
+    """A worker as seen by the stream, and the number of inspections."""
 
     def __init__(self, screen: Screen, is_shutting_down: bool | None) -> None:
         self.is_shutting_down = is_shutting_down
@@ -38,7 +38,7 @@ def worker(screen: Screen) -> Callable[[bool | None], Worker]:
 def test_last_traceback_is_held_until_requested(
     loop: FastLoop, screen: Screen, worker: Callable[..., Worker]
 ) -> None:
-    """After its worker has ended, nothing is scheduled; other output is not held up."""
+    """Once its worker has exited, nothing is scheduled. Other output isn't held back."""
     ends = worker(True)
     other = ConsoleStream(screen.console)
     ends.stream.feed(b"step 1\n" + TRACEBACK)
@@ -100,7 +100,7 @@ def test_traceback_of_successful_worker_is_shown(
 def test_slow_exit_handler_may_show_all_tracebacks_together(
     loop: FastLoop, screen: Screen, worker: Callable[..., Worker]
 ) -> None:
-    """Including those of other workers. Equal ones are shown together."""
+    """This includes other workers' tracebacks. Equal ones are merged."""
     first, second, goes_on = worker(True), worker(True), worker(None)
 
     def show_together() -> None:

@@ -1,4 +1,4 @@
-"""What workers of generations that are over have printed, while the console takes nothing."""
+"""Output from workers in earlier generations, while the console accepts nothing."""
 
 import os
 import re
@@ -19,7 +19,7 @@ GENERATIONS = 14
 
 def run_generations(loop: FastLoop, unshown: UnshownOutput, consoles: Consoles, flags: list[str],
                     path: Path) -> bytes:  # fmt: skip
-    """Let a worker of each generation print; return all output."""
+    """Let a worker in each generation print, and return all output."""
     spec, text = to_spec(parse([*flags, "train.py"], Environment({}))), b""
     for number in range(GENERATIONS):
         logs = Logs(loop, consoles, spec, str(path / f"attempt_{number}") if flags else "")
@@ -37,8 +37,8 @@ def run_generations(loop: FastLoop, unshown: UnshownOutput, consoles: Consoles, 
 def test_unshown_output_is_shown_or_counted(
     loop: FastLoop, small_screen: Screen, screen: Screen, tmp_path: Path, flags: list[str]
 ) -> None:
-    """Generations continue; a line counts the output that could not be kept for the console. The
-    rest is shown in whole lines, in order.
+    """Generations continue. A line states how much output couldn't be kept for the console, and
+    the rest is shown in whole lines and in order.
     """
     consoles = Consoles(small_screen.console, screen.console)
     unshown = UnshownOutput(loop, consoles, [])
@@ -59,7 +59,7 @@ def test_unshown_output_is_shown_or_counted(
 def test_second_signal_ends_wait_for_console(
     loop: FastLoop, small_screen: Screen, screen: Screen, tmp_path: Path
 ) -> None:
-    """A line says how much is not shown."""
+    """A line states how much isn't shown."""
     consoles = Consoles(small_screen.console, screen.console)
     unshown = UnshownOutput(loop, consoles, [15, 15])
     text = run_generations(loop, unshown, consoles, [], tmp_path)

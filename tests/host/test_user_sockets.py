@@ -1,4 +1,4 @@
-"""Unix sockets of one user's processes."""
+"""Unix sockets owned by one user's processes."""
 
 import socket
 from pathlib import Path
@@ -8,10 +8,10 @@ import pytest
 from relight.host import user_sockets
 
 
-def test_socket_is_not_removed_while_its_process_starts_to_listen(
+def test_socket_is_kept_while_its_process_starts_listening(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where `relight list` runs while an agent starts."""
+    """This happens if `relight list` runs while an agent starts."""
     path = tmp_path / "job.sock"
     listen = socket.socket.listen
 

@@ -1,4 +1,4 @@
-"""No content of the shared import list ends the agent."""
+"""Nothing in the shared import list can crash the agent."""
 
 import mmap
 import os
@@ -35,6 +35,6 @@ def test_agent_survives_garbage(watched: WatchedWorker, data: bytes) -> None:
 
 
 def test_worker_cannot_truncate_shared_memory(watched: WatchedWorker) -> None:
-    """An access of the agent beyond its end would be a SIGBUS."""
+    """If the agent accessed memory past the end, it would get SIGBUS."""
     with pytest.raises(PermissionError):
         os.truncate(f"/proc/self/fd/{watched._fd}", 0)

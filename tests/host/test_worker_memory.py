@@ -1,4 +1,4 @@
-"""Nonsense in the memory that agent and workers share, or a full disk, ends neither."""
+"""Neither garbage in the memory shared by agent and workers nor a full disk crashes either side."""
 
 import errno
 import os
@@ -24,7 +24,7 @@ IN_USE = (words.LIMIT, words.AGREED, words.DEADLINE, words.CALLS, words.STEP, wo
 
 
 def page_with(values: dict[int, int]) -> bytes:
-    """A page with these words."""
+    """Return a page with these words."""
     return struct.pack(f"{words.SIZE // 8}Q", *(values.get(n, 0) for n in range(words.SIZE // 8)))
 
 
@@ -44,7 +44,7 @@ NONSENSE = st.one_of(
 def share_memory(
     folder: Path, content: bytes, began: float = 0.0, workers: int = 1
 ) -> tuple[WorkerMemory, list[str]]:
-    """The agent's side of files, the first with this content, and its notes."""
+    """Return the agent's side of shared files, the first one with this content, and its notes."""
     said: list[str] = []
     paths = {rank: str(folder / f"{rank}.error.json") for rank in range(workers)}
     (folder / f"0.error.json{words.SUFFIX}").write_bytes(content)
@@ -84,13 +84,13 @@ def test_worker_survives_garbage(data: bytes) -> None:
         assert left is None or abs(left) <= words.MOST_LEFT_S
         relight.worker.progress(words.MOST_STEP)
         if not page[words.AGREED]:
-            page[words.LIMIT] = 0  # it would be held until the agent answers, as it should be
+            page[words.LIMIT] = 0  # otherwise it would be held until the agent answers, as intended
         assert relight.worker.should_checkpoint() in (True, False)
         assert 1 <= words.calls(page) <= words.MOST_CALLS
 
 
-def test_reports_of_worker_are_read(tmp_path: Path) -> None:
-    """The bounds let the truth through."""
+def test_worker_reports_are_read(tmp_path: Path) -> None:
+    """Valid values are within the bounds."""
     began = time.monotonic()
     found, said = share_memory(tmp_path, b"", began)
     with pytest.MonkeyPatch.context() as patch:
@@ -118,7 +118,7 @@ def test_overwritten_agreement_does_not_mislead_other_workers(tmp_path: Path) ->
 
 
 def test_excessive_deadline_is_clamped(tmp_path: Path) -> None:
-    """A peer's message may name one."""
+    """A peer's message may contain one."""
     found, _ = share_memory(tmp_path, b"")
     found.agree(1, float("inf"))
     page = shared_page.mapped(str(tmp_path / f"0.error.json{words.SUFFIX}"), make=False)
@@ -128,7 +128,7 @@ def test_excessive_deadline_is_clamped(tmp_path: Path) -> None:
 
 
 def test_truncated_file_reports_nothing(tmp_path: Path) -> None:
-    """The agent does not map it: at no moment is an access a SIGBUS."""
+    """The agent doesn't map the file, so no access can ever cause SIGBUS."""
     found, said = share_memory(tmp_path, page_with({words.CALLS: 3, words.STEP_AT: 1}))
     assert (found.calls(), found.step()) == (3, 0)
     path = tmp_path / f"0.error.json{words.SUFFIX}"
@@ -154,7 +154,7 @@ def test_sparse_file_gets_its_blocks_allocated(tmp_path: Path) -> None:
 def test_blocks_are_written_without_fallocate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on musl, where a file system may not have it; words of the other side stay."""
+    """With musl, some file systems don't support it. Words written by the other side are kept."""
 
     def refuse(*_: int) -> None:
         raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
@@ -189,7 +189,7 @@ def test_missing_shared_memory_is_reported_once(tmp_path: Path) -> None:
 
 @pytest.fixture
 def full(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let no file on a disk get a block."""
+    """Let no file on disk get a block."""
 
     def but_on_disk(function: Callable[..., object]) -> Callable[..., object]:
         def call(fd: int, *arguments: object) -> object:
@@ -206,7 +206,7 @@ def full(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("full")
 @pytest.mark.parametrize("first", ["agent", "worker"])
 def test_full_disk_does_not_prevent_sharing(tmp_path: Path, first: str) -> None:
-    """In either order; its descriptor is closed with the memory."""
+    """Either side may come first. The descriptor is closed along with the memory."""
     before = len(os.listdir("/proc/self/fd"))
     path = tmp_path / f"0.error.json{words.SUFFIX}"
     found = WorkerMemory(Loop(), {0: str(tmp_path / "0.error.json")}, 0.0, pytest.fail)
@@ -224,8 +224,8 @@ def test_full_disk_does_not_prevent_sharing(tmp_path: Path, first: str) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_foreign_link_is_not_followed(tmp_path: Path) -> None:
-    """Its process has ended, and another one has its number now."""
+def test_link_of_reused_pid_is_not_followed(tmp_path: Path) -> None:
+    """Its process has exited, and another process has the same pid now."""
     victim = tmp_path / "victim"
     victim.write_text("mine")
     path = tmp_path / f"0.error.json{words.SUFFIX}"
@@ -235,5 +235,5 @@ def test_foreign_link_is_not_followed(tmp_path: Path) -> None:
         assert found.calls() == 0
         found.agree(1, time.monotonic())
     assert victim.read_text() == "mine"
-    assert found.calls() == 0  # and once it leads nowhere
+    assert found.calls() == 0  # nor if its target no longer exists
     found._loop.close()

@@ -15,7 +15,7 @@ from relight.processes.worker_processes import Workers
 
 @pytest.fixture
 def workers() -> Iterator[Workers]:
-    """One worker that sleeps."""
+    """Start one worker that sleeps."""
     loop, null = Loop(), os.open(os.devnull, os.O_WRONLY)
     plan = WorkerPlan(
         local_rank=0, argv=(sys.executable, "-c", "import time; time.sleep(600)"), variables={},
@@ -50,7 +50,7 @@ def test_stopped_spawner_is_continued_until_frozen_at_lease_end(workers: Workers
     assert workers.frozen and not lost
 
 
-def test_next_generation_forgets_where_survivors_were(workers: Workers) -> None:
+def test_next_generation_forgets_survivors_old_stacks(workers: Workers) -> None:
     """Otherwise its first failure would seem to blame a peer."""
     workers.doing[0] = WorkerState(" in all_reduce (train.py:7)", (), True)
     workers.replace([], [0])

@@ -86,7 +86,7 @@ REASONS = {
     "host/test_memory.py::test_oom_killed_worker_is_reported_with_limit": OOM,
     "host/test_numa.py": NUMA,
     "host/test_spawner.py::test_freeze_and_thaw_cover_all_descendants": SEVERAL_NODES,
-    "host/test_spawner.py::test_foreign_sigcont_does_not_end_the_freeze": SEVERAL_NODES,
+    "host/test_spawner.py::test_sigcont_from_others_does_not_end_the_freeze": SEVERAL_NODES,
     "host/test_readers.py::test_file_is_shown_while_it_is_written": INOTIFY,
     "host/test_tls.py": SEVERAL_NODES,
 }
