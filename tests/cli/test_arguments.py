@@ -95,7 +95,9 @@ def notes_of(*argv: str) -> list[str]:
         (["--re=3"], "redirects", StreamChoice(3)),
     ],
 )
-def test_flag_forms_of_torchrun_are_equivalent(argv: list[str], field: str, value: object) -> None:
+def test_all_of_torchruns_flag_forms_are_equivalent(
+    argv: list[str], field: str, value: object
+) -> None:
     assert getattr(spec_of(*argv, "train.py"), field) == value
 
 
@@ -119,7 +121,7 @@ def test_flag_forms_of_torchrun_are_equivalent(argv: list[str], field: str, valu
 def test_everything_after_script_belongs_to_it(
     argv: list[str], script: str, script_args: tuple[str, ...]
 ) -> None:
-    """Everything from the script on is the script's, but for a `--` directly after it."""
+    """The only exception is a `--` directly after the script."""
     spec = spec_of(*argv)
     assert (spec.script, spec.script_args) == (script, script_args)
 
@@ -130,10 +132,10 @@ def test_everything_after_script_belongs_to_it(
     st.sampled_from(["train.py", "-"]),
     st.lists(st.sampled_from(["--", "a", "-", "--x", "-m", "--nnodes=2", "--nnodes"])),
 )
-def test_script_arguments_split_as_by_argparse(
+def test_script_arguments_are_split_as_by_argparse(
     flags: list[str], dashes: bool, script: str, arguments: list[str]
 ) -> None:
-    """The script gets the same arguments as from torchrun's argparse, wherever `--` is."""
+    """Wherever `--` is, the script gets the same arguments as from torchrun's argparse."""
     torchrun = argparse.ArgumentParser()
     torchrun.add_argument("--nnodes")
     torchrun.add_argument("--nproc-per-node", "--nproc_per_node")
@@ -147,7 +149,7 @@ def test_script_arguments_split_as_by_argparse(
 
 @given(st.lists(st.text(alphabet=st.characters(codec="utf-8")), max_size=6))
 def test_script_arguments_pass_through_unchanged(arguments: list[str]) -> None:
-    """No text in the script's arguments is taken for ours."""
+    """No text in the script's arguments is mistaken for a relight flag."""
     assert spec_of("train.py", "a", *arguments).script_args == ("a", *arguments)
 
 
@@ -221,7 +223,7 @@ def test_command_line_overrides_pet_variables(
     ],
 )
 def test_invalid_command_line_error_lists_valid_choices(argv: list[str], message: str) -> None:
-    """The error names the wrong value, with the valid ones or the nearest."""
+    """The error names the invalid value and either all valid ones or the closest one."""
     with pytest.raises(UsageError) as caught:
         spec_of(*argv)
     assert message in f"{caught.value.message}\n{caught.value.hint}"
@@ -240,7 +242,7 @@ def test_invalid_command_line_error_lists_valid_choices(argv: list[str], message
 def test_invalid_value_hint_shows_a_valid_one(
     argv: list[str], variables: dict[str, str], hint: str
 ) -> None:
-    """The hint is a value that works, or the purpose of the flag."""
+    """The hint is a working value, or the flag's purpose."""
     with pytest.raises(UsageError) as caught:
         spec_of(*argv, "x.py", **variables)
     assert caught.value.hint.startswith(hint)
@@ -252,16 +254,16 @@ def test_values_in_hints_are_valid(name: str) -> None:
         assert spec_of(f"--{name}={value}", "x.py").script == "x.py"
 
 
-def test_offered_signals_can_be_handled() -> None:
-    """A misspelt signal is answered with all others, but SIGKILL and SIGSTOP."""
+def test_suggested_signals_can_be_handled() -> None:
+    """For a misspelt signal, the hint lists all of them except SIGKILL and SIGSTOP."""
     with pytest.raises(UsageError) as caught:
         spec_of("--signals-to-handle=FOO", "x.py")
     assert "SIGUSR2" in caught.value.message
     assert "SIGKILL" not in caught.value.message and "SIGSTOP" not in caught.value.message
 
 
-def test_suggests_nearest_flag() -> None:
-    """A slip in a flag's name leads to the flag."""
+def test_suggests_closest_flag() -> None:
+    """The flag's name contains a typo."""
     with pytest.raises(UsageError) as caught:
         spec_of("--nproc-per-nod3=2", "x.py")
     assert caught.value.hint == "did you mean --nproc-per-node?"
@@ -275,7 +277,7 @@ def test_suggests_nearest_flag() -> None:
         ({"PET_STANDALONE": ""}, "PET_STANDALONE=: expected 1 or 0"),
     ],
 )
-def test_invalid_variable_is_named_as_source(variables: dict[str, str], message: str) -> None:
+def test_error_names_variable_as_source(variables: dict[str, str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         spec_of("x.py", **variables)
 
@@ -325,7 +327,7 @@ def test_contradictory_flags_are_rejected_by_name(argv: list[str], message: str)
     ],
 )
 def test_values_without_effect_are_noted(argv: list[str], note: str) -> None:
-    """Where torchrun ignores something in silence, one line says so."""
+    """One line says so where torchrun silently ignores them."""
     notes = notes_of(*argv, "x.py")
     assert len(notes) == 1
     assert note in notes[0]
@@ -341,24 +343,24 @@ def test_values_without_effect_are_noted(argv: list[str], note: str) -> None:
         ["--rdzv-id="],
     ],
 )
-def test_common_command_lines_give_no_note(argv: list[str]) -> None:
-    """Command lines that people use with torchrun are taken as they are."""
+def test_common_command_lines_print_no_note(argv: list[str]) -> None:
+    """These are command lines that people use with torchrun."""
     assert notes_of(*argv, "x.py") == []
 
 
 ANSWERED = ("help", "print-completion")
-"""Flags that are answered before anything is checked."""
+"""Flags handled before anything is checked."""
 
 
 def test_every_flag_has_a_field() -> None:
-    """The table of flags and the record of values can't drift apart."""
+    """The flag table and the record of values can't diverge."""
     fields = [flag.field for flag in FLAGS if flag.name not in ANSWERED]
     assert sorted([*fields, "script", "script_args", "conf_defaults"]) == sorted(LaunchSpec._fields)
 
 
 @given(st.text(max_size=30), st.sampled_from([f for f in FLAGS if f.parse is not None]))
 def test_any_text_is_a_value_or_a_usage_error(text: str, flag: object) -> None:
-    """No value of a flag makes anything but a value or a UsageError."""
+    """Nothing other than a UsageError is ever raised."""
     try:
         parse([f"--{flag.name}={text}", "x.py"], Environment({}))  # type: ignore[attr-defined]
     except UsageError as error:

@@ -1,4 +1,4 @@
-"""Habits from other launchers: refused before anything starts, with the right command."""
+"""Habits from other launchers: rejected before anything starts, with the right command."""
 
 import os
 import sys
@@ -27,10 +27,10 @@ EVERY_FLAG = list(dict.fromkeys([*FLAGS, *COORDINATOR_FLAGS, *DOCTOR_FLAGS]))
 def refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Refused:
-    """The two lines that refuse a command line, in a directory with some scripts."""
+    """Return the two-line rejection of a command line, in a directory with some scripts."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PYTHON_EXEC", raising=False)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))  # no job that runs is asked anything
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))  # hides running jobs
     for name in ("train.py", "pkg/train.py", "empty/train.py", "code/train.py", "name/space.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("")
@@ -139,25 +139,25 @@ def test_absurd_numbers_are_rejected(argv: tuple[str, ...], refused: Refused) ->
         (("run", "pkg/trian.py"), "did you mean pkg/train.py?"),
     ],
 )
-def test_slip_suggests_intended_command_line(
+def test_typo_suggests_intended_command_line(
     argv: tuple[str, ...], hint: str, refused: Refused
 ) -> None:
-    """A habit from elsewhere, or a slip, is answered with the command line that was meant."""
+    """This also covers habits from other launchers."""
     assert hint in refused(*argv)
 
 
 @pytest.mark.parametrize("script", ["a.py", "chain.py", "train.json", "pkg/eval.py"])
-def test_missing_file_names_the_directory_unless_a_name_is_close(
+def test_missing_file_error_names_directory_unless_a_name_is_close(
     script: str, refused: Refused
 ) -> None:
-    """In short names, the extension dominates; and a script is not a configuration."""
+    """The extension dominates short names, and a script isn't mistaken for a configuration file."""
     for name in ("b.py", "pkg/evaluation.py"):
         Path(name).write_text("")
     folder = Path(script).parent.resolve()
     assert refused("run", script).endswith(f"hint: looked for it in {folder}\n")
 
 
-def test_missing_directory_is_named_in_full(refused: Refused) -> None:
+def test_missing_directory_is_shown_with_its_full_path(refused: Refused) -> None:
     folder = Path("scripts").resolve()
     assert refused("run", "scripts/x.py").endswith(f"hint: no such directory: {folder}\n")
 
@@ -178,8 +178,8 @@ def test_missing_directory_is_named_in_full(refused: Refused) -> None:
         ("--rdzv-timeout --rdzv_timeout", "--rdzv-conf join_timeout="),
     ],
 )
-def test_flag_of_another_launcher_suggests_ours(flags: str, meant: str, refused: Refused) -> None:
-    """A flag of mpirun, srun, accelerate, deepspeed or torchx gets the right one suggested."""
+def test_flag_from_another_launcher_suggests_ours(flags: str, meant: str, refused: Refused) -> None:
+    """The launchers are mpirun, srun, accelerate, deepspeed and torchx."""
     for flag in flags.split():
         found = refused("run", flag, "2", "train.py")
         assert f"unknown flag: {flag}\n" in found or flag == "-cfg"
@@ -197,8 +197,8 @@ def spec_of(*argv: str) -> tuple[LaunchSpec, set[str]]:
      "-m code.made_by_its_code", "-m pkg", "-m train.py.more", "-m ${local_rank}", "-m .x"],
 )  # fmt: skip
 def test_plausible_command_line_is_not_rejected(words: str, refused: Refused) -> None:
-    """Only a script that can't work is refused: a package's code, another Python or its flags may
-    know more than the launcher.
+    """Only a script that can't possibly work is rejected. A package's code, another Python or its
+    flags may know more than the launcher.
     """
     entrypoint.check(spec_of(*words.split())[0], Environment({}), sys.executable)
 
@@ -218,8 +218,8 @@ def test_plausible_command_line_is_not_rejected(words: str, refused: Refused) ->
 def test_missing_preload_module_is_rejected(
     names: str, says: str, hint: str, refused: Refused
 ) -> None:
-    """A module that is not there is refused, without the import of its package; one that the
-    package's code may bring is not, and no one that another Python may have.
+    """The check doesn't import the module's package. A module that the package's code might
+    provide isn't rejected, nor is one that another Python might have.
     """
     for name in ("hides", "ours"):
         Path(name).mkdir()
@@ -238,7 +238,7 @@ def test_missing_preload_module_is_rejected(
 
 
 def test_module_of_another_python_is_not_checked(refused: Refused) -> None:
-    """Where workers run another Python, -m is left to it."""
+    """If workers run a different Python, that Python checks -m."""
     spec = spec_of("-m", "no_such_module")[0]
     entrypoint.check(spec, Environment({}), "/usr/bin/python3")
     with pytest.raises(UsageError, match="no such module: no_such_module"):
@@ -246,8 +246,8 @@ def test_module_of_another_python_is_not_checked(refused: Refused) -> None:
 
 
 def test_flags_after_script_are_noted_once() -> None:
-    """A launcher's flag behind the script reaches the script, and a note says so; not if the
-    launcher got it too, or if scripts commonly have it.
+    """A launcher flag after the script is passed to the script, with a note. There is no note if
+    the launcher got the flag too, or if scripts commonly have it.
     """
     words = ("--nproc_per_node=2", "--nnodes", "2", "--log-dir=x", "--lr=1", "--nnodes", "3")
     spec, given = spec_of("train.py", *words)
@@ -285,7 +285,7 @@ DASH = "parser.add_argument('--local_rank', '--local-rank', type=int)\n"
         ("print('--lr')", "", True, ""),
     ],
 )
-def test_wrong_way_to_a_local_rank_is_noted(
+def test_unsupported_way_to_read_local_rank_is_noted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, words: str, is_passed: bool,
     note: str,
 ) -> None:  # fmt: skip
@@ -300,10 +300,10 @@ def test_wrong_way_to_a_local_rank_is_noted(
 
 @pytest.mark.parametrize("flags", [["--max-restarts=1"], []])
 @pytest.mark.parametrize("script", ["-", "pipe"])
-def test_script_that_can_be_read_once_is_for_one_worker(
+def test_script_readable_only_once_is_limited_to_one_worker(
     script: str, flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A second worker, or a restart, would find it empty, and succeed."""
+    """A second worker, or a restart, would read an empty script and succeed."""
     monkeypatch.chdir(tmp_path)
     os.mkfifo("pipe")
     spec, _ = spec_of(*flags, script)
@@ -314,8 +314,8 @@ def test_script_that_can_be_read_once_is_for_one_worker(
     assert entrypoint.check_streams(spec_of("--no-python", script)[0], 2) == []
 
 
-def test_pipe_of_the_shell_is_not_for_workers() -> None:
-    """Of `<(…)`, workers get the name and not the descriptor."""
+def test_process_substitution_is_rejected() -> None:
+    """Workers get the name from `<(…)`, but not the descriptor."""
     readable, writable = os.pipe()
     try:
         path = f"/dev/fd/{readable}"
@@ -363,20 +363,20 @@ def test_script_in_a_pipe_is_not_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["run", "launch", "submit", "doctor"])
-def test_each_command_prints_version(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The command is `relight COMMAND --version`."""
+def test_each_command_prints_the_version(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command line is `relight COMMAND --version`."""
     assert main([command, "--version"]) == 0
     assert capsys.readouterr().out == f"relight {relight.__version__}\n"
 
 
 def test_help_command_equals_command_help(capsys: pytest.CaptureFixture[str]) -> None:
-    """The commands are `relight help COMMAND` and `relight COMMAND --help`."""
+    """`relight help COMMAND` prints the same as `relight COMMAND --help`."""
     assert main(["help", "run"]) == 0
     assert capsys.readouterr().out.startswith("usage: relight run")
 
 
 def test_help_has_groups_and_defaults() -> None:
-    """`relight run --help` has each flag under a title, with its default, in 80 columns."""
+    """`relight run --help` shows each flag under a heading, with its default, in 80 columns."""
     text = run_help(FLAGS)
     assert max(map(len, text.splitlines())) <= 80
     for flag in FLAGS:
@@ -389,7 +389,9 @@ def test_help_has_groups_and_defaults() -> None:
 
 @pytest.mark.parametrize("flag", EVERY_FLAG, ids=lambda f: f.name)
 def test_default_in_help_parses_to_the_default(flag: Flag) -> None:
-    """Typed, it means the default; a default that says nothing, such as no directory, is absent."""
+    """Typing the default has no effect. A default that would say nothing, such as no directory,
+    isn't shown.
+    """
     shown = shown_default(flag)
     if shown == "all":
         assert flag.name == "local-ranks-filter"
@@ -410,6 +412,6 @@ def test_coordinator_and_doctor_help_has_defaults(text: str) -> None:
     assert "[c10d]" in text
 
 
-def test_launch_is_completed_by_editors() -> None:
-    """`relight.launch` is among the names that an editor or a notebook completes."""
+def test_editors_can_complete_launch() -> None:
+    """`relight.launch` is among the names offered by an editor or notebook."""
     assert "launch" in dir(relight)

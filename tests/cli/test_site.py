@@ -1,4 +1,4 @@
-"""The site's configuration: defaults below everything else, and values that nothing changes."""
+"""The site configuration: defaults below everything else, and locked values."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -42,19 +42,21 @@ scheduler = "slurm"
 
 
 def written(folder: Path, text: str = TEXT) -> Environment:
-    """The environment in which this text is the site's file; the home directory is empty."""
+    """Return an environment in which the site's file has this text and the home
+    directory is empty.
+    """
     (folder / "config.toml").write_text(text)
     return Environment({"RELIGHT_CONFIG_DIR": str(folder), "HOME": str(folder / "home")})
 
 
 def spec(site: Site, *words: str, **variables: str) -> LaunchSpec:
-    """The effect of a command line at a site."""
+    """Return the result of a command line at a site."""
     return to_spec(parse([*words, "x.py"], Environment(variables), FLAGS, site))
 
 
 @pytest.fixture
 def site(tmp_path: Path) -> Site:
-    """The site of TEXT."""
+    """Return the site described by TEXT."""
     return sites.load(written(tmp_path))
 
 
@@ -66,13 +68,13 @@ def test_flags_and_variables_override_site_defaults(site: Site) -> None:
     assert spec(site).virtual_local_rank is True
 
 
-def test_site_defaults_do_not_count_as_given(site: Site) -> None:
-    """Notes on flags without an effect are for whoever gave them."""
+def test_site_defaults_do_not_count_as_user_flags(site: Site) -> None:
+    """Notes about flags without effect are for whoever typed them."""
     assert parse(["x.py"], Environment({}), FLAGS, site).given == set()
 
 
 def test_rdzv_conf_merges_key_by_key(site: Site) -> None:
-    """The site's keys without an effect, or that the user gives, are left out without a note."""
+    """Site keys that have no effect, or that the user overrides, are dropped without a note."""
     found = spec(site, "--rdzv-conf=last_call_timeout=9,join_timeout=60")
     values, notes = conf.parse(conf.merged(found.rdzv_conf, found.conf_defaults, "c10d"), "c10d")
     assert (values.last_call_timeout, values.join_timeout, values.keep_alive_interval) == (9, 60, 1)
@@ -102,7 +104,7 @@ def test_locked_value_may_be_repeated(site: Site) -> None:
     assert same.hang_timeout == spec(site).hang_timeout
 
 
-def test_flag_locked_without_a_value_stays_at_its_default() -> None:
+def test_flag_locked_without_a_value_keeps_its_default() -> None:
     site = Site("/etc/relight/config.toml", locked=frozenset({"run.status", "rdzv-conf.takeover"}))
     with pytest.raises(UsageError, match=r"locked to its default"):
         spec(site, "--status=8080")
@@ -121,8 +123,8 @@ AT_SITE = SiteOptions(
 )
 
 
-def test_scheduler_options_of_site_come_last() -> None:
-    """Unknown ones are of another version, and ignored."""
+def test_site_scheduler_options_have_lowest_precedence() -> None:
+    """Unknown options are for another version, and are ignored."""
     values, notes = options.resolve("s", OPTIONS, {}, site=AT_SITE)
     assert (values["partition"], values["time"], notes) == ("gpu", "60", [])
     values, _ = options.resolve("s", OPTIONS, {"time": "1"}, {"time": "2"}, site=AT_SITE)
@@ -187,7 +189,7 @@ def test_relight_run_reads_the_file(
     assert refused.returncode == 2 and "locked to 2" in refused.stderr
 
 
-def test_nothing_is_read_without_a_file(tmp_path: Path) -> None:
+def test_missing_file_has_no_effect(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"RELIGHT_CONFIG_DIR=.*: no config.toml there"):
         sites.load(Environment({"RELIGHT_CONFIG_DIR": str(tmp_path)}))
 
@@ -204,19 +206,19 @@ def test_nothing_is_read_without_a_file(tmp_path: Path) -> None:
         ("[schedulers]\nslurm = 1", "slurm is not a table"),
     ],
 )
-def test_malformed_file_is_reported_with_its_path(tmp_path: Path, text: str, message: str) -> None:
+def test_malformed_file_error_includes_its_path(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(MachineError, match=message) as caught:
         sites.load(written(tmp_path, text))
     assert caught.value.message.startswith(f"can't read {tmp_path / 'config.toml'}: ")
 
 
-def test_wrong_value_of_a_flag_names_the_file(tmp_path: Path) -> None:
+def test_invalid_flag_value_error_names_the_file(tmp_path: Path) -> None:
     site = sites.load(written(tmp_path, "[run]\nmax-restarts = 'x'"))
     with pytest.raises(UsageError, match=r"config.toml: max-restarts = x: "):
         spec(site)
 
 
 def test_site_sets_exit_code_rules(tmp_path: Path) -> None:
-    """As a list or as on the command line."""
+    """They may be a list, or text as on the command line."""
     site = sites.load(written(tmp_path, '[run]\nfail-on = [2, "SIGXCPU"]\nrestart-on = "75"\n'))
     assert (spec(site).fail_on, spec(site).restart_on) == ((2, 152), (75,))

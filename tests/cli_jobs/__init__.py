@@ -1,1 +1,1 @@
-"""The commands on jobs, as whole processes."""
+"""The commands that act on jobs, run as whole processes."""

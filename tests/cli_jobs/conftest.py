@@ -1,4 +1,4 @@
-"""A place of its own for each test: working directory, home and state of jobs."""
+"""A separate working directory, home directory and job state for each test."""
 
 import io
 import json
@@ -21,7 +21,7 @@ HIDDEN = ("LOGLEVEL", "TORCHX", "XDG_STATE_HOME")
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """The working directory."""
+    """Return the working directory."""
     folder = tmp_path / "work"
     folder.mkdir()
     return folder
@@ -29,7 +29,7 @@ def place(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """The environment of the commands, without anything of the user's."""
+    """Return the commands' environment, without anything from the user's."""
     for name in list(os.environ):
         if name.startswith(HIDDEN):
             monkeypatch.delenv(name)
@@ -44,7 +44,7 @@ def variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]
 
 @pytest.fixture
 def relight(launch: Command, place: Path, variables: dict[str, str]) -> Command:
-    """Run one command to its end: `relight("submit", "utils.echo")`."""
+    """Run one command to completion: `relight("submit", "utils.echo")`."""
 
     def run(*words: str | Path, **options: Any) -> "subprocess.CompletedProcess[str]":
         return launch(*words, **{"cwd": place, **variables, **options})
@@ -59,7 +59,7 @@ def here(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> Command:
-    """Run one command in this process, which costs a tenth of the processor time."""
+    """Run one command in this process, which takes a tenth of the CPU time."""
     monkeypatch.chdir(place)
     for name in os.environ.keys() - clean_environment().keys():
         monkeypatch.delenv(name)
@@ -73,7 +73,7 @@ def here(
                 patch.setenv(name, value)
             try:
                 code = main([*map(str, words)])
-            except SystemExit as end:  # of --help
+            except SystemExit as end:  # raised by --help
                 code = int(end.code or 0)
         return subprocess.CompletedProcess(words, code, *capsys.readouterr())
 
@@ -82,7 +82,7 @@ def here(
 
 @pytest.fixture
 def submitted(relight: Command, tmp_path: Path) -> Iterator[Callable[..., str]]:
-    """Submit a detached job, and return its handle; it is stopped at the end."""
+    """Submit a detached job and return its handle. The job is stopped at the end of the test."""
 
     def submit(*words: str | Path, **options: Any) -> str:
         found = relight("submit", "-s", "local", "-cfg", "detach=true", *words, **options)
@@ -96,7 +96,7 @@ def submitted(relight: Command, tmp_path: Path) -> Iterator[Callable[..., str]]:
 
 @pytest.fixture
 def ended(relight: Command) -> Callable[..., dict[str, Any]]:
-    """Run a job to its end and return its status as JSON."""
+    """Run a job to completion and return its status as JSON."""
 
     def run(*words: str | Path, **options: Any) -> dict[str, Any]:
         found = relight("submit", "-s", "local", "--json", *words, **options)

@@ -1,4 +1,4 @@
-"""`relight completion`: the words that the shells themselves offer at the end of a line."""
+"""`relight completion`: what the shells themselves offer at the end of a line."""
 
 import os
 import pty
@@ -46,7 +46,7 @@ COMPLETED = [
 
 @pytest.fixture
 def completion(here: Command, tmp_path: Path) -> Path:
-    """The file that bash reads."""
+    """Write the file that bash reads."""
     path = tmp_path / "relight.bash"
     path.write_text(here("completion", "bash").stdout)
     return path
@@ -54,7 +54,6 @@ def completion(here: Command, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(("line", "expected"), COMPLETED)
 def test_bash_completes_words(completion: Path, line: str, expected: str) -> None:
-    """What bash itself offers at the end of a line."""
     script = (
         f'source {completion}; COMP_LINE=$1; read -ra COMP_WORDS <<< "$1"; '
         '[[ $1 == *" " ]] && COMP_WORDS+=(""); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); '
@@ -73,7 +72,7 @@ def test_bash_completes_words(completion: Path, line: str, expected: str) -> Non
 
 @pytest.mark.parametrize(("line", "expected"), COMPLETED)
 def test_fish_completes_words(here: Command, tmp_path: Path, line: str, expected: str) -> None:
-    """It offers no files next to commands."""
+    """It offers no files along with commands."""
     path = tmp_path / "relight.fish"
     path.write_text(here("completion", "fish").stdout)
     (tmp_path / "file").touch()
@@ -110,7 +109,7 @@ def test_zsh_completes_words(here: Command, tmp_path: Path, line: str, expected:
 
 
 def _until(terminal: int, *words: str) -> None:
-    """Read until all words have been shown."""
+    """Read until all of these words have been shown."""
     shown, end = "", time.monotonic() + LIMIT_S
     while not all(word in shown for word in words):
         ready, _, _ = select.select([terminal], [], [], max(0, end - time.monotonic()))
@@ -118,8 +117,8 @@ def _until(terminal: int, *words: str) -> None:
         shown += os.read(terminal, 65536).decode()
 
 
-def test_every_flag_is_completed(here: Command) -> None:
-    """Bash and fish know the flags of all commands."""
+def test_every_flag_can_be_completed(here: Command) -> None:
+    """Bash and fish know every command's flags."""
     bash, fish = here("completion", "bash").stdout, here("completion", "fish").stdout
     for command in JOB_COMMANDS:
         words = here(command, "--help").stdout.split()
@@ -131,8 +130,8 @@ def test_every_flag_is_completed(here: Command) -> None:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_file_is_valid_in_each_shell(here: Command, tmp_path: Path, shell: str) -> None:
-    """Shells that are not installed are skipped."""
+def test_completion_file_is_valid_in_every_shell(here: Command, tmp_path: Path, shell: str) -> None:
+    """Shells that aren't installed are skipped."""
     found = here("completion", shell)
     assert (found.returncode, found.stderr) == (0, "")
     path = tmp_path / "completion"

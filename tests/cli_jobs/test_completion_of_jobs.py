@@ -1,4 +1,4 @@
-"""The shells offer the jobs of this machine where a command expects one."""
+"""The shells offer this machine's jobs wherever a command expects one."""
 
 import subprocess
 import sys
@@ -29,8 +29,9 @@ FISH = "relight completion fish | source; for line in $argv; echo =$line; comple
 
 @pytest.fixture
 def jobs(tmp_path: Path, variables: dict[str, str]) -> dict[str, str]:
-    """The environment of a user with a job that runs, one that has ended and one submitted; two
-    have names that no job of relight has.
+    """Return a user's environment with a running job, one that has ended and a submitted one.
+
+    Two more have names that no relight job can have.
     """
     run, submitted = tmp_path / "runtime/relight/jobs", tmp_path / "state/jobs"
     run.mkdir(mode=0o700, parents=True)
@@ -53,7 +54,9 @@ def jobs(tmp_path: Path, variables: dict[str, str]) -> dict[str, str]:
 def test_jobs_complete_by_name_and_id(
     jobs: dict[str, str], place: Path, name: str, words: tuple[str, ...]
 ) -> None:
-    """Where no flag expects another value; names that a shell would execute are omitted."""
+    """They aren't offered where a flag expects a different value. Names that a shell would execute
+    are omitted.
+    """
     found = subprocess.run(
         [shell(name), *words, *LINES], capture_output=True, text=True, timeout=LIMIT_S, check=False,
         cwd=place, env=jobs,

@@ -1,4 +1,6 @@
-"""`relight events`, and the lines of one rank: of jobs of `relight run`, and of submitted ones."""
+"""`relight events` and the lines printed by one rank, for jobs started by `relight run` and
+submitted ones.
+"""
 
 import json
 import socket
@@ -40,7 +42,7 @@ def wait_for(condition: Callable[[], object]) -> None:
 def test_events_without_log_files_come_from_agent(
     start: Start, relight: Command, script: Callable[[str], Path], variables: dict[str, str],
 ) -> None:  # fmt: skip
-    """They are followed until the job is over, including events after the workers' end."""
+    """They are followed until the job is over, including events after the workers have exited."""
     path = script(FAILS_ONCE)
     agent = start("run", "--nproc-per-node=2", "--max-restarts=1", "--preload=off", path,
                   cwd=path.parent, variables=variables)  # fmt: skip
@@ -88,7 +90,7 @@ def test_internal_events_are_hidden_by_default(relight: Command, tmp_path: Path)
     assert names(relight("events", "--json", log).stdout) == ["StateChanged", "Restarting"]
 
 
-def test_recorded_group_is_replayed(
+def test_recorded_group_can_be_replayed(
     launch: Command, relight: Command, script: Callable[[str], Path], tmp_path: Path,
 ) -> None:  # fmt: skip
     path = script("import os, sys\nsys.exit(int(os.environ['TORCHELASTIC_RESTART_COUNT']) < 1)\n")
@@ -109,10 +111,10 @@ def test_recorded_group_is_replayed(
 
 
 @pytest.mark.slow
-def test_events_and_logs_of_one_rank_of_submitted_job(
+def test_shows_events_and_logs_of_one_rank_in_submitted_job(
     submitted: Callable[..., str], relight: Command, script: Callable[[str], Path],
 ) -> None:  # fmt: skip
-    """Ranks count over all nodes; the event logs say which files belong to a rank."""
+    """Ranks are numbered across all nodes. The event logs show which files belong to a rank."""
     path = script("import os\nprint('a word of rank', os.environ['RANK'])\n")
     handle = submitted("dist.ddp", "-j", "2x2", "--script", path)
     assert relight("wait", handle).returncode == 0
@@ -124,7 +126,7 @@ def test_events_and_logs_of_one_rank_of_submitted_job(
     assert [line["time"] for line in lines] == sorted(line["time"] for line in lines)
     ranks = {node: {line["rank"] for line in lines if line["node"] == node and "rank" in line}
              for node in {line["node"] for line in lines}}  # fmt: skip
-    assert ranks == {0: {0, 1}, 1: {2, 3}}  # of each line, also of those before the generation
+    assert ranks == {0: {0, 1}, 1: {2, 3}}  # from each line, even those before the generation
     assert {line["host"] for line in lines} == {socket.gethostname()}
     assert len({line["log"] for line in lines}) == 2
     assert json.loads(relight("status", "--json", handle).stdout)["goodput"]["generations"] == 1
@@ -170,8 +172,8 @@ def test_file_that_is_not_an_event_log_is_rejected(
     assert f"{tmp_path}/events.jsonl is not an event log" in found.stderr
 
 
-def test_agent_keeps_latest_events_in_64_kib(tmp_path: Path) -> None:
-    """However long their texts are; their numbers reveal gaps."""
+def test_agent_keeps_64_kib_of_latest_events(tmp_path: Path) -> None:
+    """The limit holds however long their texts are, and their numbers reveal gaps."""
     log = EventLog("")
     for number in range(2000):
         log.write(event_types.GroupStopped(number, "x" * (number % 4096)))

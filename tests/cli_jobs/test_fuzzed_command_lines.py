@@ -1,4 +1,4 @@
-"""No generated command line ends in an internal error (tests/command_fuzz.py)."""
+"""No generated command line causes an internal error (tests/command_fuzz.py)."""
 
 import subprocess
 import sys

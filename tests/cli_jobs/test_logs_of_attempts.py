@@ -1,4 +1,4 @@
-"""`relight logs --attempt`: a worker's output before a restart, of a job with log files."""
+"""`relight logs --attempt`: a worker's output before a restart, for a job with log files."""
 
 import time
 from collections.abc import Callable
@@ -25,7 +25,7 @@ if attempt == "0":
     sys.exit(3)
 time.sleep(600)
 """
-# A node that joins takes rank 0 here, so the old rank 0 becomes rank 1; then comes a restart.
+# Here a new node takes rank 0, so that the old rank 0 becomes rank 1. A restart follows.
 GENERATIONS = [
     (0, 0, "attempt_0", {0: 0}),
     (1, 0, "attempt_0_generation_1", {0: 1}),
@@ -44,7 +44,7 @@ def ended_job(variables: dict[str, str], run_directory: str) -> Runner:
 
 @pytest.fixture
 def runner(tmp_path: Path, variables: dict[str, str]) -> Runner:
-    """A job that has ended, after its membership changed and a restart."""
+    """Create a job that has ended after a membership change and a restart."""
     folder, events = tmp_path / "logs", list[Event]()
     for generation, restart, name, ranks in GENERATIONS:
         events.append(Formed(generation, restart, 0, 1, len(ranks), "a", 1, "", ""))
@@ -62,10 +62,10 @@ def runner(tmp_path: Path, variables: dict[str, str]) -> Runner:
     ("rank", "attempt", "generations"),
     [(0, "0", [0]), (1, "0", [1]), (1, "1", [2]), (1, "all", [1, 2]), (0, "all", [0])],
 )
-def test_lines_of_rank_follow_membership_changes(
+def test_lines_follow_a_rank_across_membership_changes(
     runner: Runner, rank: int, attempt: str, generations: list[int]
 ) -> None:
-    """Even where membership, and with it ranks, changed without a restart."""
+    """Ranks may change with the membership, even without a restart."""
     found = list(runner.log_lines(JOB, "default", rank, attempt=attempt))
     assert found == [f"generation {number}" for number in generations]
 
@@ -77,7 +77,7 @@ def test_lines_of_rank_follow_membership_changes(
         (5, "0", "run://relight/train-7 has no rank 5", "ranks 0 to 1"),
     ],
 )
-def test_missing_rank_or_attempt_error_lists_available(
+def test_missing_rank_or_attempt_error_lists_available_ones(
     runner: Runner, rank: int, attempt: str, said: str, hint: str
 ) -> None:
     with pytest.raises(UsageError, match=said) as caught:
@@ -85,13 +85,13 @@ def test_missing_rank_or_attempt_error_lists_available(
     assert hint in caught.value.hint
 
 
-def test_job_without_log_files_says_how_to_keep_them(variables: dict[str, str]) -> None:
+def test_error_for_job_without_log_files_says_how_to_keep_them(variables: dict[str, str]) -> None:
     with pytest.raises(UsageError, match="keeps no log files") as caught:
         ended_job(variables, "").log_lines(JOB, "default", 0, attempt="0")
     assert "--log-dir=DIR" in caught.value.hint
 
 
-def test_attempt_is_shown_while_job_runs(
+def test_attempt_can_be_shown_while_job_is_running(
     start: Start,
     relight: Command,
     script: Callable[[str], Path],
@@ -122,7 +122,7 @@ sys.exit(attempt == "0")
 """
 
 
-def test_rank_is_followed_through_restart(
+def test_following_a_rank_continues_across_restart(
     start: Start,
     script: Callable[[str], Path],
     tmp_path: Path,

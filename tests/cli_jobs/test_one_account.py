@@ -1,4 +1,4 @@
-"""One text explains the failure of a job, wherever it is shown."""
+"""The same text explains a job's failure wherever it is shown."""
 
 import json
 import re
@@ -58,7 +58,7 @@ time.sleep(600)
 
 
 @pytest.mark.parametrize(("text", "headline"), FAILURES.values(), ids=FAILURES)
-def test_all_outlets_show_same_headline(
+def test_same_headline_is_shown_everywhere(
     relight: Command,
     here: Command,
     script: Callable[[str], Path],
@@ -101,7 +101,7 @@ def test_all_outlets_show_same_headline(
     word = page["ranks"][1][3].partition(" ")[0]
     assert word == {EXIT_HUNG: "hung", 7: "failed", 1: "failed"}.get(found.returncode, "killed")
     assert message.read_text() == headline
-    assert "headline" not in json.loads(parent.read_text())  # torchrun writes none
+    assert "headline" not in json.loads(parent.read_text())  # torchrun doesn't write one
 
 
 def test_json_names_hung_rank(
@@ -118,7 +118,7 @@ def test_json_names_hung_rank(
     assert known == {0: "stopped", 1: "hung"}
 
 
-def test_submitted_job_shows_headline_of_its_agent(
+def test_submitted_job_shows_its_agents_headline(
     relight: Command, here: Command, place: Path
 ) -> None:
     (place / "train.py").write_text(SHOWN + FAILURES["exception"][0])
@@ -138,7 +138,7 @@ def test_headline_falls_back_to_reason() -> None:
     assert refused.headline == "no GPU"
 
 
-def test_exit_code_of_timeout_alone_is_not_a_hang() -> None:
+def test_timeout_exit_code_alone_is_not_a_hang() -> None:
     root = Failure(0, 0, "h", 1, EXIT_HUNG, 0.0, 0, None, (), "", "")
     assert not JobEnded(EXIT_HUNG, "the workers failed", ("x",), root).hung
     assert JobEnded(EXIT_HUNG, "no progress", ("x",), root._replace(stop_signal=15)).hung

@@ -1,4 +1,4 @@
-"""Commands that list possibilities: help, components, schedulers, configure."""
+"""Commands that list what is available: help, components, schedulers, configure."""
 
 import json
 import subprocess
@@ -18,7 +18,7 @@ from .conftest import Command
 @pytest.mark.parametrize("flag", ["--help", "-h"])
 @pytest.mark.parametrize("command", JOB_COMMANDS)
 def test_help_fits_on_a_screen(here: Command, command: str, flag: str) -> None:
-    """It has usage, flags and examples."""
+    """It has the usage, flags and examples."""
     found = here(command, flag)
     assert (found.returncode, found.stderr) == (0, "")
     lines = found.stdout.splitlines()
@@ -30,7 +30,7 @@ def test_help_fits_on_a_screen(here: Command, command: str, flag: str) -> None:
 
 
 @pytest.mark.parametrize("name", components.names())
-def test_component_help_is_component_page(here: Command, name: str) -> None:
+def test_component_help_equals_component_page(here: Command, name: str) -> None:
     """`submit COMPONENT --help` prints the same page as `components COMPONENT`."""
     found = here("submit", name, "--help")
     assert (found.returncode, found.stderr) == (0, "")
@@ -41,7 +41,7 @@ def test_component_help_is_component_page(here: Command, name: str) -> None:
     assert max(map(len, lines)) <= 100
 
 
-def test_submit_help_says_when_command_ends(here: Command) -> None:
+def test_submit_help_says_when_command_exits(here: Command) -> None:
     """A local job ends with the command unless it is detached."""
     text = " ".join(here("submit", "--help").stdout.split())
     assert "On local and ssh the command shows the job's output and ends with it" in text
@@ -53,7 +53,7 @@ def test_main_help_lists_all_commands(here: Command) -> None:
     assert all(f"\n  {command:13}" in text for command in COMMANDS)
 
 
-def test_components_as_table_json_flags_and_source(here: Command, place: Path) -> None:
+def test_components_are_shown_as_table_json_flags_and_source(here: Command, place: Path) -> None:
     rows = here("components").stdout.splitlines()
     assert [row.split()[0] for row in rows] == ["COMPONENT", *components.names()]
     shown = json.loads(here("components", "--json").stdout)
@@ -71,7 +71,7 @@ def test_components_as_table_json_flags_and_source(here: Command, place: Path) -
 
 
 @pytest.mark.processes
-def test_schedulers_as_table_json_and_options(here: Command) -> None:
+def test_schedulers_are_shown_as_table_json_and_options(here: Command) -> None:
     """A single scheduler is found by either of its names."""
     rows = here("schedulers").stdout.splitlines()
     assert [row.split()[0] for row in rows] == ["SCHEDULER", *registry.names()]
@@ -87,7 +87,7 @@ def test_schedulers_as_table_json_and_options(here: Command) -> None:
 
 
 def test_configure_writes_one_section_per_scheduler(here: Command, place: Path) -> None:
-    """It loads as written; a second run adds nothing."""
+    """The file can be loaded as written, and a second run adds nothing."""
     found = here("configure", "--all")
     assert (found.returncode, found.stdout) == (0, "")
     text = (place / ".relightconfig").read_text()
@@ -105,7 +105,7 @@ def test_configure_writes_one_section_per_scheduler(here: Command, place: Path) 
 
 @pytest.mark.processes
 def test_configure_preserves_existing_content(here: Command, place: Path) -> None:
-    """An existing section is not written again."""
+    """An existing section isn't written again."""
     file = place / ".relightconfig"
     file.write_text("[local]\nlog_dir = /mine\n")
     assert here("configure", "-s", "slurm").returncode == 0
@@ -123,7 +123,7 @@ def test_configure_preserves_existing_content(here: Command, place: Path) -> Non
 @pytest.mark.processes
 @pytest.mark.parametrize("before", ["", "[local]\n"])
 def test_configure_on_full_disk_leaves_no_partial_file(place: Path, before: str) -> None:
-    """Later commands would trust it."""
+    """Later commands would rely on it."""
     if before:
         (place / ".relightconfig").write_text(before)
     found = subprocess.run(
@@ -165,10 +165,10 @@ def test_printed_component_can_be_submitted_unchanged(
 
 
 @pytest.mark.processes
-def test_configure_skips_broken_plugin_by_name(
+def test_configure_names_and_skips_broken_plugin(
     relight: Command, place: Path, tmp_path: Path
 ) -> None:
-    """Requested explicitly, a broken plug-in is an error."""
+    """If requested explicitly, a broken plug-in is an error."""
     info = tmp_path / "site" / "theirs-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
@@ -183,7 +183,7 @@ def test_configure_skips_broken_plugin_by_name(
     assert relight("configure", "--print", "-s", "broken", **site).returncode == 2
 
 
-def test_configure_writes_values_that_load(here: Command, place: Path) -> None:
+def test_configure_writes_loadable_values(here: Command, place: Path) -> None:
     """Each scheduler's section has all of its options."""
     assert here("configure", "--all").returncode == 0
     assert "= none\n" not in (place / ".relightconfig").read_text()

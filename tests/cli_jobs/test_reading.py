@@ -1,4 +1,4 @@
-"""Commands that tell about jobs: status, logs, wait, list, describe."""
+"""Commands that report on jobs: status, logs, wait, list, describe."""
 
 import json
 import os
@@ -29,13 +29,13 @@ def app():
 
 @pytest.fixture
 def two(place: Path, ended: Ended) -> str:
-    """The handle of a job of two roles that is over."""
+    """Return the handle of a finished job with two roles."""
     (place / "two.py").write_text(TWO_ROLES)
     return str(ended("two.py:app")["handle"])
 
 
 def test_status_shows_job_state_and_one_line_per_replica(relight: Command, two: str) -> None:
-    """The job is named by handle, by id, or with TorchX's scheduler name."""
+    """The job can be named by handle, by id, or with TorchX's scheduler name."""
     app_id = two.rpartition("/")[2]
     for name in (two, app_id, two.replace("local://relight", "local_cwd://torchx")):
         found = relight("status", name)
@@ -57,7 +57,7 @@ def test_status_without_job_lists_local_agents(
     script: Callable[[str], Path],
     tmp_path: Path,
 ) -> None:
-    """There is one line per agent, or an object with --json."""
+    """There is one line per agent, or one JSON object with --json."""
     text = "import json, time\nprint('up', flush=True)\ntime.sleep(600)"
     job = start("run", "--rdzv-id=mine", "--preload=json", "-v", script(text))
     assert job.stdout is not None and job.stderr is not None
@@ -89,7 +89,7 @@ def test_status_without_job_lists_local_agents(
 
 
 def test_status_json_is_one_object(relight: Command, two: str) -> None:
-    """It has the whole status; --roles leaves out other roles."""
+    """It contains the whole status. --roles leaves out the other roles."""
     found = json.loads(relight("status", "--json", two).stdout)
     assert (found["handle"], found["state"], found["exitcode"]) == (two, "SUCCEEDED", 0)
     assert [(role["role"], len(role["replicas"])) for role in found["roles"]] == [
@@ -102,7 +102,7 @@ def test_status_json_is_one_object(relight: Command, two: str) -> None:
     assert wrong.stderr.splitlines()[1] == "hint: it has reader, trainer"
 
 
-def test_failed_job_status_gives_reason(relight: Command, ended: Ended) -> None:
+def test_status_of_failed_job_gives_reason(relight: Command, ended: Ended) -> None:
     status = ended("utils.sh", "sh", "-c", "exit 7")
     found = relight("status", status["handle"])
     assert found.returncode == 0
@@ -126,7 +126,7 @@ def test_logs_of_one_replica_have_no_prefix(relight: Command, ended: Ended) -> N
 
 
 def test_logs_of_several_replicas_are_prefixed(relight: Command, two: str) -> None:
-    """The lines of a single replica lack a prefix."""
+    """A single replica's lines have no prefix."""
     only = ("--streams", "stdout")
     assert sorted(relight("logs", two, *only).stdout.splitlines()) == [
         "reader/0 reader 0", "trainer/0 trainer 0", "trainer/1 trainer 1"
@@ -157,7 +157,7 @@ def test_following_ends_with_job(
     variables: dict[str, str],
     count: int,
 ) -> None:
-    """Lines arrive as they are written."""
+    """Lines appear as they are written."""
     text = "echo first; until [ -e go ]; do sleep 0.05; done; echo last"
     handle = submitted("utils.sh", "--num_replicas", str(count), "sh", "-c", text)
     process = start("logs", "-f", handle, cwd=place, variables=variables)
@@ -172,7 +172,7 @@ def test_following_ends_with_job(
     assert relight("wait", handle).returncode == 0
 
 
-def test_logs_exit_silently_when_reader_leaves(
+def test_logs_exit_silently_when_reader_closes(
     relight: Command, two: str, variables: dict[str, str]
 ) -> None:
     """`relight logs | head -1` prints no error."""
@@ -189,7 +189,7 @@ def test_logs_exit_silently_when_reader_leaves(
 def test_wait_exits_with_job_code_or_times_out(
     relight: Command, submitted: Submitted, ended: Ended, place: Path
 ) -> None:
-    """A timeout exits with 124, and the job continues."""
+    """After a timeout it exits with 124, and the job keeps running."""
     handle = submitted("utils.sh", "sh", "-c", "until [ -e go ]; do sleep 0.05; done; exit 5")
     late = relight("wait", "--timeout", "0.3", handle)
     assert (late.returncode, late.stdout) == (124, "")
@@ -207,7 +207,7 @@ def test_wait_exits_with_job_code_or_times_out(
 def test_list_shows_running_and_ended_jobs_newest_first(
     relight: Command, ended: Ended, submitted: Submitted
 ) -> None:
-    """The list is a table, or JSON."""
+    """It is printed as a table or as JSON."""
     assert relight("list").stderr == "relight: no jobs\n"
     assert relight("list", "--json").stdout == "[]\n"
     bad = ended("utils.sh", "false")["handle"]
@@ -230,7 +230,7 @@ def test_list_shows_running_and_ended_jobs_newest_first(
     relight("delete", running)
 
 
-def test_list_hides_older_jobs_that_ended(relight: Command, ended: Ended, tmp_path: Path) -> None:
+def test_list_hides_older_ended_jobs(relight: Command, ended: Ended, tmp_path: Path) -> None:
     handle = ended("utils.echo")["handle"]
     assert relight("status", handle).returncode == 0  # the command that asks records how it ended
     jobs = tmp_path / "state" / "jobs"
@@ -276,7 +276,7 @@ def test_job_forgotten_by_scheduler_is_still_listed(
 
 
 def test_describe_shows_what_was_submitted_and_by_whom(relight: Command, place: Path) -> None:
-    """It also shows from where, and of which commit."""
+    """It also shows the directory and the commit."""
     git = ("git", "-c", "user.name=a", "-c", "user.email=a@b")
     (place / "train.py").write_text("print('x')\n")
     for words in (("init", "-q", "-b", "main"), ("add", "."), ("commit", "-q", "-m", "x")):
@@ -303,7 +303,7 @@ def test_describe_shows_what_was_submitted_and_by_whom(relight: Command, place: 
 
 
 def test_describe_expands_macros(relight: Command, submitted: Submitted) -> None:
-    """The record keeps them, so that it can be submitted again."""
+    """The record keeps the macros, so that the job can be submitted again."""
     handle = submitted("utils.sh", "echo", "${app_id}", "${replica_id}", "$${${rank0_env}:=x}")
     text = relight("describe", handle).stdout
     app_id = handle.strip().rpartition("/")[2]
@@ -320,7 +320,7 @@ SECRET = "hunter2"
 def test_secrets_are_never_stored_or_shown(
     relight: Command, submitted: Submitted, tmp_path: Path
 ) -> None:
-    """The job has them, but no command, record or process list does."""
+    """The job receives them, but no command, record or process list contains them."""
     handle = submitted(
         "utils.sh", "--env", f"HF_TOKEN={SECRET},A=1", "sh", "-c",
         'test "$HF_TOKEN" = hunter2 && echo right; sleep 300',

@@ -1,4 +1,4 @@
-"""Jobs of `relight run` on this machine: found by name, and handled as submitted ones are."""
+"""Local jobs started by `relight run` are found by name and handled like submitted ones."""
 
 import json
 import os
@@ -47,7 +47,7 @@ def jobs(variables: dict[str, str]) -> JobDirectory:
 
 @pytest.fixture
 def find(jobs: JobDirectory) -> Find:
-    """Wait until a job is as expected."""
+    """Wait until a job looks as expected."""
 
     def run(expected: Callable[[NodeSnapshot], bool] = lambda _: True) -> NodeSnapshot:
         deadline = time.monotonic() + LIMIT_S
@@ -73,7 +73,7 @@ def last_line_of_rank_1(relight: Command) -> str:
     return str(found["roles"][0]["replicas"][1]["last_line"])
 
 
-def test_job_found_by_name_with_its_activity(
+def test_finds_job_by_name_and_shows_its_activity(
     start: Start,
     relight: Command,
     find: Find,
@@ -115,7 +115,7 @@ time.sleep(600)
 """
 
 
-def test_reported_numbers_are_shown(
+def test_reported_metrics_are_shown(
     start: Start, relight: Command, script: Callable[[str], Path], variables: dict[str, str]
 ) -> None:
     path = script(REPORTS)
@@ -137,7 +137,7 @@ while not should_checkpoint():
 """
 
 
-def test_cancelled_job_that_saved_is_cancelled(
+def test_cancelled_job_that_saved_counts_as_cancelled(
     start: Start, relight: Command, script: Callable[[str], Path], variables: dict[str, str]
 ) -> None:
     path = script(SAVES)
@@ -148,7 +148,7 @@ def test_cancelled_job_that_saved_is_cancelled(
     assert agent.wait(LIMIT_S) == 75
 
 
-def test_cancel_stops_job_and_keeps_its_end(
+def test_cancel_stops_job_and_keeps_its_result(
     start: Start, relight: Command, find: Find, script: Callable[[str], Path],
     variables: dict[str, str],
 ) -> None:  # fmt: skip
@@ -180,7 +180,7 @@ def test_wait_exits_with_job_exit_code(
     assert states == ["CANCELLED", "FAILED"]
 
 
-def test_log_files_are_followed_until_worker_ends(
+def test_log_files_are_followed_until_worker_exits(
     start: Start, relight: Command, find: Find, script: Callable[[str], Path], tmp_path: Path,
     variables: dict[str, str],
 ) -> None:  # fmt: skip
@@ -205,14 +205,14 @@ def test_log_files_are_followed_until_worker_ends(
     assert relight("logs", "train", "--regex", "las").stdout == "last\n"
 
 
-def test_stopped_agent_is_not_mistaken_for_gone_job(
+def test_stopped_agent_is_not_mistaken_for_finished_job(
     start: Start,
     find: Find,
     script: Callable[[str], Path],
     variables: dict[str, str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whoever waits for the job or follows it continues."""
+    """Commands that wait for the job or follow it keep running."""
     start("run", script(WAITS), variables=variables)
     job = find(lambda job: bool(job.ranks))
     monkeypatch.setattr(running_jobs, "_TIMEOUT_S", 0.3)
@@ -325,7 +325,9 @@ def test_last_hundred_ended_jobs_are_kept(jobs: JobDirectory) -> None:
 
 
 def test_token_of_killed_page_is_removed(jobs: JobDirectory) -> None:
-    """Only if neither page nor job exists: pids of another container mean nothing."""
+    """It is only removed if neither the page nor the job exists: pids in another container mean
+    nothing here.
+    """
     folder, no_pid = Path(jobs.path), 1 << 23
     for name in (f"gone-1.{no_pid}.token", f"runs-1.{no_pid}.token", "runs-1.sock"):
         (folder / name).write_text("x")
@@ -342,10 +344,10 @@ def test_token_of_killed_page_is_removed(jobs: JobDirectory) -> None:
     ("named", "theirs"),
     [({"version": "9.8.7"}, "relight 9.8.7"), ({}, "another version of relight")],
 )
-def test_agent_of_another_version_is_named(
+def test_agent_with_another_version_is_named(
     named: dict[str, str], theirs: str, jobs: JobDirectory, relight: Command
 ) -> None:
-    """Its snapshot has a format that this version can't read."""
+    """This version can't read the format of its snapshot."""
     job = f"train-{os.getpid()}"
     answer = json.dumps({"type": "nodesnapshot", "ident": job, **named}).encode()
     path = os.path.join(jobs.path, f"{job}.sock")
@@ -381,8 +383,8 @@ def test_agent_of_another_version_is_named(
         listener.close()
 
 
-def test_snapshot_of_previous_version_is_readable(jobs: JobDirectory) -> None:
-    """Missing fields have defaults, removed ones are ignored."""
+def test_snapshot_from_previous_version_is_readable(jobs: JobDirectory) -> None:
+    """Missing fields get defaults, and removed ones are ignored."""
     path = Path(__file__).parent / "recorded" / "snapshot-0.1.0.json"
     (Path(jobs.path) / "train-4711.json").write_text(path.read_text())
     job = jobs.find("train-4711")

@@ -1,4 +1,4 @@
-"""`relight stacks`: where the ranks of a running job are."""
+"""`relight stacks`: where a running job's ranks are."""
 
 import json
 import os
@@ -54,7 +54,7 @@ def until(relight: Command) -> Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.mark.slow
 @pytest.mark.needs_torch
-def test_rank_missing_from_collective_is_first_line(
+def test_rank_missing_from_collective_is_listed_first(
     start: Start, until: Command, script: Callable[[str], Path]
 ) -> None:
     text = """
@@ -165,7 +165,7 @@ def ended(pid: int) -> NodeSnapshot:
                         2.0, "ended", 0, 0, 0, "start", 0, 1, 1, 3, "x", "", ())  # fmt: skip
 
 
-def test_pid_of_an_ended_agent_names_its_job(relight: Command, variables: dict[str, str]) -> None:
+def test_pid_of_exited_agent_names_its_job(relight: Command, variables: dict[str, str]) -> None:
     with subprocess.Popen(["true"]) as process:
         process.wait()
     JobDirectory(variables).keep(ended(process.pid))
@@ -176,7 +176,7 @@ def test_pid_of_an_ended_agent_names_its_job(relight: Command, variables: dict[s
         assert found.returncode == 2
 
 
-def test_ended_job_is_over_even_if_its_pid_is_reused(
+def test_ended_job_stays_ended_if_its_pid_is_reused(
     variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in variables.items():
@@ -201,7 +201,7 @@ def test_local_job_is_found_by_handle_or_id(
     monkeypatch: pytest.MonkeyPatch,
     variables: dict[str, str],
 ) -> None:
-    """Both of its agents answer; an ended job and a replica get an error with a remedy."""
+    """Both of its agents answer. For an ended job or a replica, the error has a remedy."""
     (place / "waits.py").write_text(WAITS)
     job = submitted("dist.ddp", "-j", "2x2", "--script", "waits.py")
     lines = [

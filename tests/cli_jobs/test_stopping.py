@@ -17,7 +17,7 @@ def job_directories(state: Path) -> list[str]:
     return sorted(os.listdir(state / "jobs"))
 
 
-def test_cancel_ends_processes_and_keeps_logs_and_record(
+def test_cancel_stops_processes_and_keeps_logs_and_record(
     relight: Command, submitted: Submitted, place: Path
 ) -> None:
     """A second cancel changes nothing."""
@@ -36,8 +36,8 @@ def test_cancel_ends_processes_and_keeps_logs_and_record(
     assert relight("wait", handle).returncode == 143
 
 
-def test_cancel_of_ended_job_changes_nothing(relight: Command, submitted: Submitted) -> None:
-    """It is not an error."""
+def test_cancelling_ended_job_changes_nothing(relight: Command, submitted: Submitted) -> None:
+    """It isn't an error."""
     handle = submitted("utils.sh", "sh", "-c", "sleep 1; exit 3")
     assert relight("wait", handle).returncode == 3
     found = relight("cancel", handle)
@@ -49,7 +49,7 @@ def test_cancel_of_ended_job_changes_nothing(relight: Command, submitted: Submit
 def test_cancel_and_delete_accept_several_jobs(
     relight: Command, submitted: Submitted, tmp_path: Path
 ) -> None:
-    """Jobs are named by handle or by id."""
+    """Jobs can be named by handle or by id."""
     handles = [submitted("utils.sh", "sleep", "300") for _ in range(3)]
     names = [handles[0], *(handle.rpartition("/")[2] for handle in handles[1:])]
     found = relight("cancel", *names)
@@ -76,7 +76,7 @@ def test_delete_stops_job_and_removes_everything(
 def test_custom_log_directory_is_deleted_with_job(
     relight: Command, place: Path, tmp_path: Path
 ) -> None:
-    """Others' logs stay."""
+    """Other jobs' logs are kept."""
     (place / "logs").mkdir()
     (place / "logs" / "mine").touch()
     found = relight("submit", "-cfg", "log_dir=logs", "utils.echo", "--msg", "hi")

@@ -52,7 +52,7 @@ def files(folder: Path) -> list[str]:
 def test_dry_run_has_no_side_effects(
     relight: Command, place: Path, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
-    """What would be sent is on stdout."""
+    """What would be submitted is printed on stdout."""
     (place / "train.py").write_text(SCRIPT)
     (place / "comp.py").write_text(
         "import relight.job as specs\n"
@@ -66,7 +66,7 @@ def test_dry_run_has_no_side_effects(
 
 
 def test_dry_run_shows_request(relight: Command, place: Path) -> None:
-    """It prints text, or an object with four keys."""
+    """It is printed as text, or as an object with four keys."""
     words = ("utils.sh", "echo", "$HOME", "a b")
     assert "sh -c 'echo '" in relight("submit", "--dryrun", *words).stdout
     found = relight("submit", "--dryrun", "--json", *words)
@@ -79,14 +79,14 @@ def test_dry_run_shows_request(relight: Command, place: Path) -> None:
 
 
 def test_dry_run_notes_missing_script(relight: Command) -> None:
-    """The note is on stderr; the request is shown anyway."""
+    """The note is printed on stderr, and the request is still shown."""
     found = relight("submit", "--dryrun", "dist.ddp", "--script", "no.py")
     assert found.returncode == 0
     assert "relight: note: no such file: no.py\n" in found.stderr
 
 
 def test_submit_prints_only_handle_on_stdout(relight: Command) -> None:
-    """The job's output and its end are on stderr."""
+    """The job's output and its result are printed on stderr."""
     found = relight("submit", "utils.echo", "--msg", "hello you")
     assert found.returncode == 0
     handle = found.stdout.removesuffix("\n")
@@ -96,7 +96,7 @@ def test_submit_prints_only_handle_on_stdout(relight: Command) -> None:
 
 
 @pytest.mark.parametrize("flag", ["--wait", "--log", "--tee_logs", "--tee-logs"])
-def test_wait_flags_are_no_ops_where_submit_waits_anyway(relight: Command, flag: str) -> None:
+def test_wait_flags_have_no_effect_where_submit_waits_anyway(relight: Command, flag: str) -> None:
     """Nothing is printed twice."""
     found = relight("submit", flag, "utils.echo", "--msg", "hi")
     assert found.returncode == 0
@@ -112,7 +112,7 @@ def test_submit_exits_with_job_exit_code(relight: Command, command: str, code: i
 
 
 def test_submit_json_prints_one_object_on_stdout(ended: Callable[..., dict[str, Any]]) -> None:
-    """It has the final state."""
+    """It contains the final state."""
     status = ended("utils.sh", "--num_replicas", "2", "sh", "-c", "exit 3")
     assert (status["state"], status["exitcode"], status["scheduler"]) == ("FAILED", 3, "local")
     assert status["handle"] == f"local://relight/{status['app_id']}"
@@ -121,8 +121,8 @@ def test_submit_json_prints_one_object_on_stdout(ended: Callable[..., dict[str, 
     assert 3 in [replica["exitcode"] for replica in role["replicas"]]
 
 
-def test_job_of_two_roles_fails_as_one(ended: Callable[..., dict[str, Any]], place: Path) -> None:
-    """The other role is stopped, and the exit code is that of the first to fail."""
+def test_job_with_two_roles_fails_as_one(ended: Callable[..., dict[str, Any]], place: Path) -> None:
+    """The other role is stopped, and the exit code comes from the first one to fail."""
     (place / "two.py").write_text(
         "import relight.job as specs\n"
         "def app():\n"
@@ -139,10 +139,10 @@ HARD = ["--data", "a", "--data", "b", "$$", "${x}", "$HOME", "it's", 'a"b', "", 
 
 
 @pytest.mark.parametrize("component", ["utils.python", "dist.ddp"])
-def test_arguments_after_double_dash_arrive_unchanged(
+def test_arguments_after_double_dash_are_passed_unchanged(
     relight: Command, place: Path, component: str
 ) -> None:
-    """Repeated flags, quotes, dollars and empty ones arrive byte for byte."""
+    """This includes repeated flags, quotes, dollar signs and empty arguments."""
     (place / "train.py").write_text(SCRIPT)
     size = ("-j", "1x1", "--tee", "0") if component == "dist.ddp" else ()
     found = relight("submit", component, *size, "--script", "train.py", "--", *HARD,
@@ -153,7 +153,7 @@ def test_arguments_after_double_dash_arrive_unchanged(
 
 
 def test_replicas_are_numbered_in_rank_order(relight: Command, place: Path) -> None:
-    """`-j 4x2` is four local replicas, ranked in their order, whichever comes first."""
+    """`-j 4x2` starts four local replicas, ranked by replica number whichever starts first."""
     (place / "train.py").write_text(SCRIPT)
     found = relight("submit", "dist.ddp", "-j", "4x2", "--script", "train.py")
     assert found.returncode == 0, found.stderr
@@ -168,8 +168,8 @@ def test_replicas_are_numbered_in_rank_order(relight: Command, place: Path) -> N
 LONG = "No checkpoint. " + "a file of many is not there, " * 14 + "since you tried another model"
 
 
-def test_one_report_for_all_replicas(relight: Command, place: Path) -> None:
-    """The culprit's node reports it in full; the others in one line."""
+def test_all_replicas_share_one_report(relight: Command, place: Path) -> None:
+    """The failed rank's node prints the full report, and the others print one line."""
     script = f"import os\nif os.environ['RANK'] == '1':\n    raise ValueError({LONG!r})\n"
     (place / "train.py").write_text(script + "import time\ntime.sleep(600)\n")
     found = relight("submit", "dist.ddp", "-j", "2x1", "--script", "train.py")
@@ -184,7 +184,7 @@ def test_one_report_for_all_replicas(relight: Command, place: Path) -> None:
     assert f"exit code 1: {said}" in found.stderr.splitlines()[-1]
 
 
-def test_scheduler_of_the_command_line_wins_over_stdin(relight: Command) -> None:
+def test_scheduler_on_the_command_line_overrides_stdin(relight: Command) -> None:
     order = {"component_name": "utils.echo", "scheduler_args": {}}
     words = ("submit", "--stdin", "--scheduler", "local", "--dryrun", "--json")
     for scheduler in ({}, {"scheduler": "slurm"}):
@@ -192,8 +192,8 @@ def test_scheduler_of_the_command_line_wins_over_stdin(relight: Command) -> None
         assert json.loads(found.stdout)["scheduler"] == "local"
 
 
-def test_json_has_the_keys_of_torchx(relight: Command) -> None:
-    """Of `torchx run --json` and `torchx status --json` (nightly 2026.10.26)."""
+def test_json_has_torchx_keys(relight: Command) -> None:
+    """It has the keys of `torchx run --json` and `torchx status --json` (nightly 2026.10.26)."""
     found = json.loads(relight("submit", "--json", "utils.echo").stdout)
     assert {"handle", "app_id", "scheduler", "state", "ui_url"} <= found.keys()
     found = json.loads(relight("status", "--json", found["handle"]).stdout)
@@ -225,8 +225,8 @@ def test_json_on_stdin_replaces_command_line(relight: Command) -> None:
     assert (found.returncode, "hello world" in found.stderr) == (0, True)
 
 
-def test_default_component_of_settings_takes_flags(relight: Command, place: Path) -> None:
-    """With `[cli:run] component`, the flags are that component's."""
+def test_default_component_from_settings_accepts_flags(relight: Command, place: Path) -> None:
+    """With `[cli:run] component`, flags are for that component."""
     (place / ".torchxconfig").write_text("[cli:run]\ncomponent = utils.echo\n")
     found = relight("submit", "--dryrun", "--msg", "mine")
     assert "echo mine" in found.stdout
@@ -235,7 +235,7 @@ def test_default_component_of_settings_takes_flags(relight: Command, place: Path
 
 
 def test_component_file_output_goes_to_stderr(relight: Command, place: Path) -> None:
-    """Stdout is for the result."""
+    """Stdout is reserved for the result."""
     (place / "loud.py").write_text(
         "import relight.job as specs\nprint('loading')\n"
         "def app():\n    print('calling')\n"
@@ -270,8 +270,8 @@ def test_interrupted_submit_stops_its_job(
     assert [replica["state"] for replica in state["replicas"]] == ["CANCELLED"]
 
 
-def test_detached_job_runs_on_after_submit(relight: Command) -> None:
-    """The command returns the handle immediately."""
+def test_detached_job_keeps_running_after_submit(relight: Command) -> None:
+    """The command returns immediately with the handle."""
     found = relight("submit", "-cfg", "detach=true", "utils.sh", "sleep", "300")
     assert (found.returncode, found.stderr) == (0, "")
     handle = found.stdout.strip()
@@ -280,7 +280,7 @@ def test_detached_job_runs_on_after_submit(relight: Command) -> None:
 
 
 def test_submit_waits_for_detached_job_on_request(relight: Command) -> None:
-    """--wait waits without the output; --log shows it."""
+    """--wait waits without printing the output, and --log prints it."""
     words = ("-cfg", "detach=true", "utils.echo", "--msg", "hi")
     found = relight("submit", "--wait", *words)
     assert (found.returncode, "echo/0 hi" in found.stderr) == (0, False)
@@ -289,7 +289,7 @@ def test_submit_waits_for_detached_job_on_request(relight: Command) -> None:
 
 
 class Replicas:
-    """Two replicas that write so many lines each and, if need be, never end."""
+    """Two replicas that each write this many lines and, if requested, never end."""
 
     def __init__(self, count: int, *, ends: bool = True) -> None:
         self.count, self.ends = count, ends
@@ -304,7 +304,7 @@ class Replicas:
 
 
 class SlowReader(io.StringIO):
-    """Takes the first that is printed late."""
+    """A stream that is slow to accept its first line."""
 
     def __init__(self, pause_s: float) -> None:
         super().__init__()
@@ -323,7 +323,7 @@ def follow(replicas: Replicas, where: SlowReader) -> Follower:
 
 
 def test_slow_reader_gets_all_lines() -> None:
-    """Lines arrive in order and whole, but in few writes."""
+    """Lines arrive intact and in order, but in few writes."""
     reader = SlowReader(4)
     follow(Replicas(30_000), reader).join(limit_s=2)
     found = reader.getvalue().splitlines()
@@ -334,8 +334,8 @@ def test_slow_reader_gets_all_lines() -> None:
     assert reader.writes < 1000
 
 
-def test_endless_output_is_abandoned_after_a_while() -> None:
-    """If a scheduler has the job's end but not its lines, an error says so."""
+def test_waiting_for_missing_output_ends_after_a_while() -> None:
+    """If a scheduler has a job's result but not all of its lines, an error says so."""
     reader = SlowReader(0)
     with pytest.raises(MachineError, match="relight logs local://relight/x-1"):
         follow(Replicas(3, ends=False), reader).join(limit_s=2)
@@ -343,7 +343,7 @@ def test_endless_output_is_abandoned_after_a_while() -> None:
 
 
 def test_job_runs_in_copy_of_workspace(relight: Command, tmp_path: Path) -> None:
-    """Its script is looked up there."""
+    """Its script is found there."""
     source = tmp_path / "source"
     source.mkdir()
     (source / "main.py").write_text("print(open('data').read(), __file__)")

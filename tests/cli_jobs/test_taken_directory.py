@@ -1,4 +1,4 @@
-"""Another user can't hide jobs, or stop them, by making /tmp/relight-UID first."""
+"""Another user can't hide or stop jobs by creating /tmp/relight-UID first."""
 
 import os
 import re
@@ -15,13 +15,13 @@ WITH_SHARED = (
     "user_sockets._SHARED = os.environ['TMPDIR']\n"
     "from relight.cli.main import entry; entry()",
 )  # fmt: skip
-"""Relight for which /tmp is another directory."""
+"""Runs relight with another directory in place of /tmp."""
 SLEEPS = "import time\nprint('printed', flush=True)\ntime.sleep(600)"
 
 
 @pytest.fixture
 def shared(tmp_path: Path) -> Path:
-    """Take the place of /tmp, where the usual name is taken."""
+    """Replace /tmp with a directory in which the usual name is taken."""
     folder = tmp_path / "shared"
     folder.mkdir(mode=0o1777)
     (folder / f"relight-{os.getuid()}").symlink_to("/")

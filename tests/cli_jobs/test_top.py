@@ -43,7 +43,7 @@ def job(*replicas: ReplicaStatus, name: str = "train-1", **others: Any) -> JobLo
 
 
 def rates(*uses: RankUse) -> list[tuple[float | None, float | None]]:
-    """The steps a second and the CPUs that are shown after each look."""
+    """Return the steps per second and CPUs shown after each sample."""
     looks = SampleHistory()
     rows = [looks.rows([job(replica(0, use))])[0] for use in uses]
     return [(row.rate, row.cpu) for row in rows]
@@ -57,8 +57,10 @@ def test_rates_need_two_samples() -> None:
     assert rates(*looks) == [(None, None), (10.0, 1.5)]
 
 
-def test_rate_is_measured_from_step_to_step() -> None:
-    """A step of 4 s, seen every 3 s: the moments of the steps count, not those of the looks."""
+def test_rate_is_measured_between_steps() -> None:
+    """A step takes 4 s and is sampled every 3 s. What counts is when the steps end, not when they
+    are sampled.
+    """
     looks = [RankUse(at, 0.0, 0, int(at // 4), at % 4) for at in (9.0, 12.0, 15.0)]
     assert [rate for rate, _ in rates(*looks)] == [None, 0.25, 0.25]
 
@@ -69,7 +71,7 @@ def test_stalled_rank_has_rate_0() -> None:
 
 
 @pytest.mark.parametrize("later", [RankUse(12.0, 1.0, 0, 120), RankUse(12.0, 6.0, 0, 3)])
-def test_restarted_rank_is_measured_afresh(later: RankUse) -> None:
+def test_rate_is_measured_anew_after_restart(later: RankUse) -> None:
     assert rates(RankUse(10.0, 5.0, 0, 100), later)[-1] == (None, None)
 
 
@@ -89,7 +91,7 @@ def test_rank_without_steps_has_no_rate() -> None:
         ("memory", [1, 0, 2, 10]),
     ],
 )
-def test_each_sort_order_puts_notable_ranks_first(order: str, expected: list[int]) -> None:
+def test_every_sort_order_puts_notable_ranks_first(order: str, expected: list[int]) -> None:
     def row(rank: int, host: str, state: str, *values: Any) -> Row:
         return Row("run://relight/x-1", "default", rank, host, state, *values, "")
 
@@ -114,7 +116,7 @@ def test_empty_columns_are_omitted() -> None:
     )
 
 
-def test_job_without_ranks_has_one_line_others_one_per_rank() -> None:
+def test_job_without_ranks_has_one_row_others_one_per_rank() -> None:
     use = RankUse(1.0, 1.0, 3 << 30, 7, 0.0)
     waits = job(name="wait-2", state=AppState.PENDING, message="waiting for a group")
     rows = SampleHistory().rows([job(replica(0, use)), waits])
@@ -140,7 +142,7 @@ def test_worker_output_is_sanitized_and_failure_is_shown() -> None:
     assert cells == ["\ufffd[2J[red]x", "exit code 7"]
 
 
-def test_filter_words_match_in_any_cell() -> None:
+def test_filter_words_match_any_cell() -> None:
     rows = SampleHistory().rows(
         [job(replica(0, host="gpu-01", line="Loss"), replica(1, host="gpu-02"))]
     )
@@ -166,7 +168,7 @@ def test_filter_words_match_in_any_cell() -> None:
         ("0, 97\n\n", ""),
     ],
 )
-def test_gpus_of_this_machine_are_shown(
+def test_this_machines_gpus_are_shown(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, printed: str, shown: str
 ) -> None:
     program = tmp_path / "nvidia-smi"
@@ -176,10 +178,10 @@ def test_gpus_of_this_machine_are_shown(
     assert top_rows.gpus_line(gpus.Gpus().look()) == shown
 
 
-def test_rank_shows_what_its_processes_use_of_gpus(
+def test_rank_shows_its_processes_gpu_usage(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """On this machine; its children, such as data loaders, count."""
+    """It covers this machine only, and includes child processes such as data loaders."""
     program = tmp_path / "nvidia-smi"
     program.write_text(f"""#!/bin/sh
 case "$1" in
@@ -198,7 +200,7 @@ esac
     assert [line[3:] for line in lines] == [["97%", "4 GiB"], ["", ""]]
 
 
-def test_headline_shows_progress_and_numbers_over_time() -> None:
+def test_headline_shows_progress_and_metrics_over_time() -> None:
     charts = Chart("steps/s", 0.0, 1.0, (1.0, 2.0)), Chart("loss", 0.0, 1.0, (3.0, 0.25))
     looked = job(progress=Progress(6, 100, 2.0, 46.5), charts=charts)
     assert top_rows.headline(looked)[1:] == [
@@ -207,9 +209,10 @@ def test_headline_shows_progress_and_numbers_over_time() -> None:
 
 
 @pytest.mark.parametrize("text", ["exit 9", "exec sleep 60", None])
-def test_failing_hanging_or_missing_nvidia_smi_is_tried_once(
+def test_broken_nvidia_smi_is_tried_only_once(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str | None
 ) -> None:
+    """It fails, hangs or is missing."""
     program, calls = tmp_path / "nvidia-smi", tmp_path / "calls"
     if text is not None:
         program.write_text(f"#!/bin/sh\necho call >> {calls}\n{text}\n")
@@ -221,11 +224,11 @@ def test_failing_hanging_or_missing_nvidia_smi_is_tried_once(
     assert text is None or calls.read_text() == "call\n"
 
 
-# The jobs that are looked at.
+# The jobs that are shown.
 
 
 class FakeRunner:
-    """Jobs that a test ends."""
+    """A runner whose jobs end when the test says so."""
 
     def __init__(self, **jobs: AppStatus) -> None:
         self.jobs = {f"run://relight/{name}": status for name, status in jobs.items()}
@@ -284,7 +287,7 @@ def test_job_with_killed_agent_is_shown_as_unknown(name: str) -> None:
         assert "its agent was killed" in found[0].status.message
 
 
-def test_ended_job_stays_and_new_ones_appear() -> None:
+def test_ended_job_stays_visible_and_new_ones_appear() -> None:
     runner = FakeRunner(
         old=AppStatus(AppState.SUCCEEDED), first=AppStatus(AppState.RUNNING)
     )  # fmt: skip
@@ -296,7 +299,7 @@ def test_ended_job_stays_and_new_ones_appear() -> None:
         assert states(looked.look()) == {"second": ["RUNNING"], "first": ["FAILED"]}
 
 
-def test_only_last_twenty_ended_jobs_stay() -> None:
+def test_only_last_twenty_ended_jobs_are_shown() -> None:
     runner, looked = FakeRunner(), None
     looked = watched(runner)
     for number in range(30):
@@ -305,7 +308,7 @@ def test_only_last_twenty_ended_jobs_stay() -> None:
     assert len(found) == 21
 
 
-def test_unresponsive_scheduler_hides_no_other_jobs() -> None:
+def test_unresponsive_scheduler_does_not_hide_other_jobs() -> None:
     runner = FakeRunner(train=AppStatus(AppState.RUNNING))
     runner.error = "the cluster does not answer"
     (found,) = watched(runner).look()
@@ -322,7 +325,7 @@ def test_unknown_job_and_replica_handle_are_rejected(relight: Command) -> None:
         watched(FakeRunner(), "run://relight/train-1/default/3")
 
 
-# A table, without a terminal for the view.
+# The table that is printed without a terminal.
 
 
 @pytest.mark.slow
@@ -372,7 +375,7 @@ def test_missing_textual_error_gives_remedy(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 class Played:
-    """A view of jobs that a test changes; commands are noted, and not run."""
+    """A view of jobs that a test changes. Commands are recorded instead of being run."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *jobs: JobLook) -> None:
         self.jobs, self.error = list(jobs), ""
@@ -421,7 +424,7 @@ TWO = (
 )
 
 
-def test_stacks_and_logs_are_of_selected_row(
+def test_stacks_and_logs_are_for_the_selected_row(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     played = Played(monkeypatch, *TWO)
@@ -474,13 +477,13 @@ def test_keys_sort_reverse_and_filter_rows(monkeypatch: pytest.MonkeyPatch) -> N
         played.view.query_one("#filter", Input).value = "nothing"
         await pilot.pause()
         assert not played.shown()
-        await pilot.press("enter", "s", "l", "c")  # of no row
+        await pilot.press("enter", "s", "l", "c")  # no row selected
 
     played.play(keys)
     assert not played.commands
 
 
-def test_thousand_ranks_scroll_and_cursor_stays_on_its_rank(
+def test_thousand_ranks_can_be_scrolled_and_cursor_stays_on_its_rank(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def looked(first_step: int) -> JobLook:
@@ -507,7 +510,7 @@ def test_thousand_ranks_scroll_and_cursor_stays_on_its_rank(
     played.play(keys, size=(100, 30))
 
 
-def test_failed_refresh_is_reported_and_last_rows_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_refresh_is_reported_and_keeps_last_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     played = Played(monkeypatch, *TWO)
 
     async def keys(pilot: Pilot[None]) -> None:

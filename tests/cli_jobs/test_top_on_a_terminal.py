@@ -1,4 +1,4 @@
-"""`relight top` on narrow terminals, and keys that come together."""
+"""`relight top` on narrow terminals, and keys that arrive together."""
 
 import pytest
 from hypothesis import given
@@ -16,15 +16,15 @@ LINE = "step 18001, loss 2.1001, lr 3.0e-04, grad_norm 0.51, tokens/s 10234"
 
 
 def typed(pilot: Pilot[None], text: str) -> None:
-    """Put keys into the queue of the application, all before it has processed one."""
+    """Queue all keys before the application has processed any."""
     names = {"/": "slash", " ": "space", "\r": "enter", "-": "minus"}
     for each in text:
         character = None if each == "\r" else each
         pilot.app.post_message(events.Key(names.get(each, each), character))
 
 
-def test_fast_typing_all_lands_in_filter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """None of them is a command; those after enter are again."""
+def test_fast_typing_goes_to_filter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None of the keys acts as a command until after Enter."""
     played = Played(monkeypatch, *TWO)
 
     async def keys(pilot: Pilot[None]) -> None:
@@ -40,7 +40,7 @@ def test_fast_typing_all_lands_in_filter(monkeypatch: pytest.MonkeyPatch) -> Non
     assert not played.commands
 
 
-def test_multi_line_paste_all_lands_in_filter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_multi_line_paste_goes_to_filter(monkeypatch: pytest.MonkeyPatch) -> None:
     played = Played(monkeypatch, *TWO)
 
     async def keys(pilot: Pilot[None]) -> None:
@@ -89,7 +89,7 @@ def with_long_values(monkeypatch: pytest.MonkeyPatch) -> Played:
 def test_narrow_terminal_drops_least_important_columns(
     monkeypatch: pytest.MonkeyPatch, size: tuple[int, int], heads: list[str]
 ) -> None:
-    """Nothing is beside the screen, and the table has most of its lines."""
+    """Everything fits on the screen, and the table gets most of the lines."""
     played = with_long_values(monkeypatch)
 
     async def keys(pilot: Pilot[None]) -> None:

@@ -1,4 +1,4 @@
-"""The use and progress of a job's ranks in `relight status --json`."""
+"""The usage and progress of a job's ranks in `relight status --json`."""
 
 import json
 import subprocess
@@ -63,7 +63,7 @@ for step in range(5000):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", [(), ("--redirects=3",)])
-def test_numbers_are_reported_and_found_in_output(
+def test_metrics_are_reported_or_found_in_output(
     start: Start, relight: Command, script: Callable[[str], Path], tmp_path: Path,
     variables: dict[str, str], flags: tuple[str, ...],
 ) -> None:  # fmt: skip
@@ -84,7 +84,7 @@ def test_numbers_are_reported_and_found_in_output(
     assert " of 5000, " in shown and " steps/s, about " in shown and "loss " in shown
 
 
-def test_metric_that_no_line_has_is_named_at_the_end(
+def test_unmatched_metric_is_named_at_the_end(
     launch: Command, script: Callable[[str], Path]
 ) -> None:
     job = launch("run", "--watch-metric=los: (.+)", script("import time\ntime.sleep(1.2)\n"))
@@ -93,7 +93,7 @@ def test_metric_that_no_line_has_is_named_at_the_end(
     )  # fmt: skip
 
 
-def test_bad_metric_is_refused_before_anything_starts(
+def test_invalid_metric_is_rejected_before_anything_starts(
     launch: Command, script: Callable[[str], Path]
 ) -> None:
     job = launch("run", "--watch-metric=loss: (", script("print('began')\n"))

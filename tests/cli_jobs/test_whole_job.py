@@ -1,4 +1,4 @@
-"""A job of several nodes is one job for those who look at it, on whichever node they are."""
+"""A multi-node job looks like a single job, whichever node it is viewed on."""
 
 import json
 import os
@@ -36,7 +36,9 @@ def test_each_node_shows_ranks_of_all_nodes(
     start: Start, relight: Command, script: Callable[[str], Path], tmp_path: Path,
     variables: dict[str, str],
 ) -> None:  # fmt: skip
-    """With states, last lines and logs. A stopped node is named, and doesn't delay the others."""
+    """It shows their states, last lines and logs. A stopped node is named, and doesn't delay the
+    others.
+    """
     flags = ("run", "--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=file", "--rdzv-id=whole",
              f"--rdzv-endpoint={tmp_path}/where", "--rdzv-conf=lost_after=5")  # fmt: skip
     path, jobs = script(COUNTS), JobDirectory(variables)
@@ -60,7 +62,7 @@ def test_each_node_shows_ranks_of_all_nodes(
     job = whole(logged)
     assert job is not None
     own, other = job.nodes
-    for rank in other.ranks[:1]:  # it lacks files, and its agent is another one
+    for rank in other.ranks[:1]:  # the other node's view has no files, and another agent
         until(
             lambda rank=rank: re.search(
                 f"^rank {rank.rank} counts$",
@@ -68,7 +70,7 @@ def test_each_node_shows_ranks_of_all_nodes(
                 re.MULTILINE,
             )
         )
-    for rank in own.ranks[:1]:  # the files of another agent are on this host
+    for rank in own.ranks[:1]:  # the other agent's files are on this host
         until(
             lambda rank=rank: (
                 f"rank {rank.rank} counts"
@@ -78,7 +80,10 @@ def test_each_node_shows_ranks_of_all_nodes(
     os.kill(plain.pid, signal.SIGSTOP)
     job = whole(logged)
     assert job is not None
-    assert (len(job.nodes), len(job.silent)) in ((1, 1), (1, 0))  # 0: it is the coordinator itself
+    assert (len(job.nodes), len(job.silent)) in (
+        (1, 1),
+        (1, 0),
+    )  # 0 if it is itself the coordinator
     text = relight("status", str(logged.pid)).stdout
     assert "no answer from" in text or "the coordinator does not answer" in text
     os.kill(plain.pid, signal.SIGCONT)
@@ -91,7 +96,9 @@ def test_status_shows_order_by_topology(
     start: Start, relight: Command, script: Callable[[str], Path], tmp_path: Path,
     variables: dict[str, str],
 ) -> None:  # fmt: skip
-    """Each rank with the place of its node; so does `describe`, for its own node."""
+    """Each rank is shown with its node's place in the network. `describe` shows this for its own
+    node.
+    """
     flags = ("run", "--nnodes=2", "--rdzv-backend=file", "--rdzv-id=order",
              f"--rdzv-endpoint={tmp_path}/where")  # fmt: skip
     path, jobs, agents = script(COUNTS), JobDirectory(variables), []

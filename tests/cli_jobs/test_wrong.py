@@ -1,4 +1,4 @@
-"""Wrong command lines: exit code 2, one line and perhaps a hint, and nothing has happened."""
+"""Invalid command lines: exit code 2, one line and perhaps a hint, and no side effects."""
 
 import json
 import os
@@ -28,7 +28,7 @@ def named(): return specs.AppDef("a", [specs.Role("a/b", "", entrypoint="true")]
 async def later(): ...
 """
 
-# A command line, and a part of the message.
+# A command line, and part of its message.
 SUBMIT = [
     ("", "no component given"),
     ("--dryrun", "no component given"),
@@ -210,7 +210,9 @@ def files(place: Path) -> None:
 
 
 def check(found: Any, text: str, place: Path, tmp_path: Path) -> None:
-    """One line that says so, and a hint at most; nothing on stdout, no job, no file."""
+    """Check for one line with this text and at most a hint, with nothing on stdout, no job and no
+    file.
+    """
     assert (found.returncode, found.stdout) == (2, "")
     lines = found.stderr.splitlines()
     assert lines[0].startswith("relight: error: ")
@@ -223,7 +225,7 @@ def check(found: Any, text: str, place: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        # What there is to run is known once the job is about to be started, with a look at git.
+        # What to run is only known when the job is about to be started, after a call to git.
         pytest.param(*each, marks=pytest.mark.processes if "--entrypoint" in each[0] else ())
         for each in SUBMIT
     ],
@@ -256,7 +258,7 @@ def test_invalid_json_on_stdin_is_rejected(
     check(here("submit", "--stdin", stdin=said), text, place, tmp_path)
 
 
-def test_unreadable_settings_stop_each_command(here: Command, place: Path, tmp_path: Path) -> None:
+def test_unreadable_settings_stop_every_command(here: Command, place: Path, tmp_path: Path) -> None:
     """The error names the file."""
     (place / "a.py").write_text("")
     for words in (("submit", "utils.echo"), ("list",), ("status", "local://relight/x")):
@@ -275,7 +277,7 @@ def test_submit_flag_after_component_is_rejected(here: Command, word: str) -> No
 
 
 def test_value_for_submit_switch_is_rejected(here: Command) -> None:
-    """Neither before the component nor after it."""
+    """It is rejected both before and after the component."""
     found = here("submit", "dist.ddp", "--wait=false", "--script", "a.py")
     assert found.returncode == 2
     assert found.stderr.endswith("before dist.ddp and takes no value: --wait\n")
@@ -297,7 +299,7 @@ def test_invalid_setting_is_reported_with_its_file(here: Command, place: Path) -
 def test_full_stdout_is_one_line_error(
     relight: Command, place: Path, words: tuple[str, ...]
 ) -> None:
-    """The exit code is the one for machine errors."""
+    """It exits with the code for machine errors."""
     command = [sys.executable, "-m", "relight", *words]
     with open("/dev/full", "w") as full:
         found = subprocess.run(

@@ -1,1 +1,1 @@
-"""Tests of `relight doctor`: judgements by table, faults on real hosts."""
+"""Tests for `relight doctor`: verdicts by table, and faults on real hosts."""

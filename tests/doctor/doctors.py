@@ -1,4 +1,4 @@
-"""Runs `relight doctor` on hosts of a Lab, at the same time, and reads what each found."""
+"""Runs `relight doctor` on several of a Lab's hosts at once, and reads each one's findings."""
 
 import json
 import subprocess
@@ -11,8 +11,8 @@ from netlab import Lab
 
 PORT = 29400
 
-# A clock that is wrong, an interpreter and a torch of another version: what product code reads is
-# changed before it starts.
+# Fakes a wrong clock, or a different version of Python or torch, by changing what the product code
+# reads before it starts.
 CHANGED = """
 import sys, time
 ahead = float(sys.argv.pop(1))
@@ -27,7 +27,7 @@ sys.exit(main(sys.argv[1:]))
 
 
 class Report:
-    """What one doctor said."""
+    """A doctor's output."""
 
     def __init__(self, host: str, code: int, out: str, err: str) -> None:
         self.host, self.code, self.out, self.err = host, code, out, err
@@ -38,11 +38,11 @@ class Report:
         return self.whole["findings"]
 
     def of(self, level: str) -> list[str]:
-        """The findings of a level, each as `where: what`."""
+        """Return the findings with this level, each as `where: what`."""
         return [f"{f['where']}: {f['what']}" for f in self.findings if f["level"] == level]
 
     def one(self, words: str, level: str = "error") -> dict[str, str]:
-        """The only finding with these words; it has a remedy."""
+        """Return the only finding with these words, and check that it has a remedy."""
         found = [f for f in self.findings if words in f"{f['where']}: {f['what']} {f['why']}"]
         assert len(found) == 1, (words, self.findings)
         assert found[0]["level"] == level, found
@@ -54,14 +54,14 @@ class Report:
 
 
 def commands(hosts: Sequence[str], *flags: str, count: int | None = None) -> dict[str, list[str]]:
-    """The usual command line for each of these hosts."""
+    """Return the usual command line for each of these hosts."""
     usual = [*RELIGHT, "doctor", "--json", f"--nnodes={count or len(hosts)}",
              f"--rdzv-endpoint=node1:{PORT}", *flags]  # fmt: skip
     return dict.fromkeys(hosts, usual)
 
 
 def changed(command: Sequence[str], *, ahead_s: float = 0, version: str = "") -> list[str]:
-    """The same command line with another clock, or another Python."""
+    """Return the same command line with a different clock or a different Python version."""
     return [sys.executable, "-c", CHANGED, str(ahead_s), version, *command[len(RELIGHT) :]]
 
 
@@ -71,7 +71,7 @@ def diagnose(
     directory: Path,
     variables: Mapping[str, str] | None = None,
 ) -> dict[str, Report]:
-    """Run doctors at the same time, one a host, to their ends."""
+    """Run doctors to completion at the same time, one per host."""
     env = clean_environment(**{"TMPDIR": str(directory), **(variables or {})})
     started = {
         host: lab[host].start(

@@ -1,4 +1,4 @@
-"""Each fault of the network is found on real hosts, with its name and a remedy."""
+"""Every network fault is found on real hosts, and reported with its name and a remedy."""
 
 import subprocess
 import sys
@@ -25,12 +25,12 @@ while True:
 """
 THREE = ("node1", "node2", "node3")
 MEET = "--timeout=5"
-"""Time for nodes to join on a busy machine, where one never does."""
+"""The join timeout for tests in which a node never joins, long enough for a busy machine."""
 
 
 @pytest.fixture
 def lab() -> Iterator[Lab]:
-    """Three hosts that see each other."""
+    """Provide three hosts that can reach each other."""
     with Lab(hosts=THREE) as lab:
         yield lab
 
@@ -45,7 +45,7 @@ def test_healthy_network_has_no_findings(lab: Lab, tmp_path: Path) -> None:
 
 
 def test_text_output_is_one_summary_or_one_line_per_finding(lab: Lab, tmp_path: Path) -> None:
-    """The summary lists the checks; each finding has its remedy."""
+    """The summary lists the checks, and each finding has its remedy."""
     plain = {
         host: [word for word in words if word != "--json"]
         for host, words in commands(THREE).items()
@@ -63,8 +63,8 @@ def test_text_output_is_one_summary_or_one_line_per_finding(lab: Lab, tmp_path: 
         assert report.code == 1
 
 
-def test_host_open_only_at_endpoint_port_is_named(lab: Lab, tmp_path: Path) -> None:
-    """So are the blocked ports."""
+def test_host_reachable_only_at_endpoint_port_is_named(lab: Lab, tmp_path: Path) -> None:
+    """The blocked ports are named as well."""
     lab.wall("node2", [PORT])
     reports = diagnose(lab, commands(THREE), tmp_path)
     for report in reports.values():
@@ -76,7 +76,7 @@ def test_host_open_only_at_endpoint_port_is_named(lab: Lab, tmp_path: Path) -> N
         assert report.code == 1
 
 
-def test_endpoint_host_is_named_if_all_else_is_blocked(lab: Lab, tmp_path: Path) -> None:
+def test_endpoint_host_is_named_if_everything_else_is_blocked(lab: Lab, tmp_path: Path) -> None:
     lab.wall("node1", [PORT])
     for report in diagnose(lab, commands(THREE), tmp_path).values():
         assert report.one("in the other direction")["where"] == "all others -> node1", report
@@ -92,7 +92,7 @@ def test_broken_pair_is_the_only_finding(lab: Lab, tmp_path: Path) -> None:
         ], report
 
 
-def test_one_way_block_names_dead_direction(lab: Lab, tmp_path: Path) -> None:
+def test_one_way_block_names_the_blocked_direction(lab: Lab, tmp_path: Path) -> None:
     lab.block("node3", "node2")
     for report in diagnose(lab, commands(THREE), tmp_path).values():
         finding = report.one("nothing gets through in this direction")
@@ -101,15 +101,17 @@ def test_one_way_block_names_dead_direction(lab: Lab, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("host", "size"), [("node3", 1450), ("node1", 600)])
-def test_network_dropping_large_packets_is_found(
+def test_finds_network_that_drops_large_packets(
     lab: Lab, tmp_path: Path, host: str, size: int
 ) -> None:
-    """The size that gets through is reported, even for the endpoint's own network, which
-    brings the report to all nodes.
+    """The size that still gets through is reported. This works even for the endpoint's own
+    network, over which the report reaches all nodes.
     """
     lab.limit(host, size)
     words = commands(THREE)
-    words["node2"] = changed(words["node2"], version="3.9.18", ahead_s=90)  # more to hear of
+    words["node2"] = changed(
+        words["node2"], version="3.9.18", ahead_s=90
+    )  # makes the report longer
     for report in diagnose(lab, words, tmp_path).values():
         finding = report.one("large ones are lost")
         assert finding["where"] == f"{host} -> all others", report
@@ -139,7 +141,7 @@ def test_clock_skew_is_a_warning_with_its_size(lab: Lab, tmp_path: Path) -> None
 
 
 def test_network_delay_is_not_mistaken_for_clock_skew(lab: Lab, tmp_path: Path) -> None:
-    """Half of the round trip is subtracted."""
+    """Half the round trip is subtracted."""
     lab.set(delay_ms=200)
     words = commands(("node1", "node2"))
     words["node2"] = changed(words["node2"], ahead_s=3)
@@ -160,7 +162,7 @@ def test_version_mismatch_is_reported_with_hosts(lab: Lab, tmp_path: Path) -> No
 
 
 def test_script_mismatch_is_reported(lab: Lab, tmp_path: Path) -> None:
-    """A whole command line of `relight run` has its script and arguments compared."""
+    """The script and arguments of a complete `relight run` command line are compared."""
     words = commands(THREE)
     for host in words:
         script = tmp_path / host / "train.py"
@@ -172,8 +174,8 @@ def test_script_mismatch_is_reported(lab: Lab, tmp_path: Path) -> None:
         assert not [f for f in report.findings if "the script's arguments" in f["what"]], report
 
 
-def test_foreign_program_at_endpoint_port_is_reported(lab: Lab, tmp_path: Path) -> None:
-    """From outside it is known by its answer, on its own machine by its name."""
+def test_unrelated_program_at_endpoint_port_is_reported(lab: Lab, tmp_path: Path) -> None:
+    """From outside it is recognised by its answer, and on its own machine by its name."""
     process = lab["node1"].start(
         [sys.executable, "-c", SQUATTER, str(PORT)], stdout=subprocess.PIPE, text=True
     )
@@ -188,8 +190,8 @@ def test_foreign_program_at_endpoint_port_is_reported(lab: Lab, tmp_path: Path) 
     assert "pid" not in reports["node2"].one("is taken")["why"]
 
 
-def test_foreign_program_at_endpoint_udp_port_is_a_warning(lab: Lab, tmp_path: Path) -> None:
-    """Heartbeats also go over the connection."""
+def test_unrelated_program_at_endpoint_udp_port_is_a_warning(lab: Lab, tmp_path: Path) -> None:
+    """Heartbeats also use the connection."""
     take = "import socket, sys; s = socket.socket(10, 2); s.bind(('::', 29400)); print(); input()"
     process = lab["node1"].start(
         [sys.executable, "-c", take], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -205,7 +207,7 @@ def test_foreign_program_at_endpoint_udp_port_is_a_warning(lab: Lab, tmp_path: P
 
 
 def test_node_that_cannot_resolve_endpoint_is_reported(lab: Lab, tmp_path: Path) -> None:
-    """The others say who did not join."""
+    """The other nodes report which one did not join."""
     words = commands(THREE, MEET)
     hosts = tmp_path / "hosts"
     hosts.write_text("127.0.0.1 localhost\n10.77.0.3 node3\n")
@@ -218,8 +220,8 @@ def test_node_that_cannot_resolve_endpoint_is_reported(lab: Lab, tmp_path: Path)
     assert [report.code for report in reports.values()] == [1, 1, 1]
 
 
-def test_endpoint_resolving_to_loopback_is_reported(lab: Lab, tmp_path: Path) -> None:
-    """Debian's 127.0.1.1 does that."""
+def test_endpoint_that_resolves_to_loopback_is_reported(lab: Lab, tmp_path: Path) -> None:
+    """Debian's 127.0.1.1 is an example."""
     words = commands(THREE, MEET)
     hosts = tmp_path / "hosts"
     hosts.write_text("127.0.0.1 localhost\n127.0.1.1 node1\n10.77.0.3 node3\n")
@@ -230,7 +232,7 @@ def test_endpoint_resolving_to_loopback_is_reported(lab: Lab, tmp_path: Path) ->
     assert reports["node1"].of("error") == [": 1 of 3 nodes did not join"]
 
 
-def test_endpoint_resolving_differently_is_reported(lab: Lab, tmp_path: Path) -> None:
+def test_endpoint_that_resolves_differently_is_reported(lab: Lab, tmp_path: Path) -> None:
     words = commands(THREE)
     hosts = tmp_path / "hosts"
     hosts.write_text("127.0.0.1 localhost\n10.77.0.1 node1\n10.77.0.9 node1\n10.77.0.3 node3\n")
@@ -241,7 +243,7 @@ def test_endpoint_resolving_differently_is_reported(lab: Lab, tmp_path: Path) ->
 
 
 def test_silent_and_refusing_endpoints_are_distinguished(lab: Lab, tmp_path: Path) -> None:
-    """The first is a firewall or a dead machine, the second a dead program."""
+    """Silence means a firewall or a dead machine, and a refusal means a dead program."""
     lab.block("node2", "node1")
     words = commands(("node1", "node2"), "--timeout=2")
     reports = diagnose(lab, words, tmp_path)
@@ -263,7 +265,7 @@ def test_no_route_error_is_reported(lab: Lab, tmp_path: Path) -> None:
 
 
 def test_running_job_at_endpoint_is_recognized(lab: Lab, tmp_path: Path) -> None:
-    """It is not mistaken for a squatter, and nodes learn why they can't meet."""
+    """It isn't mistaken for an unrelated program, and nodes learn why they can't meet."""
     run = [*RELIGHT, "run", "--nnodes=2", "--rdzv-backend=c10d", "--no-python"]
     job = lab["node1"].start([*run, f"--rdzv-endpoint=node1:{PORT}", "true"], cwd=tmp_path,
                              stderr=subprocess.PIPE, text=True)  # fmt: skip
@@ -277,7 +279,7 @@ def test_running_job_at_endpoint_is_recognized(lab: Lab, tmp_path: Path) -> None
 
 
 def test_node_with_wrong_token_is_named(lab: Lab, tmp_path: Path) -> None:
-    """With the right token nothing is found."""
+    """With the right token, there are no findings."""
     words = commands(THREE, MEET)
     token = tmp_path / "token"
     token.write_text("good")
@@ -290,8 +292,8 @@ def test_node_with_wrong_token_is_named(lab: Lab, tmp_path: Path) -> None:
     assert [f for f in reports["node1"].findings if f["what"].startswith("refused a connection")]
 
 
-def test_node_dying_midway_is_named(lab: Lab, tmp_path: Path) -> None:
-    """The others end in time."""
+def test_node_that_dies_midway_is_named(lab: Lab, tmp_path: Path) -> None:
+    """The others finish in time."""
     words = commands(THREE)
     die = "import os, sys, threading, relight.health.probes as p\n"
     die += "p.Prober.start = lambda *a: os._exit(9)\n"
@@ -310,13 +312,13 @@ def test_surplus_node_is_rejected_with_reason(lab: Lab, tmp_path: Path) -> None:
 
 
 def with_hosts(path: Path, command: list[str]) -> list[str]:
-    """The same command with another /etc/hosts."""
+    """Return the same command with a different /etc/hosts."""
     program = f'umount /etc/hosts && mount --bind {path} /etc/hosts && exec "$@"'
     return ["unshare", "--mount", "sh", "-c", program, "sh", *command]
 
 
 def test_slurm_needs_no_flags(lab: Lab, tmp_path: Path) -> None:
-    """Variables of the cluster suffice, as for `relight run`."""
+    """The cluster's variables are enough, as they are for `relight run`."""
     usual = [*RELIGHT, "doctor", "--json"]
     words = {
         host: ["env", *(f"{k}={v}" for k, v in slurm(number).items()), *usual]
@@ -328,7 +330,7 @@ def test_slurm_needs_no_flags(lab: Lab, tmp_path: Path) -> None:
 
 
 def slurm(number: int) -> dict[str, str]:
-    """The variables of one task of a step on three nodes (srun(1), output environment)."""
+    """Return one task's variables in a step on three nodes (srun(1), output environment)."""
     return {
         "SLURM_JOB_ID": "7",
         "SLURM_STEP_ID": "0",

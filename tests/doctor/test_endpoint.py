@@ -1,4 +1,4 @@
-"""What one machine sees of an endpoint."""
+"""What a single machine can find out about an endpoint."""
 
 import os
 import socket
@@ -51,8 +51,8 @@ def test_listener_is_identified_by_first_bytes(data: bytes, closed: bool, what: 
 
 
 @given(st.binary(max_size=200), st.booleans())
-def test_endpoint_answer_is_printable(data: bytes, closed: bool) -> None:
-    """It never puts control characters on a terminal."""
+def test_endpoint_answer_is_safe_to_print(data: bytes, closed: bool) -> None:
+    """Control characters never reach the terminal."""
     assert answer_of(data, closed=closed).isprintable()
 
 
@@ -83,7 +83,7 @@ def test_endpoint_answer_is_printable(data: bytes, closed: bool) -> None:
 def test_each_endpoint_answer_yields_one_finding(
     answers: tuple[EndpointAnswer, ...], level: str, words: str
 ) -> None:
-    """One good address suffices."""
+    """One good address is enough."""
     (found,) = judge(EndpointReport("gpu-01", 29400, answers))
     assert found.level == level
     assert words in f"{found.what} {found.why}"
@@ -92,7 +92,7 @@ def test_each_endpoint_answer_yields_one_finding(
 
 
 @pytest.mark.parametrize(("host", "words"), [("gpu-01", "Debian"), ("127.0.0.1", "no other")])
-def test_endpoint_leading_to_this_machine_is_an_error(host: str, words: str) -> None:
+def test_endpoint_on_this_machine_is_an_error(host: str, words: str) -> None:
     found = judge(EndpointReport(host, 29400, (EndpointAnswer("127.0.1.1", REFUSED, ours=True),)))
     assert found[0].level == ERROR
     assert words in found[0].why
@@ -103,7 +103,7 @@ Serve = Callable[[bytes | None], int]
 
 @pytest.fixture
 def serve() -> Iterator[Serve]:
-    """A program at a port of this machine that answers each caller; with None, it stays silent."""
+    """Start a local server that sends each client this answer, or stays silent if it is None."""
     servers: list[socket.socket] = []
     threads: list[threading.Thread] = []
 
@@ -170,7 +170,7 @@ def test_coordinator_is_recognized_and_not_disturbed(start: Start, launch: Launc
 
 
 def test_endpoint_check_always_ends(serve: Serve) -> None:
-    """Neither a hung name server nor a silent program blocks it."""
+    """Neither a hung name server nor a silent program can block it."""
     answer = threading.Event()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(endpoint, "addresses_of", lambda _: answer.wait())
@@ -191,7 +191,7 @@ def test_timeout_reason_is_reported_despite_errors() -> None:
     assert endpoint.at_timeout("127.0.0.1", 99999)
 
 
-def test_local_view_is_reported_without_nnodes(launch: Launch, serve: Serve) -> None:
+def test_without_nnodes_only_the_local_view_is_reported(launch: Launch, serve: Serve) -> None:
     result = launch("doctor", f"--rdzv-endpoint=127.0.0.1:{serve(b'x')}")
     assert result.returncode == 1
     assert "is taken by a program" in result.stdout

@@ -1,4 +1,4 @@
-"""Nodes that say anything where the doctors of a job meet, and a host of the meeting that does."""
+"""Hostile nodes and a hostile host among a job's doctors."""
 
 import json
 import socket
@@ -19,7 +19,7 @@ from relight.net.connection import Security
 
 
 class Peer:
-    """A node's connection, with the messages that the node receives."""
+    """A node's connection, with the messages that the node has received."""
 
     peer = "10.0.0.7:41234"
 
@@ -38,9 +38,9 @@ class Peer:
 
 @partial(fuzzed, most=EXAMPLES // 4)
 def test_hostile_messages_never_break_the_meeting(chance: Chance) -> None:
-    """Messages are accepted or `Malformed`; all nodes get a readable verdict."""
+    """Each message is accepted or `Malformed`, and all nodes get a readable verdict."""
     loop = Loop()
-    prober: Any = SimpleNamespace(start=lambda *_: None)  # which probes nobody
+    prober: Any = SimpleNamespace(start=lambda *_: None)  # doesn't probe any node
     own = DoctorNode("here", "10.0.0.1", 1, 1, 1500, (), {})
     sock = socket.create_server(("127.0.0.1", 0))
     host = MeetingHost(loop, sock, Security(), "j", Nodes(2, 3), own, prober, 60.0, lambda _: None)
@@ -67,7 +67,7 @@ def test_hostile_messages_never_break_the_meeting(chance: Chance) -> None:
         for peer in peers:
             try:
                 host.received(peer, report)
-            except fields.Malformed:  # it has sent one
+            except fields.Malformed:  # the node has sent a malformed message
                 pass
         host._end()
         assert host.verdict is not None and len(host.verdict.came) == 3

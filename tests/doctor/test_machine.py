@@ -1,4 +1,4 @@
-"""Findings about a machine, by table; and observations of a real one."""
+"""Findings about a machine, by table, and observations on a real one."""
 
 import json
 import os
@@ -72,7 +72,7 @@ GOOD = Machine(
 def test_each_machine_fault_is_one_finding_with_remedy(
     changes: dict[str, object], level: str, words: str, remedy: str
 ) -> None:
-    """A good machine causes none."""
+    """A machine without faults causes none."""
     wrong = [f for f in judge(GOOD._replace(**changes), alone=False) if f.level != OK]
     if level == OK:
         assert wrong == []
@@ -84,7 +84,7 @@ def test_each_machine_fault_is_one_finding_with_remedy(
     assert found.why
 
 
-def test_good_machine_reports_only_facts() -> None:
+def test_healthy_machine_reports_only_facts() -> None:
     """A single node needs no name."""
     assert {f.level for f in judge(GOOD, alone=False)} == {OK}
     assert {f.level for f in judge(GOOD._replace(own_name=()), alone=True)} == {OK}
@@ -98,8 +98,8 @@ def tree(root: Path, files: dict[str, str]) -> str:
     return str(root)
 
 
-def test_memory_left_is_minimum_over_parent_cgroups(tmp_path: Path) -> None:
-    """Page cache is not counted."""
+def test_available_memory_is_minimum_over_parent_cgroups(tmp_path: Path) -> None:
+    """Page cache doesn't count as used."""
     root = tree(
         tmp_path,
         {
@@ -116,8 +116,8 @@ def test_memory_left_is_minimum_over_parent_cgroups(tmp_path: Path) -> None:
     assert (seen.memory, seen.tasks_of_cgroup) == (400000, 60)
 
 
-def test_cgroup_v1_absurd_limit_means_no_limit(tmp_path: Path) -> None:
-    """Version 1 writes unlimited as a huge number."""
+def test_huge_cgroup_v1_limit_means_no_limit(tmp_path: Path) -> None:
+    """Version 1 represents "unlimited" as a huge number."""
     root = tree(
         tmp_path,
         {
@@ -170,8 +170,8 @@ def test_distinguishes_present_usable_and_visible_gpus(
     assert inspection.gpus(Environment(variables), root) == expected
 
 
-def test_process_holding_gpu_is_named(tmp_path: Path) -> None:
-    """A process that only has the driver's own files open is not."""
+def test_process_using_gpu_is_named(tmp_path: Path) -> None:
+    """A process that has only the driver's own files open isn't named."""
     root = nvidia(tmp_path, 1, 1)
     tree(tmp_path, {"proc/4711/comm": "python\n", "proc/4712/comm": "nvidia-smi\n"})
     for pid, device in ((4711, "nvidia0"), (4712, "nvidiactl")):
@@ -182,7 +182,7 @@ def test_process_holding_gpu_is_named(tmp_path: Path) -> None:
 
 
 def test_local_machine_is_checked_without_flags(launch: Launch, tmp_path: Path) -> None:
-    """Findings are JSON on request."""
+    """Findings are printed as JSON on request."""
     result = launch("doctor", "--json", TMPDIR=str(tmp_path))
     told = json.loads(result.stdout)
     assert told["nodes"] == []
@@ -204,7 +204,7 @@ def test_low_file_limit_and_unwritable_tmpdir_are_found(launch: Launch, tmp_path
 @pytest.mark.needs_root
 @pytest.mark.needs_mounts
 def test_small_shared_memory_is_an_error_with_remedy(tmp_path: Path) -> None:
-    """Containers have that by default; the hint has the flags that enlarge it."""
+    """Containers have little by default. The hint has the flags that increase it."""
     mount = 'mount -t tmpfs -o size=64m none /dev/shm && exec "$@"'
     command = [str(shutil.which("unshare")), "--mount", "sh", "-c", mount, "sh", *RELIGHT, "doctor"]
     result = subprocess.run(

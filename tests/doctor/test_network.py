@@ -1,4 +1,4 @@
-"""From what all pairs tried to findings."""
+"""Turning all pairs' probe results into findings."""
 
 import json
 
@@ -58,12 +58,12 @@ def all_good(count: int) -> dict[tuple[int, int], Probe]:
         (GOOD._replace(answered=0), GOOD, ""),
     ],
 )
-def test_probe_pairs_map_to_kinds_of_fault(there: Probe, back: Probe, kind: str) -> None:
-    """Each row of the table in the module's docstring, both directions together."""
+def test_probe_pairs_map_to_fault_types(there: Probe, back: Probe, kind: str) -> None:
+    """The rows are those of the table in the module's docstring, with both directions together."""
     assert kind_of(there, back) == kind
 
 
-def test_passing_probes_and_equal_facts_yield_no_finding() -> None:
+def test_successful_probes_and_equal_facts_yield_no_findings() -> None:
     assert judge(nodes(3), all_good(3), port=29400) == []
 
 
@@ -87,7 +87,7 @@ probe = st.builds(
 
 @given(st.data(), st.integers(2, 5))
 def test_findings_name_exactly_the_failed_pairs(data: st.DataObject, count: int) -> None:
-    """Whatever the probes find."""
+    """This holds for any probe results."""
     probes = {pair: data.draw(probe) for pair in all_good(count)}
     wrong = {
         p
@@ -107,7 +107,7 @@ def test_findings_name_exactly_the_failed_pairs(data: st.DataObject, count: int)
 
 
 @given(st.sets(st.tuples(st.integers(1, 4), st.integers(1, 4)).filter(lambda p: p[0] != p[1])))
-def test_pair_summary_can_be_read_back(pairs: set[tuple[int, int]]) -> None:
+def test_pair_summary_is_unambiguous(pairs: set[tuple[int, int]]) -> None:
     """`all others` means exactly that."""
     hosts = ["h1", "h2", "h3", "h4"]
     text = pairs_of({(f"h{a}", f"h{b}") for a, b in pairs}, hosts)
@@ -146,15 +146,15 @@ def test_pair_summary_can_be_read_back(pairs: set[tuple[int, int]]) -> None:
 def test_deviating_node_is_reported_with_host(
     changes: dict[str, object], level: str | None, words: str
 ) -> None:
-    """Differences that may be chance, and unknown values, are ignored."""
+    """Unknown values, and differences that may be chance, are ignored."""
     differing = [*nodes(2), node("node3", **changes)]
     found = judge(differing, all_good(3), port=29400)
     assert [f.level for f in found] == ([level] if level else [])
     assert all(words.split("; ")[0] in f.what for f in found), found
 
 
-def test_endpoint_resolving_elsewhere_is_reported() -> None:
-    """The endpoint's own host may see another address."""
+def test_endpoint_that_resolves_elsewhere_is_reported() -> None:
+    """The endpoint's own host may see a different address."""
     differing = [node("a"), node("b", resolved=("1.1.1.1",)), node("c", resolved=("2.2.2.2",))]
     found = judge(differing, all_good(3), port=29400)
     assert [f.what for f in found] == [
@@ -162,7 +162,7 @@ def test_endpoint_resolving_elsewhere_is_reported() -> None:
     ]
 
 
-def test_both_groups_of_hosts_named_for_two_versions() -> None:
+def test_two_versions_name_both_groups_of_hosts() -> None:
     """The smaller group comes first."""
     differing = [node(f"n{i}", facts={"torch": "2.1" if i < 2 else "2.2"}) for i in range(6)]
     (found,) = judge(differing, all_good(6), port=29400)
@@ -178,7 +178,7 @@ def test_lost_datagrams_warn_only_where_heartbeats_use_them() -> None:
 
 
 def test_node_without_report_is_named() -> None:
-    """The others' findings about it are kept."""
+    """The other nodes' findings about it are kept."""
     probes = {pair: p for pair, p in all_good(3).items() if pair[0] != 2}
     probes[0, 2] = DEAD
     found = judge(nodes(3), probes, port=29400, missing=[2])
@@ -187,7 +187,7 @@ def test_node_without_report_is_named() -> None:
 
 @fuzzed
 def test_hostile_reports_yield_a_valid_verdict(chance: Chance) -> None:
-    """All nodes accept it, and it is safe on a terminal."""
+    """All nodes accept the verdict, and it is safe to print."""
     came = [chance.valid(DoctorNode) for _ in range(chance.randint(2, 4))]
     report = [tried for node in came for tried in chance.valid(ProbeReport).probes]
     tried = {(chance.randrange(len(came)), target % len(came)): probe for target, probe in report}
@@ -199,7 +199,7 @@ def test_hostile_reports_yield_a_valid_verdict(chance: Chance) -> None:
     assert [each.level for each in taken.findings] == [each.level for each in in_order(found)]
 
 
-def test_oversized_verdict_is_cut_but_keeps_errors() -> None:
+def test_oversized_verdict_is_shortened_but_keeps_errors() -> None:
     """The other nodes accept the message."""
     many = [Finding(WARNING, *["🎈" * 9999] * 4)] * 2000 + [Finding(ERROR, "worst", "")]
     told = Verdict(tuple(many), ("node",)).bounded()

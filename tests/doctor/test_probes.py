@@ -1,4 +1,4 @@
-"""Probes between stations on this machine: their results, and callers who get none."""
+"""Probes between local stations: their results, and callers that get no reply."""
 
 import socket
 import time
@@ -34,7 +34,7 @@ def prober(loop: Loop, stack: ExitStack) -> Prober:
 
 
 def probe(loop: Loop, one: Prober, cookie: bytes, others: list[Target]) -> list[Probe]:
-    """What node 0 finds about the others."""
+    """Return node 0's results for the others."""
     found: list[dict[int, Probe]] = []
     one.start(cookie, 0, [Target("127.0.0.1", one.tcp_port, one.udp_port), *others], found.append)
     end = time.monotonic() + LIMIT_S
@@ -46,7 +46,7 @@ def probe(loop: Loop, one: Prober, cookie: bytes, others: list[Target]) -> list[
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
 def test_two_probers_reach_each_other(loop: Loop, stack: ExitStack, address: str) -> None:
-    """The one that is called first waits for its cookie."""
+    """The one that is contacted first waits for its cookie."""
     one, two = prober(loop, stack), prober(loop, stack)
     cookie = new_cookie()
     nodes = [Target(address, each.tcp_port, each.udp_port) for each in (one, two)]
@@ -67,7 +67,7 @@ def test_two_probers_reach_each_other(loop: Loop, stack: ExitStack, address: str
         )
 
 
-def test_closed_port_and_foreign_program_are_distinguished(loop: Loop, stack: ExitStack) -> None:
+def test_closed_port_and_unrelated_program_are_distinguished(loop: Loop, stack: ExitStack) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         free = closed.getsockname()[1]
     other = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
@@ -96,7 +96,7 @@ def test_peer_that_stops_reading_loses_large_packets(loop: Loop, stack: ExitStac
 
 
 def test_peer_without_cookie_gets_no_reply(loop: Loop, stack: ExitStack) -> None:
-    """It gets none over a connection or as a datagram."""
+    """It gets none, whether over a connection or as a datagram."""
     one = prober(loop, stack)
     cookie = new_cookie()
     one.start(cookie, 0, [Target("127.0.0.1", 0, 0), Target("127.0.0.1", 9, 9)], lambda _: None)
@@ -111,8 +111,8 @@ def test_peer_without_cookie_gets_no_reply(loop: Loop, stack: ExitStack) -> None
         b"",
         b"x" * 500,
         _datagram.pack(new_cookie(), b"?", 1, 100),
-        _datagram.pack(cookie, b"?", 7, 25),  # a node that there is not
-        _datagram.pack(cookie, b"?", 1, 1500),  # smaller than it says
+        _datagram.pack(cookie, b"?", 7, 25),  # a node that doesn't exist
+        _datagram.pack(cookie, b"?", 1, 1500),  # smaller than it claims
         _datagram.pack(cookie, b"?", 1, 1 << 31),
     ):
         asker.sendto(data, target)
@@ -169,6 +169,6 @@ def test_unexpected_exception_ends_only_its_probe(
 
 
 def test_loopback_mtu_is_unknown() -> None:
-    """Loopback has its own MTU, which says nothing about any network."""
+    """Loopback has its own MTU, which reveals nothing about any network."""
     assert mtu_to("127.0.0.1") == mtu_to("::1") == 0
     assert LARGE > 9000

@@ -224,9 +224,7 @@ def test_agent_message_is_its_own_line(loop: FastLoop, small_screen: Screen) -> 
     first, other = ConsoleStream(screen.console), ConsoleStream(screen.console)
     first.feed(b"half")
     loop.sleep(0.2)
-    other.feed(
-        b"x" * 70000
-    )  # too long to wait for its end, so it owns the console once it may write
+    other.feed(b"x" * 70000)  # too long to wait for its end
     screen.console.say("message")
     screen.console.say("again")
     first.end()

@@ -1,1 +1,1 @@
-"""Descriptions of jobs: apps, components, records, handles, hidden secrets."""
+"""Job descriptions: apps, components, records, handles, and hidden secrets."""

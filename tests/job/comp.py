@@ -1,4 +1,4 @@
-"""The components of the recorded command lines."""
+"""Components used by the recorded command lines."""
 
 import relight.job as specs
 

@@ -1,6 +1,6 @@
-"""Command lines of `torchx` that relight answers otherwise, and what TorchX answered.
+"""`torchx` command lines to which relight responds differently, with TorchX's responses.
 
-Recorded with torchx-nightly 2026.10.26, in a virtual environment that has it:
+They were recorded with torchx-nightly 2026.10.26, installed in a virtual environment:
 
     python tests/job/differences_torchx.py torchx > tests/job/torchx-differences.jsonl
 """
@@ -48,7 +48,7 @@ SETTINGS = "the command's own file of settings"
 
 
 class Case(NamedTuple):
-    """A command line of `torchx`; `theirs` and `ours` are texts of the two answers."""
+    """A `torchx` command line, with TorchX's and relight's responses in `theirs` and `ours`."""
 
     name: str
     argv: tuple[str, ...]
@@ -124,8 +124,10 @@ def prepare(case: Case, folder: str, module: str) -> None:
 
 
 def answer(folder: str, code: int, out: str, err: str) -> str:
-    """Return the answer of a command as one text: exit code, the error line of stderr, stdout (of a
-    dry run, the role), the last word of the first replica, and the settings file.
+    """Return a command's response as one text.
+
+    It has the exit code, the error line on stderr, stdout (the role, for a dry run), the last word
+    of the first replica, and the settings file.
     """
     said = [line for line in err.splitlines() if line.strip()] or [""]
     wrong = [line for line in said if "error: " in line or "Error" in line.split(":")[0]]
@@ -147,7 +149,7 @@ def answer(folder: str, code: int, out: str, err: str) -> str:
 
 
 def record(torchx: str) -> None:
-    """Print TorchX's answers, one line of JSON per case, reduced to the subject of the case."""
+    """Print TorchX's responses, one JSON line per case, reduced to what the case is about."""
     for case in CASES:
         with tempfile.TemporaryDirectory() as folder:
             prepare(case, folder, "torchx.specs")

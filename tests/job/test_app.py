@@ -1,4 +1,6 @@
-"""Apps, roles and resources are plain dataclasses, as code that uses TorchX's treats them."""
+"""Apps, roles and resources are plain dataclasses, which is how code written for TorchX treats
+them.
+"""
 
 import asyncio
 import copy
@@ -21,8 +23,8 @@ def app() -> specs.AppDef:
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
-def test_apps_are_copied_and_pickled(copied: Callable[[specs.AppDef], specs.AppDef]) -> None:
-    """A change of the copy leaves the original alone."""
+def test_apps_can_be_copied_and_pickled(copied: Callable[[specs.AppDef], specs.AppDef]) -> None:
+    """Changing a copy doesn't affect the original."""
     found = copied(app())
     assert found == app()
     found.roles[0].env["A"] = "2"
@@ -30,7 +32,7 @@ def test_apps_are_copied_and_pickled(copied: Callable[[specs.AppDef], specs.AppD
     assert found != app()
 
 
-def test_app_becomes_a_dict_of_plain_values() -> None:
+def test_app_converts_to_a_dict_of_plain_values() -> None:
     found = dataclasses.asdict(app())
     (role,) = found["roles"]
     assert (role["args"], role["env"], role["mounts"][0]["src_path"]) == (["a"], {"A": "1"}, "/a")
@@ -38,7 +40,7 @@ def test_app_becomes_a_dict_of_plain_values() -> None:
     assert found["metadata"] == {"team": "vision"}
 
 
-def test_apps_are_changed_in_place() -> None:
+def test_apps_can_be_changed_in_place() -> None:
     found = app()
     role = found.roles[0]
     role.env["B"] = "2"
@@ -58,8 +60,10 @@ def test_role_is_found_by_name() -> None:
         found.get_role("trainr")
 
 
-def test_overrides_are_called_once_when_field_is_read() -> None:
-    """As in TorchX (nightly 2026.10.26): they win over the field, and may be awaitable."""
+def test_override_is_called_once_when_field_is_read() -> None:
+    """As in TorchX (nightly 2026.10.26), an override takes precedence over the field, and may be
+    awaitable.
+    """
     calls = list[str]()
 
     def image() -> str:
@@ -77,7 +81,7 @@ def test_overrides_are_called_once_when_field_is_read() -> None:
     assert pickle.loads(pickle.dumps(role)).image == "built"
 
 
-def test_override_that_raised_is_called_again() -> None:
+def test_override_that_raises_is_called_again() -> None:
     answers: list[Any] = [OSError("not yet"), "built"]
 
     def image() -> Any:
@@ -92,7 +96,7 @@ def test_override_that_raised_is_called_again() -> None:
     assert role.image == "built"
 
 
-def test_awaitable_override_is_read_inside_an_event_loop() -> None:
+def test_awaitable_override_works_inside_an_event_loop() -> None:
     async def image() -> str:
         return "built"
 
@@ -102,12 +106,12 @@ def test_awaitable_override_is_read_inside_an_event_loop() -> None:
     assert asyncio.run(read()) == "built"
 
 
-def test_workspace_is_written_as_on_the_command_line() -> None:
+def test_workspace_is_formatted_as_on_the_command_line() -> None:
     assert str(specs.Workspace({"/a": "", "/b": "sub"})) == "/a;/b:sub"
     assert not specs.Workspace({})
 
 
-def test_status_says_whether_job_has_succeeded() -> None:
+def test_status_reports_whether_job_succeeded() -> None:
     failed = specs.ReplicaStatus("r", 0, specs.AppState.FAILED, "host", 3)
     found = specs.AppStatus(specs.AppState.FAILED, "why", (failed,), 1, "http://x")
     assert found.is_terminal() and not specs.AppStatus(specs.AppState.RUNNING).is_terminal()

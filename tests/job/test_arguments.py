@@ -46,7 +46,7 @@ def f(
 
 @pytest.fixture
 def bound(place: Path) -> Callable[..., dict[str, Any]]:
-    """The values that a command line gives the parameters."""
+    """Return the parameter values that result from a command line."""
     (place / "c.py").write_text(COMPONENT)
 
     def bind(*words: str) -> dict[str, Any]:
@@ -99,7 +99,7 @@ def bound(place: Path) -> Callable[..., dict[str, Any]]:
 def test_arguments_convert_to_parameter_types(
     bound: Callable[..., Any], words: tuple[str, ...], expected: dict[str, Any]
 ) -> None:
-    """Varargs for the program arrive unchanged."""
+    """Varargs for the program are passed unchanged."""
     assert bound(*words) == expected
 
 
@@ -135,7 +135,7 @@ def test_invalid_argument_is_rejected_by_name(
 
 
 def test_help_comes_from_docstring(place: Path) -> None:
-    """It has the first paragraph, and the arguments' descriptions, types and defaults."""
+    """It consists of the first paragraph and the arguments' descriptions, types and defaults."""
     (place / "c.py").write_text(COMPONENT)
     text = arguments.usage(
         arguments.signature_of("c.py:f", loading.find("c.py:f")), "relight submit"
@@ -161,7 +161,7 @@ def test_help_comes_from_docstring(place: Path) -> None:
     ],
 )
 def test_unsupported_signature_is_rejected(place: Path, head: str, line: int, text: str) -> None:
-    """The error has file and line of the parameter."""
+    """The error has the parameter's file and line."""
     (place / "c.py").write_text(head + "\n")
     with pytest.raises(UsageError) as caught:
         arguments.signature_of("c.py:f", loading.find("c.py:f"))
@@ -170,7 +170,7 @@ def test_unsupported_signature_is_rejected(place: Path, head: str, line: int, te
 
 
 def test_string_annotations_are_supported(place: Path) -> None:
-    """`from __future__ import annotations` makes them."""
+    """`from __future__ import annotations` creates them."""
     source = "from __future__ import annotations\ndef f(l: list[int], o: int | None = None): ...\n"
     (place / "c.py").write_text(source)
     signature = arguments.signature_of("c.py:f", loading.find("c.py:f"))
@@ -198,7 +198,7 @@ def test_parameter_before_varargs_keeps_value_or_default(
 
 
 def test_command_line_overrides_values_and_settings(place: Path) -> None:
-    """Values from Python override the settings."""
+    """Values passed from Python override the settings."""
     (place / "c.py").write_text("def f(*r: str, a: int = 0, b: int = 0, c: int = 0): ...\n")
     signature = arguments.signature_of("c.py:f", loading.find("c.py:f"))
     parsed = arguments.parse(["--a", "1"], signature)

@@ -1,4 +1,4 @@
-"""docs/differences-torchx.md is complete and true."""
+"""The page docs/differences-torchx.md is complete and correct."""
 
 import ast
 import io
@@ -24,15 +24,15 @@ RECORDED = {
 COMMANDS = {"run": ("submit",), "runopts": ("schedulers",)}
 RUNS = ("exit-code", "handle", "local-retries")
 
-# What no answer to a command line shows, and the test that does.
+# Differences not visible in any command line's response, each with the test that shows it.
 SHOWN = {
-    "builtins-stay": "job/test_loading.py::test_packages_add_components_below_their_alias",
+    "builtins-stay": "job/test_loading.py::test_packages_add_components_under_their_alias",
     "default-scheduler": "cli_jobs/test_submit.py::test_submit_prints_only_handle_on_stdout",
     "dry-run": "cli_jobs/test_submit.py::test_dry_run_has_no_side_effects",
     "gang": "schedulers/test_local.py::test_all_replicas_end_when_one_fails",
     "known-resources": "job/test_resources.py::test_packages_add_named_resources",
     "node-order": "cli_jobs/test_submit.py::test_replicas_are_numbered_in_rank_order",
-    "one-report": "cli_jobs/test_submit.py::test_one_report_for_all_replicas",
+    "one-report": "cli_jobs/test_submit.py::test_all_replicas_share_one_report",
     "pod-labels": "schedulers/test_kubernetes_request.py::test_pods_have_the_labels_of_torchx",
     "pod-overlays": "schedulers/test_kubernetes_request.py::test_overlay_of_command_line_is_a_file",
     "runner": "runner/test_runner.py::test_submitted_job_has_scheduler_id_and_record",
@@ -41,7 +41,7 @@ SHOWN = {
     "slurm-script": "schedulers/test_slurm_script.py::test_scripts_match_recorded_ones",
     "state": "cli_jobs/test_reading.py::test_job_forgotten_by_scheduler_is_still_listed",
     "stays-behind": "schedulers/test_workspaces.py::test_history_and_bytecode_are_excluded",
-    "status-json": "cli_jobs/test_submit.py::test_json_has_the_keys_of_torchx",
+    "status-json": "cli_jobs/test_submit.py::test_json_has_torchx_keys",
     "too-little": "schedulers/test_needs.py::test_insufficient_resources_are_noted",
     "torchx-schedulers": "schedulers/test_registry.py::test_packages_add_schedulers",
     "workspace-asked": "schedulers/test_docker_request.py::test_workspace_travels_only_on_request",
@@ -50,8 +50,8 @@ SHOWN = {
 
 
 def test_every_difference_is_documented() -> None:
-    """Each difference that a test shows has a section with both sides and the reason, and vice
-    versa.
+    """Each tested difference has a section with both sides and the reason, and each section has a
+    test.
     """
     found = sections(DOCUMENT.read_text())
     assert found.keys() == {case.name for case in CASES} | SHOWN.keys()

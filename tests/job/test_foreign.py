@@ -1,4 +1,6 @@
-"""Return values of components: TorchX's apps are accepted, anything but an app is named."""
+"""Return values of components: TorchX's apps are accepted, and anything other than an app is
+reported.
+"""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,7 +16,7 @@ from relight.runner.validation import validate
 
 
 def theirs(**fields: Any) -> SimpleNamespace:
-    """An app of TorchX's form with one role, some fields of which are others."""
+    """Return an app shaped like TorchX's, with one role and some of its fields replaced."""
     role = {
         "name": "r", "image": "i", "min_replicas": None, "entrypoint": "e", "args": ["a"],
         "env": {}, "num_replicas": 1, "max_retries": 0,
@@ -25,8 +27,8 @@ def theirs(**fields: Any) -> SimpleNamespace:
     return SimpleNamespace(name="a", roles=[SimpleNamespace(**role)], metadata={})
 
 
-def test_all_fields_of_torchx_role_arrive() -> None:
-    """A resource of an old version lacks tags."""
+def test_all_fields_of_torchx_role_are_converted() -> None:
+    """A resource from an old version has no tags."""
     old = SimpleNamespace(cpu=1, gpu=2, memMB=3, capabilities={"c": 1}, devices={"d": 1})
     app = torchx_components.to_app(theirs(resource=old, args=["a", 1], env={"A": 1}), "c")
     (role,) = app.roles
@@ -37,7 +39,7 @@ def test_all_fields_of_torchx_role_arrive() -> None:
     )  # fmt: skip
 
 
-def test_workspace_of_torchx_role_arrives() -> None:
+def test_workspace_of_torchx_role_is_converted() -> None:
     found = theirs(workspace=SimpleNamespace(projects={"/a": "sub"}))
     (role,) = torchx_components.to_app(found, "c").roles
     assert role.workspace == specs.Workspace({"/a": "sub"})
@@ -60,7 +62,7 @@ def test_workspace_of_torchx_role_arrives() -> None:
     ],
 )
 def test_return_value_that_is_not_an_app_is_one_line_error(found: object, message: str) -> None:
-    """The error names the returned type, or the part that can't be used."""
+    """The error names the returned type, or the part that is unusable."""
     with pytest.raises(UsageError) as caught:
         torchx_components.to_app(found, "c")
     assert message in caught.value.message
@@ -119,7 +121,7 @@ def ours(**fields: Any) -> specs.AppDef:
     ],
 )  # fmt: skip
 def test_app_that_cannot_run_is_rejected(make: Callable[[], Any], message: str) -> None:
-    """No scheduler sees it."""
+    """It never reaches a scheduler."""
     with pytest.raises(UsageError) as caught:
         validate(make())
     assert message in caught.value.message
@@ -127,12 +129,12 @@ def test_app_that_cannot_run_is_rejected(make: Callable[[], Any], message: str) 
 
 
 def test_string_instead_of_argument_list_is_rejected() -> None:
-    """It would become a list of its letters."""
+    """It would be split into single letters."""
     with pytest.raises(TypeError, match="args of role r: expected a list, not 'ab'"):
         ours(args="ab")
 
 
-# As in a file for TorchX, except for the line that imports specs.
+# A TorchX file, except for the line that imports specs.
 FILE = '''
 """Ours."""
 from typing import Dict, Optional
@@ -192,7 +194,7 @@ def named() -> specs.AppDef:
 
 @pytest.fixture
 def build(place: Path) -> Callable[..., specs.AppDef]:
-    """Call a function of the file with a command line."""
+    """Return a function that calls a function in the file with a command line."""
     (place / "ours_for_torchx.py").write_text(FILE)
 
     def call(name: str, *words: str) -> specs.AppDef:
@@ -206,7 +208,7 @@ def build(place: Path) -> Callable[..., specs.AppDef]:
 
 
 def test_torchx_component_works_with_one_changed_line(build: Callable[..., specs.AppDef]) -> None:
-    """relight.job has everything that a TorchX component uses of `specs`."""
+    """relight.job has everything that a TorchX component uses from `specs`."""
     app = build("trainer", "--image", "i", "--env", "A=1", "--mounts", "type=bind,src=/x,dst=/y",
                 "--", "--lr", "1", "--lr", "2")  # fmt: skip
     trainer, reader = app.roles
@@ -223,7 +225,7 @@ def test_torchx_component_works_with_one_changed_line(build: Callable[..., specs
 
 
 def test_dir_of_package_lists_all_names() -> None:
-    """All are loaded on access; any other name is an AttributeError."""
+    """All of them are loaded on access. Any other name raises AttributeError."""
     assert set(specs.__all__) <= set(dir(specs))
     assert all(getattr(specs, name) is not None for name in specs.__all__)
     with pytest.raises(AttributeError, match="has no attribute 'nope'"):

@@ -1,4 +1,4 @@
-"""Command lines of TorchX (nightly 2026-10) and its answers: the same app, or one line."""
+"""TorchX (nightly 2026-10) command lines: relight produces the same app, or a one-line error."""
 
 import io
 import json
@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 CASES = [json.loads(line) for line in (HERE / "torchx-golden.jsonl").read_text().splitlines()]
 RUNS = [case for case in CASES if case["argv"][:1] == ["run"]]
 
-# Where TorchX's answer is one of its defects: the answer here.
+# Relight's response where TorchX's is a defect.
 REFUSED = {
     "-j 4:2x1": "the minimum, 4, is above the maximum, 2",
     "comp.py:types --b 1": "--b=1: expected true or false",
@@ -61,7 +61,7 @@ BAD = [c for c in RUNS if c["rc"] != 0 and not has(c, ACCEPTED) and not has(c, E
 @pytest.mark.parametrize(
     "case",
     [
-        # A job of Slurm asks for a resource that Slurm knows.
+        # A Slurm job requests a resource that Slurm supports.
         pytest.param(c, marks=pytest.mark.processes if "slurm" in words(c) else (), id=words(c))
         for c in GOOD
     ],
@@ -78,10 +78,10 @@ def test_torchx_command_line_gives_same_app(
 
 
 @pytest.mark.parametrize("case", BAD, ids=words)
-def test_what_torchx_rejects_is_rejected_in_one_line(
+def test_command_line_rejected_by_torchx_is_rejected_in_one_line(
     case: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The exit code is 2, where TorchX mostly prints a traceback."""
+    """The exit code is 2. TorchX mostly prints a traceback."""
     code, out, err = submit(case, monkeypatch, capsys)
     lines = err.splitlines()
     assert (code, out) == (2, "")
@@ -90,7 +90,7 @@ def test_what_torchx_rejects_is_rejected_in_one_line(
 
 
 @pytest.mark.parametrize("case", [c for c in RUNS if has(c, REFUSED)], ids=words)
-def test_values_that_make_no_job_are_rejected(
+def test_values_that_describe_no_valid_job_are_rejected(
     case: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """TorchX accepts them silently."""
@@ -100,10 +100,10 @@ def test_values_that_make_no_job_are_rejected(
 
 
 @pytest.mark.parametrize("case", [c for c in RUNS if has(c, ACCEPTED)], ids=words)
-def test_some_inputs_torchx_fails_on_are_accepted(
+def test_some_inputs_that_fail_in_torchx_are_accepted(
     case: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """These are repeated flags of a script, and a dry run with GPUs and mounts."""
+    """These are repeated script flags, and a dry run with GPUs and mounts."""
     code, out, err = submit(case, monkeypatch, capsys)
     assert code == 0, err
     (role,) = json.loads(out)["app"]["roles"]
@@ -113,14 +113,14 @@ def test_some_inputs_torchx_fails_on_are_accepted(
         assert len(role["mounts"]) == 2
 
 
-def test_optional_int_arrives_as_int(capsys: pytest.CaptureFixture[str]) -> None:
-    """TorchX passes text for Optional[int]."""
+def test_optional_int_is_passed_as_int(capsys: pytest.CaptureFixture[str]) -> None:
+    """TorchX passes a string for Optional[int]."""
     shutil.copy(HERE / "comp.py", "comp.py")
     assert main(["submit", "--dryrun", "--json", "comp.py:types", "--b", "FALSE", "--oi", "7"]) == 0
     assert json.loads(capsys.readouterr().out)["app"]["roles"][0]["args"][3] == "7"
 
 
 def test_every_recorded_run_is_compared() -> None:
-    """Only runs of schedulers that relight doesn't have are left out."""
+    """The only runs left out are for schedulers that relight doesn't support."""
     looked = len(GOOD) + len(BAD) + sum(has(c, (*REFUSED, *ACCEPTED)) for c in RUNS)
     assert len(RUNS) - looked == sum(has(c, ELSEWHERE) for c in RUNS) == 2

@@ -1,4 +1,4 @@
-"""`scheduler://session/job`: valid handles, and jobs by ID alone."""
+"""`scheduler://session/job`: valid handles, and jobs identified by id alone."""
 
 from typing import Any
 
@@ -58,13 +58,12 @@ PART = st.from_regex(r"\A[A-Za-z0-9_.:-]{1,20}\Z")
 
 @given(st.from_regex(r"\A[a-z0-9_.-]{1,9}\Z"), PART, PART)
 def test_handle_round_trips_through_text(scheduler: str, session: str, app_id: str) -> None:
-    """A handle goes through its text."""
     handle = Handle(scheduler, session, app_id)
     assert find_job(str(handle)) == handle
 
 
 def test_recorded_job_is_found_by_id_alone() -> None:
-    """The id is the one here, or the one that the scheduler gave."""
+    """The id is either relight's own or the one assigned by the scheduler."""
     record("train-x3b")
     record("other-y4c", app_id="77", scheduler="slurm", handle="slurm://relight/77")
     assert find_job("train-x3b") == Handle("local", "relight", "train-x3b")
@@ -78,15 +77,15 @@ def test_recorded_job_is_found_by_id_alone() -> None:
 def test_replicas_of_recorded_job_are_found_by_id(
     part: str, role: str, replicas: tuple[int, ...]
 ) -> None:
-    """A role or replicas of a recorded job are named with its id as with its whole handle."""
+    """A job's id works as well as its full handle for naming a role or replicas."""
     record("train-x3b")
     record("other-y4c", app_id="77", scheduler="slurm", handle="slurm://relight/77")
     assert find_job(f"train-x3b{part}") == Handle("local", "relight", "train-x3b", role, replicas)
     assert find_job(f"77{part}") == Handle("slurm", "relight", "77", role, replicas)
 
 
-def test_unknown_id_suggests_nearest() -> None:
-    """If none is near, the answer is where to look."""
+def test_unknown_id_suggests_the_closest_one() -> None:
+    """If none is close, the hint says where to look."""
     record("train-x3b")
     with pytest.raises(UsageError, match="no such job: train-x3c") as caught:
         find_job("train-x3c/train/0")

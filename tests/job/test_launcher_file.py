@@ -1,4 +1,4 @@
-"""The launcher as one file: small, the same each time, complete, and runnable by any Python."""
+"""The launcher as a single file: small, reproducible, complete, and runnable by any Python."""
 
 import ast
 import io
@@ -20,18 +20,18 @@ from relight.job.app import AppDef, Role
 TOP = Path(relight.__file__).parent
 MISSING_IS_FINE = {
     "relight.cli.doctor",
-    "relight.job.components.dist",  # for errors of `relight submit`
-    "relight.api.embedding",  # `relight.run`, for those who have installed it
+    "relight.job.components.dist",  # for errors from `relight submit`
+    "relight.api.embedding",  # `relight.run`, which needs an installation
     "relight.api.function",  # `relight.launch`, likewise
     "relight.api.futures",  # `relight.attach`, likewise
     "relight.api.submission",  # `relight.submit` and `relight.map`, likewise
 }
-"""Modules that others import only where they do something that the file is not for."""
+"""Modules that others import only for things that the file isn't meant for."""
 
 
 @pytest.fixture
 def launcher(tmp_path: Path) -> Path:
-    """The file, in a directory that is not the working directory."""
+    """Build the file in a directory other than the working directory."""
     path = tmp_path / "bin" / "relight"
     path.parent.mkdir()
     path.write_bytes(launcher_file.build())
@@ -40,7 +40,7 @@ def launcher(tmp_path: Path) -> Path:
 
 
 def run(launcher: Path, *words: str, path: str | None = None) -> subprocess.CompletedProcess[str]:
-    """Run the file with a PATH on which python3 is the interpreter of the tests."""
+    """Run the file with a PATH on which python3 is the tests' interpreter."""
     programs = launcher.parent / "programs"
     programs.mkdir(exist_ok=True)
     if not (programs / "python3").exists():
@@ -59,7 +59,7 @@ def run(launcher: Path, *words: str, path: str | None = None) -> subprocess.Comp
 
 
 def test_launcher_fits_into_config_map() -> None:
-    """A ConfigMap holds 1 MiB, and the file is in it in base64."""
+    """A ConfigMap holds 1 MiB, and contains the file in base64."""
     assert len(launcher_file.build()) * 4 / 3 < 500 * 1024
 
 
@@ -103,17 +103,17 @@ def f(
 '''
 
 
-def test_launcher_has_no_docstrings_comments_and_annotations() -> None:
+def test_launcher_has_no_docstrings_comments_or_annotations() -> None:
     found = launcher_file.stripped(COMMENTED)
     assert "ocument" not in found
     assert found.count(" comment") == found.count("# no comment") == 3
     assert "omething" not in found
     assert "dict" not in found
-    assert ": int" in found.partition("def f")[0]  # of the record
+    assert ": int" in found.partition("def f")[0]  # annotations in the record
 
 
 def test_stripped_module_behaves_the_same() -> None:
-    """A multi-line text and default values among them."""
+    """It has a multi-line string and default values."""
 
     def raised(source: str) -> tuple[int, str]:
         names: dict[str, Any] = {"NamedTuple": NamedTuple, "TYPE_CHECKING": False, "__name__": "a"}
@@ -129,7 +129,7 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 class Program(ast.NodeTransformer):
-    """Removes from a module what `stripped` may remove."""
+    """Removes everything from a module that `stripped` may remove."""
 
     def __init__(self) -> None:
         self.in_classes = set[ast.stmt]()
@@ -155,8 +155,10 @@ def is_removed(statement: ast.stmt) -> bool:
     return is_text or isinstance(statement, ast.Pass) or is_for_types
 
 
-def test_stripped_modules_are_the_same_programs() -> None:
-    """Statements keep their lines: a traceback leads to the line in the package."""
+def test_stripped_modules_are_equivalent_programs() -> None:
+    """Statements keep their line numbers, so that a traceback leads to the right line in the
+    package.
+    """
 
     def statements(source: str) -> tuple[str, list[tuple[int, str]]]:
         tree = Program().visit(ast.parse(source))
@@ -187,7 +189,7 @@ def test_traceback_shows_line_of_packed_module(launcher: Path) -> None:
 
 
 @pytest.mark.processes
-def test_finders_of_interpreter_are_left_alone(launcher: Path) -> None:
+def test_interpreters_import_finders_are_left_alone(launcher: Path) -> None:
     """A worker forked from a warm process inherits them."""
     script = (
         "import sys\n"
@@ -205,7 +207,7 @@ def test_build_is_reproducible() -> None:
     assert launcher_file.build() == first
 
 
-def test_entries_have_no_local_times_or_modes() -> None:
+def test_entries_do_not_depend_on_local_times_or_modes() -> None:
     with zipfile.ZipFile(io.BytesIO(launcher_file.build())) as archive:
         for entry in archive.infolist():
             assert entry.date_time == (1980, 1, 1, 0, 0, 0)
@@ -213,10 +215,10 @@ def test_entries_have_no_local_times_or_modes() -> None:
 
 
 def test_launcher_contains_every_module_it_imports() -> None:
-    """Imports inside functions count."""
+    """Imports inside functions count as well."""
     inside = {name_of(path) for path in launcher_file.modules()}
     for path in launcher_file.modules():
-        if path == "job/__init__.py":  # it imports what components ask it for
+        if path == "job/__init__.py":  # it imports what components request
             continue
         for node in ast.walk(ast.parse((TOP / path).read_text())):
             names = set()
@@ -269,7 +271,7 @@ def test_restarts_and_reports_match_installed_relight(
 
 @pytest.mark.processes
 @pytest.mark.skipif(sys.platform != "linux", reason="warm processes are for Linux")
-def test_workers_fork_from_preloaded_modules(launcher: Path, tmp_path: Path) -> None:
+def test_workers_fork_from_process_with_preloaded_modules(launcher: Path, tmp_path: Path) -> None:
     """The warm spawner imports its own modules from the file."""
     (tmp_path / "train.py").write_text("import colorsys\nprint(colorsys.__name__)\n")
     words = ("--preload=colorsys", "-v", "--max-restarts=0", "--nproc-per-node=3", "train.py")
@@ -282,7 +284,7 @@ def test_workers_fork_from_preloaded_modules(launcher: Path, tmp_path: Path) -> 
     ("python3", "found"),
     [(None, "here is no Python"), ("#!/bin/sh\necho Python 3.8.10; exit $#\n", "Python 3.8.10")],
 )
-def test_image_without_recent_python_gets_clear_error(
+def test_image_without_recent_python_yields_clear_error(
     launcher: Path, tmp_path: Path, python3: str | None, found: str
 ) -> None:
     programs = tmp_path / "old"
@@ -299,7 +301,7 @@ def test_image_without_recent_python_gets_clear_error(
 
 
 @pytest.mark.processes
-def test_missing_command_is_named_in_one_line(launcher: Path) -> None:
+def test_missing_command_is_a_one_line_error(launcher: Path) -> None:
     done = run(launcher, "submit", "utils.echo")
     assert done.returncode == 2
     assert "relight submit" in done.stderr
@@ -324,7 +326,7 @@ def test_only_roles_that_run_relight_need_launcher(role: Role, expected: bool) -
 
 @pytest.mark.processes
 @pytest.mark.parametrize(("mode", "expected"), [("auto", "of the image"), ("travels", "travels")])
-def test_launcher_of_image_is_preferred_by_default(
+def test_images_own_launcher_is_preferred_by_default(
     tmp_path: Path, mode: str, expected: str
 ) -> None:
     role = Role("a", "i", entrypoint="bash", args=["-c", "relight run a.py $0", "a b"])

@@ -1,4 +1,4 @@
-"""Addresses of components, and errors in their files."""
+"""Component addresses, and errors in component files."""
 
 import sys
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ class Two:
 
 @pytest.fixture(autouse=True)
 def modules() -> Iterator[None]:
-    """Forget the imports of a test."""
+    """Forget modules imported by a test."""
     before, path = set(sys.modules), list(sys.path)
     yield
     for name in set(sys.modules) - before:
@@ -44,7 +44,7 @@ def built(address: str, *args: Any) -> AppDef:
 
 
 @pytest.mark.parametrize("name", components.names())
-def test_each_builtin_component_loads(name: str) -> None:
+def test_each_builtin_component_can_be_loaded(name: str) -> None:
     """Each has a command line with help."""
     from relight.job.components.arguments import signature_of
 
@@ -54,7 +54,7 @@ def test_each_builtin_component_loads(name: str) -> None:
 
 
 def test_component_is_found_by_file_module_and_package(place: Path) -> None:
-    """Relative imports of a package work."""
+    """Relative imports within a package work."""
     (place / "good.py").write_text(GOOD)
     package = place / "pack"
     package.mkdir()
@@ -71,7 +71,7 @@ def test_component_is_found_by_file_module_and_package(place: Path) -> None:
 
 
 def test_user_file_may_shadow_stdlib_module_name(place: Path) -> None:
-    """After loading json.py, `json` is still Python's."""
+    """After loading json.py, `json` is still Python's own module."""
     import json
 
     (place / "json.py").write_text(GOOD)
@@ -99,7 +99,7 @@ def test_user_file_may_shadow_stdlib_module_name(place: Path) -> None:
 def test_broken_file_is_one_line_error_with_location(
     place: Path, text: str, address: str, message: str
 ) -> None:
-    """Whatever the file does."""
+    """This holds whatever the file does."""
     (place / "bad.py").write_text(text)
     with pytest.raises(UsageError) as caught:
         built(address)
@@ -108,8 +108,8 @@ def test_broken_file_is_one_line_error_with_location(
     assert "bad" not in sys.modules or text.startswith(("def", "f =")) or not text
 
 
-def test_suggests_nearest_component(place: Path) -> None:
-    """The hint also names the nearest file."""
+def test_suggests_closest_component(place: Path) -> None:
+    """The hint also names the closest file."""
     (place / "mine.py").write_text(GOOD)
     for address, hint in (
         ("utils.ecoh", "did you mean utils.echo?"),
@@ -121,7 +121,7 @@ def test_suggests_nearest_component(place: Path) -> None:
         assert caught.value.hint == hint
 
 
-def test_packages_add_components_below_their_alias(
+def test_packages_add_components_under_their_alias(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The entry point group is relight.components."""
@@ -137,11 +137,11 @@ def test_packages_add_components_below_their_alias(
     assert built("team.one").name == "one"
 
 
-def test_packages_add_components_by_torchx_entry_points(
+def test_packages_add_components_through_torchx_entry_points(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The group torchx.components adds all modules of a package; a package that doesn't load is an
-    error only for its own components.
+    """The group torchx.components adds all modules of a package. A package that fails to load is
+    only an error for its own components.
     """
     (place / "theirs_x" / "more").mkdir(parents=True)
     for path in ("__init__.py", "more/__init__.py", "more/deep.py"):
@@ -223,7 +223,7 @@ class TheirApp:
 
 
 def test_torchx_app_is_converted_completely() -> None:
-    """This includes mounts and retry policy."""
+    """This includes mounts and the retry policy."""
     theirs = TheirApp()
     app = loading.call("theirs", lambda: theirs, (), {}, "relight")
     (role,) = app.roles

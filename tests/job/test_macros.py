@@ -1,4 +1,4 @@
-"""Macros: placeholders of the scheduler's values, and text that stays as it is."""
+"""Macros: placeholders for the scheduler's values, and text that is left alone."""
 
 import pytest
 from hypothesis import given
@@ -23,7 +23,7 @@ VALUES = {"img_root": "/i", "app_id": "a-1", "replica_id": "0", "rank0_env": "RA
     ],
 )
 def test_only_the_four_macros_are_replaced(template: str, expected: str) -> None:
-    """Only the shell's form of rank0_env loses a dollar."""
+    """Only the shell form of rank0_env loses a dollar sign."""
     assert macros.text(template, VALUES) == expected
 
 
@@ -33,20 +33,20 @@ def test_text_without_macro_is_unchanged(text: str) -> None:
 
 
 def test_macro_values_are_not_expanded_again() -> None:
-    """A value may look like a macro."""
+    """A value may itself look like a macro."""
     assert macros.text("${app_id}", {"app_id": "${replica_id}", "replica_id": "9"}) == (
         "${replica_id}"
     )
 
 
-def test_macro_without_value_stays() -> None:
-    """Its dollars stay too."""
+def test_macro_without_value_is_left_alone() -> None:
+    """Its dollar signs are kept as well."""
     template = "$${${rank0_env}:=localhost} ${app_id}"
     assert macros.text(template, {"app_id": "x"}) == "$${${rank0_env}:=localhost} x"
 
 
 def test_macros_expand_in_arguments_variables_and_metadata() -> None:
-    """They expand at any depth of metadata, but not in names, image or entrypoint."""
+    """They expand at any depth of the metadata, but not in names, the image or the entrypoint."""
     role = Role(
         name="${app_id}",
         image="${app_id}",

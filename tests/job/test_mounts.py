@@ -1,4 +1,4 @@
-"""`--mounts type=bind,src=…`: valid values, and errors for the others."""
+"""`--mounts type=bind,src=…`: valid values, and errors for all others."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ from relight.job.app import Mount
         ),
     ],
 )
-def test_each_type_begins_a_mount(text: str, expected: list[Mount]) -> None:
+def test_each_type_starts_a_new_mount(text: str, expected: list[Mount]) -> None:
     """Its options may have any order and spelling."""
     assert parse_mounts(text.split(",")) == expected
 
@@ -42,7 +42,7 @@ def test_empty_list_gives_no_mounts() -> None:
 def test_tilde_on_host_side_is_home_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A volume's name may begin with one."""
+    """A volume's name may also start with a tilde."""
     monkeypatch.setenv("HOME", str(tmp_path))
     (mount,) = parse_mounts(["type=bind", "src=~/data", "dst=~/data"])
     assert mount == BindMount(f"{tmp_path}/data", "~/data")
@@ -79,7 +79,7 @@ def test_tilde_on_host_side_is_home_directory(
     ],
 )
 def test_invalid_mount_is_rejected_by_name(text: str, message: str, hint: str) -> None:
-    """The hint has the valid choices."""
+    """The hint lists the valid choices."""
     with pytest.raises(UsageError) as caught:
         parse_mounts(text.split(","))
     assert message in caught.value.message
@@ -94,8 +94,8 @@ WORDS = st.lists(
 
 
 @given(WORDS)
-def test_any_words_are_mounts_or_a_usage_error(words: list[str]) -> None:
-    """There are as many mounts as types, or an error of one line."""
+def test_any_arguments_are_mounts_or_a_usage_error(words: list[str]) -> None:
+    """There are as many mounts as types, or else a one-line error."""
     try:
         found = parse_mounts(words)
     except UsageError as error:

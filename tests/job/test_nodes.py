@@ -1,4 +1,4 @@
-"""`-j` and `--name`, in the forms that TorchX reads, and all that can't be."""
+"""`-j` and `--name`: the forms accepted by TorchX, and invalid values."""
 
 import pytest
 from hypothesis import given
@@ -48,7 +48,7 @@ def test_job_size_accepts_every_form(j: str, expected: JobSize, text: str) -> No
     ],
 )  # fmt: skip
 def test_impossible_job_size_is_rejected(j: str, message: str) -> None:
-    """It is malformed, or describes no job."""
+    """It is malformed, or doesn't describe a job."""
     with pytest.raises(UsageError) as caught:
         parse_size(j)
     assert caught.value.message.startswith("-j ")
@@ -83,8 +83,8 @@ def test_any_text_is_a_job_size_or_a_usage_error(j: str) -> None:
         ("cpu.small", "1x2", JobSize(Nodes(1, 1), 2)),
     ],
 )
-def test_workers_default_to_gpus_of_resource(h: str, j: str, expected: JobSize) -> None:
-    """`-j N` counts nodes; the resource gives the workers of each."""
+def test_worker_count_defaults_to_the_resources_gpus(h: str, j: str, expected: JobSize) -> None:
+    """`-j N` counts nodes, and the resource determines the workers on each."""
     assert parse_size_of(h, j) == expected
 
 
@@ -126,11 +126,11 @@ def test_resource_without_gpus_needs_worker_count(h: str, j: str, message: str) 
     ],
 )
 def test_name_is_split_at_first_slash(name: str, experiment: str, run: str) -> None:
-    """The form is EXPERIMENT/RUN; a missing part comes from the script."""
+    """The form is EXPERIMENT/RUN. A missing part is taken from the script."""
     assert parse_name(name, "dir/my.train.py", None) == Name(experiment, run)
 
 
-def test_module_name_is_its_last_part() -> None:
+def test_name_of_module_is_its_last_part() -> None:
     assert parse_name("foo/", None, "a.b.c") == Name("foo", "c")
     assert (role_name(None, "c"), role_name("c", None)) == ("c", "c")
 

@@ -1,4 +1,6 @@
-"""Overlays merge as TorchX's do. Expectations were recorded with torchx-nightly 2026.10.26."""
+"""Overlays merge as in TorchX. The expected results were recorded with
+torchx-nightly 2026.10.26.
+"""
 
 import copy
 from typing import Any
@@ -59,8 +61,8 @@ def test_overlay_that_does_not_fit_is_rejected(overlay: dict[str, Any], said: st
         applied(POD, overlay, "pod")
 
 
-def test_overlays_of_a_role_add_up() -> None:
-    """The last operator for a field counts."""
+def test_overlays_for_a_role_accumulate() -> None:
+    """The last operator for a field wins."""
     role = specs.Role("r", "i")
     set_overlay(role, "kubernetes", "V1Pod", {"spec": {"a": {"x": 1}, "l": [1], PUT("p"): 1}})
     set_overlay(role, "kubernetes", "V1Pod", {"spec": {"a": {"y": 2}, "l": [2], DEL("p"): None}})
@@ -70,8 +72,8 @@ def test_overlays_of_a_role_add_up() -> None:
     assert get_overlay(role, "slurm", "V1Pod") == {}
 
 
-def test_unnamed_kind_is_the_whole_overlay() -> None:
-    """As users of TorchX write it: `metadata={"kubernetes": {"spec": …}}`."""
+def test_unnamed_kind_is_treated_as_the_whole_overlay() -> None:
+    """TorchX users write `metadata={"kubernetes": {"spec": …}}`."""
     role = specs.Role("r", "i", metadata={"kubernetes": {"spec": {"a": 1}}})
     assert get_overlay(role, "kubernetes", "V1Pod") == {"spec": {"a": 1}}
     role.metadata["kubernetes"] = {"V1Pod": {"spec": {"b": 1}}}

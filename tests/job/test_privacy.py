@@ -1,4 +1,4 @@
-"""Secrets, and nothing else, are hidden in records and views of a job."""
+"""Secrets, and nothing else, are hidden in a job's records and views."""
 
 import json
 
@@ -98,7 +98,7 @@ def test_keeps_variable_with_similar_name(name: str) -> None:
     ],
 )
 def test_redacts_value_after_secret_flag(text: str, expected: str) -> None:
-    """Nothing more is hidden."""
+    """Nothing after it is redacted."""
     assert redact_text(text) == expected
 
 
@@ -111,14 +111,14 @@ def test_redacts_value_after_secret_flag(text: str, expected: str) -> None:
      "npm_" + "a1" * 18, "nvapi-" + "a1" * 20],
 )  # fmt: skip
 def test_redacts_tokens_by_prefix(token: str) -> None:
-    """Whatever the variable or the flag is called."""
+    """The name of the variable or flag doesn't matter."""
     assert redact_env({"HF_HUB": token}) == {"HF_HUB": HIDDEN}
     assert redact_text(f"a.py --hub {token} X={token}") == f"a.py --hub {HIDDEN} X={HIDDEN}"
     assert redact_argv([f"--hub={token}", token]) == [f"--hub={HIDDEN}", HIDDEN]
 
 
-def test_keeps_names_that_begin_like_tokens() -> None:
-    """Those of models and modules."""
+def test_keeps_names_with_token_like_prefixes() -> None:
+    """Examples are names of models and modules."""
     text = (
         "hf_model risk-averse-portfolio-of-many-2 sk-learn-of-a-long-name AKIA hf_a_b_c_d_e_f_g_h_i"
     )
@@ -144,7 +144,7 @@ def test_redacts_word_after_secret_flag() -> None:
 
 
 def test_keeps_token_counts() -> None:
-    """Settings of a model's tokens are kept, and a user's name before a password."""
+    """Settings about a model's tokens are kept, and so is a user name before a password."""
     words = ["--max-tokens", "512", "--tokens", SECRET, "--user", f"u:{SECRET}"]
     assert redact_argv(words) == [
         "--max-tokens", "512", "--tokens", HIDDEN, "--user", f"u:{HIDDEN}"
@@ -153,7 +153,7 @@ def test_keeps_token_counts() -> None:
 
 
 def test_keeps_directories_and_ports() -> None:
-    """PWD says where; -p is a port, a number or a partition as often as a password."""
+    """PWD is a directory, and -p is a port, a number or a partition as often as a password."""
     found = redact_env({"PWD": "/x", "OLDPWD": "/y", "MYSQL_PWD": SECRET})
     assert found == {"PWD": "/x", "OLDPWD": "/y", "MYSQL_PWD": HIDDEN}
     for words in (["ssh", "-p", "22"], ["srun", "-p", "gpu"], ["serve", "-p", "8080:80"]):
@@ -164,7 +164,7 @@ def test_keeps_directories_and_ports() -> None:
 
 
 def test_redacts_all_parts_of_app() -> None:
-    """All else is there."""
+    """Everything else is kept."""
     role = specs.Role(
         name="r",
         image="i",
@@ -186,7 +186,7 @@ def test_redacts_all_parts_of_app() -> None:
 
 
 def test_keeps_only_relevant_environment() -> None:
-    """No secret of it is kept."""
+    """None of its secrets is kept."""
     found = redaction.of_environment(
         {"CUDA_VISIBLE_DEVICES": "0", "SLURM_JOB_ID": "1", "TORCH_TOKEN": SECRET, "HF_HOME": "/x",
          "OTHER": SECRET}
@@ -196,6 +196,6 @@ def test_keeps_only_relevant_environment() -> None:
 
 @given(st.text(alphabet="ab-_= '\",;/:@1", max_size=40))
 def test_keeps_text_without_secrets(text: str) -> None:
-    """A text with neither a secret's name nor a password is unchanged."""
+    """Text with neither a secret's name nor a password is unchanged."""
     if "://" not in text:
         assert redact_text(text) == text

@@ -1,4 +1,4 @@
-"""Records of jobs: their place, their readers, and broken ones."""
+"""Job records: where they are, who can read them, and damaged ones."""
 
 import json
 import os
@@ -37,7 +37,7 @@ def mode(path: Path) -> int:
         ({"HOME": "/h", "XDG_STATE_HOME": "/x", "RELIGHT_STATE_DIR": "/r"}, "/r/jobs"),
     ],
 )
-def test_records_live_below_xdg_or_relight_state_dir(
+def test_records_are_stored_below_xdg_or_relight_state_dir(
     variables: dict[str, str], expected: str
 ) -> None:
     assert records.root(Environment(variables)) == expected
@@ -48,7 +48,7 @@ def test_relative_relight_state_dir_is_relative_to_cwd(place: Path) -> None:
 
 
 def test_record_round_trips_and_is_private(tmp_path: Path) -> None:
-    """Only the user can read it, and nothing else is left in the directory."""
+    """Only the user can read it, and no other files remain in the directory."""
     record = whole("a-1", more={"x": [1, None, "ü\udcff"]})
     records.write("a-1", record)
     folder = tmp_path / "state" / "jobs" / "a-1"
@@ -65,7 +65,7 @@ def test_record_round_trips_and_is_private(tmp_path: Path) -> None:
 def test_undeletable_job_directory_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The job still exists then."""
+    """The job still exists afterwards."""
     records.write("a-1", whole("a-1"))
     monkeypatch.setattr("os.rmdir", os.listdir)
     with pytest.raises(MachineError, match=f"can't remove {tmp_path}/state/jobs/a-1 completely"):
@@ -73,7 +73,7 @@ def test_undeletable_job_directory_is_an_error(
 
 
 def test_newest_job_is_found_across_time_zones() -> None:
-    """The instant counts, not its notation."""
+    """Timestamps are compared as instants, not as text."""
     times = {"a-1": "2026-01-01T12:00:00+00:00", "a-2": "2026-01-01T11:00:00-05:00", "a-3": "?"}
     for name, time in times.items():
         records.write(name, whole(name, submitted=time))
@@ -81,7 +81,7 @@ def test_newest_job_is_found_across_time_zones() -> None:
 
 
 def test_jobs_are_listed_newest_first() -> None:
-    """The time of submission counts."""
+    """They are ordered by submission time."""
     for day in (2, 3, 1):
         records.write(f"a-{day}", whole(f"a-{day}", submitted=f"2026-01-0{day}T00:00:00+00:00"))
     assert [record["id"] for record in records.every()] == ["a-3", "a-2", "a-1"]
@@ -95,7 +95,7 @@ def test_jobs_are_listed_newest_first() -> None:
          {"handle": 1}, {"submitted": None}))],
 )  # fmt: skip
 def test_corrupt_record_is_skipped(tmp_path: Path, text: str) -> None:
-    """Foreign or truncated files hide no other job."""
+    """An unrelated or truncated file doesn't hide other jobs."""
     records.write("good-1", whole("good-1"))
     folder = tmp_path / "state" / "jobs" / "bad-1"
     folder.mkdir()
@@ -110,7 +110,7 @@ def test_corrupt_record_is_skipped(tmp_path: Path, text: str) -> None:
 
 @pytest.mark.parametrize("depth", [200, 700, 100_000])
 def test_deeply_nested_record_is_skipped(tmp_path: Path, depth: int) -> None:
-    """Whether json can't read it or couldn't write it again."""
+    """Either json can't read it, or it couldn't write it again."""
     records.write("good-1", whole("good-1"))
     deep = json.dumps(whole("bad-1"))[:-1] + f', "x": {"[" * depth}{"]" * depth}}}'
     (tmp_path / "state" / "jobs" / "bad-1").mkdir()
@@ -129,13 +129,13 @@ def test_too_deeply_nested_record_is_one_line_error() -> None:
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../a", "a\0b", "-a", ".a", "ü", "a b"])
 def test_invalid_id_is_rejected(name: str) -> None:
-    """An id names exactly its own directory."""
+    """An id can only refer to its own directory."""
     with pytest.raises(UsageError, match="is not a job id"):
         records.path(name)
     assert records.of_handle("local", name) is None
 
 
-def test_unusable_state_directory_is_named(tmp_path: Path) -> None:
+def test_error_names_unusable_state_directory(tmp_path: Path) -> None:
     """The hint names the variable that overrides it."""
     (tmp_path / "state").write_text("")
     with pytest.raises(MachineError, match=f"{tmp_path}/state/jobs/a-1: Not a dir") as caught:
@@ -144,7 +144,7 @@ def test_unusable_state_directory_is_named(tmp_path: Path) -> None:
 
 
 def test_record_is_found_by_scheduler_id() -> None:
-    """The same id with another scheduler is another job."""
+    """The same id on another scheduler belongs to another job."""
     records.write("a-1", whole("a-1", scheduler="slurm", app_id="77"))
     assert (records.of_handle("slurm", "77") or {})["id"] == "a-1"
     assert records.of_handle("local", "77") is None
@@ -153,12 +153,12 @@ def test_record_is_found_by_scheduler_id() -> None:
 
 @given(st.text(max_size=150))
 def test_id_is_valid_in_file_and_host_names(name: str) -> None:
-    """Whatever the app's name, and within the length limits."""
+    """This holds for any app name, and includes length limits."""
     found = records.new_id(name)
     assert re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*-[bcdfghjklmnpqrstvwxz][a-z0-9]+", found)
     assert len(found) < 128
     assert records.path(found).endswith(f"/{found}")
 
 
-def test_jobs_of_one_name_get_unique_ids() -> None:
+def test_jobs_with_the_same_name_get_unique_ids() -> None:
     assert len({records.new_id("a") for _ in range(1000)}) == 1000

@@ -1,4 +1,4 @@
-"""Named resources: each has TorchX's numbers, and a wrong name is answered with the right one."""
+"""Named resources: each has TorchX's numbers, and a misspelt name yields a suggestion."""
 
 import sys
 from pathlib import Path
@@ -12,7 +12,7 @@ import relight.job as specs
 from relight.base.errors import UsageError
 from relight.job.resources import NamedResources, own, resource
 
-# Name, cores, GPUs, memory in MiB, and other devices.
+# Name, cores, GPUs, memory in MiB, other devices.
 TABLE = """
 gpu.small 8 1 32768
 gpu.medium 16 2 65536
@@ -94,7 +94,7 @@ DEVICES = {"efa": "vpc.amazonaws.com/efa", "neuron": "aws.amazon.com/neurondevic
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: str(row[0]))
 def test_named_resources_match_torchx(row: list[str]) -> None:
-    """A named resource is what TorchX's is: numbers, devices, kind of machine, its own name."""
+    """Their numbers, devices, machine type and name are the same."""
     name, cpu, gpu, memory, *devices = row
     found = specs.named_resources[name]
     assert (found.cpu, found.gpu, found.memMB) == (int(cpu), int(gpu), int(memory))
@@ -107,12 +107,12 @@ def test_named_resources_match_torchx(row: list[str]) -> None:
 
 
 def test_null_resource_has_a_name() -> None:
-    """As in TorchX (nightly 2026.10.26), which gives it no tag either."""
+    """In TorchX (nightly 2026.10.26) it has no tag either."""
     assert specs.named_resources["NULL"] == specs.NULL_RESOURCE
     assert specs.named_resources["null"] == specs.NULL_RESOURCE
 
 
-def test_changed_named_resource_leaves_others_alone() -> None:
+def test_changing_a_named_resource_does_not_affect_others() -> None:
     specs.named_resources["aws_p5.48xlarge"].devices.clear()
     assert specs.named_resources["aws_p5.48xlarge"].devices
 
@@ -141,23 +141,22 @@ def test_resource_lookup_is_case_insensitive(name: str) -> None:
         ("trn1.32xlarge", "aws_trn1.32xlarge"),
     ],
 )
-def test_suggests_nearest_resource(wrong: str, right: str) -> None:
+def test_suggests_closest_resource(wrong: str, right: str) -> None:
     with pytest.raises(UsageError) as caught:
         resource(h=wrong)
     assert caught.value.message == f"unknown named resource: {wrong}"
     assert caught.value.hint == f"did you mean {right}?"
 
 
-def test_all_names_are_listed_if_none_is_near() -> None:
-    """For a name unlike any other, the hint lists all names."""
+def test_lists_all_names_if_none_is_close() -> None:
     with pytest.raises(UsageError) as caught:
         resource(h="zzzzzzzz")
     assert all(row[0] in caught.value.hint for row in ROWS if row[0] not in ("NULL", "MISSING"))
 
 
 @given(st.text(max_size=40))
-def test_any_name_is_found_or_a_usage_error(name: str) -> None:
-    """No text breaks the search."""
+def test_any_name_is_a_resource_or_a_usage_error(name: str) -> None:
+    """No text makes the lookup fail in any other way."""
     try:
         found = specs.named_resources[name]
     except UsageError as error:
@@ -170,15 +169,15 @@ def test_any_name_is_found_or_a_usage_error(name: str) -> None:
 
 
 def test_explicit_zero_is_not_replaced_by_default() -> None:
-    """Only missing values have a default."""
+    """Only missing values get a default."""
     assert resource() == specs.Resource(2, 0, 1024)
     assert resource(cpu=0, gpu=0, memMB=0) == specs.Resource(0, 0, 0)
     assert resource(cpu=4, gpu=2, memMB=8) == specs.Resource(4, 2, 8)
     assert resource(cpu=4, gpu=2, h="gpu.small").cpu == 8
 
 
-def test_copy_adds_capabilities() -> None:
-    """`Resource.copy` leaves the original as it is."""
+def test_copy_can_add_capabilities() -> None:
+    """`Resource.copy` doesn't change the original."""
     original = specs.Resource(1, 2, 3, {"a": 1}, {"d": 1})
     copy = specs.Resource.copy(original, b=2)
     assert (dict(copy.capabilities), dict(copy.devices)) == ({"a": 1, "b": 2}, {"d": 1})
@@ -187,7 +186,7 @@ def test_copy_adds_capabilities() -> None:
 
 @pytest.fixture
 def module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """A module of somebody's own resources."""
+    """Return a module with user-defined resources."""
     found = ModuleType("our_machines")
     found.NAMED_RESOURCES = {  # type: ignore[attr-defined]
         "big": specs.Resource(128, 8, 1000),
@@ -204,7 +203,7 @@ def module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def test_user_module_adds_named_resources(
     module: ModuleType, monkeypatch: pytest.MonkeyPatch, variable: str
 ) -> None:
-    """A module named by a variable adds names, and may change what known ones mean."""
+    """A variable names the module, which may add names and redefine existing ones."""
     monkeypatch.setenv(variable, "our_machines")
     names = NamedResources()
     assert names["big"] == specs.Resource(128, 8, 1000, tags={"torchx/named_resources.name": "big"})
@@ -234,7 +233,7 @@ def test_invalid_resource_module_is_rejected(
 
 
 def test_packages_add_named_resources(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The group relight.named_resources adds names; known ones keep their meaning."""
+    """The group relight.named_resources adds names. Existing ones keep their meaning."""
     from relight.base.env import Environment
 
     (place / "their_machines.py").write_text(

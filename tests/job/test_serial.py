@@ -58,6 +58,6 @@ def test_all_app_fields_survive_json() -> None:
         ({"roles": [{"name": "r", "image": "", "num_replicas": True}]}, "expected a number"),
     ],
 )
-def test_invalid_app_json_error_says_where(change: dict[str, Any], text: str) -> None:
+def test_invalid_app_json_error_includes_location(change: dict[str, Any], text: str) -> None:
     with pytest.raises(UsageError, match=text):
         from_json({"name": "a", "roles": [], "metadata": {}, **change})

@@ -1,4 +1,4 @@
-"""The status of a job, from those of its replicas."""
+"""A job's status, derived from its replicas' statuses."""
 
 import pytest
 
@@ -20,9 +20,9 @@ FAILED, SUCCEEDED, CANCELLED = AppState.FAILED, AppState.SUCCEEDED, AppState.CAN
         ([(FAILED, None)], 1),
     ],
 )
-def test_job_exit_code_is_that_of_its_cause(
+def test_job_exits_with_code_of_the_replica_that_caused_it(
     ends: list[tuple[AppState, int | None]], exit_code: int
 ) -> None:
-    """Not that of a replica stopped with SIGTERM or SIGKILL because another failed."""
+    """A replica stopped with SIGTERM or SIGKILL because another one failed doesn't count."""
     replicas = [ReplicaStatus("r", n, state, exitcode=code) for n, (state, code) in enumerate(ends)]
     assert AppStatus(FAILED, replicas=tuple(replicas)).exitcode == exit_code

@@ -1,1 +1,1 @@
-"""All messages that users can see, in one text: messages.txt."""
+"""All messages that users can see, collected in messages.txt."""

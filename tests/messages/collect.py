@@ -1,8 +1,8 @@
-"""Collects the messages of relight from its source.
+"""Collects relight's messages from its source code.
 
     python -m tests.messages.collect      # writes tests/messages/messages.txt
 
-`{name}` is replaced when the message is shown, by the value of that expression.
+When a message is shown, `{name}` is replaced with the value of that expression.
 """
 
 import ast
@@ -16,11 +16,11 @@ ERRORS = {"UsageError", "MachineError", "InternalError", "WorkersFailedError"}
 SPEAKERS = {"say", "say_once", "say_with_traceback", "tell", "note", "warn", "remark"}
 TEXTS = ("events/event_text.py", "core/diagnosis/failure_text.py", "core/diagnosis/hang_text.py",
          "core/group/group_messages.py", "core/group/restart_budget.py")  # fmt: skip
-"""Modules whose strings are all shown to users."""
+"""Modules in which every string is shown to users."""
 
 
 def template(node: ast.expr) -> str:
-    """Return a message with the expressions that are filled in; alternatives behind ` | `."""
+    """Return a message with placeholders for its expressions and ` | ` between alternatives."""
     match node:
         case ast.Constant(value=str(text)):
             return text
@@ -38,12 +38,12 @@ def template(node: ast.expr) -> str:
 
 
 def is_words(text: str) -> bool:
-    """Return whether a text says something on its own."""
+    """Return whether text is meaningful on its own."""
     return sum(word.strip("…:;,.()'`").isalpha() for word in text.split()) >= 2
 
 
 def messages(path: Path) -> Iterator[str]:
-    """Yield the messages of a module in its order, each with the hint that follows it."""
+    """Yield a module's messages in order, each followed by its hint."""
     tree = ast.parse(path.read_text())
     docs = {
         id(node.value)
@@ -73,7 +73,7 @@ def messages(path: Path) -> Iterator[str]:
 
 
 def text() -> str:
-    """Return all messages, by the module that has them."""
+    """Return all messages, grouped by module."""
     parts = []
     for path in sorted(SOURCE.rglob("*.py")):
         found = list(dict.fromkeys(messages(path)))

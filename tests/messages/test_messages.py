@@ -1,10 +1,10 @@
-"""Messages are reviewed as one text."""
+"""All messages can be reviewed as one text."""
 
 from messages.collect import RECORDED, SOURCE, messages, text
 
 
 def test_recorded_messages_are_current() -> None:
-    """`python -m tests.messages.collect` records them; read the difference aloud."""
+    """`python -m tests.messages.collect` records them. Read the differences aloud."""
     assert RECORDED.read_text() == text()
 
 

@@ -1,1 +1,1 @@
-"""Which packages can be preloaded, tried with many of them: `make packages`."""
+"""Tests which of many packages can be preloaded: `make packages`."""

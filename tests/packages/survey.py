@@ -1,12 +1,13 @@
-"""Survey packages that can be preloaded, and the differences: `make packages`.
+"""Survey which packages can be preloaded, and how warm workers differ: `make packages`.
 
-For each package a job of two ranks starts warm, on a terminal, with `--preload` of that package
-alone; then one with torch and all packages in a list, and the same cold: the workers tell all
-numbers and texts that their modules hold (`tests/warm/draws.py`). Writes the table into PAGE.
+For each package, a two-rank job is started warm on a terminal, with `--preload` for that package
+only. Then one job preloads torch and all packages, and another imports the same cold. The workers
+report all numbers and strings held by their modules (`tests/warm/draws.py`). The table is written
+to PAGE.
 
     python -m tests.packages.survey [--only tqdm,timm] [--page docs/packages.md] [--kept FILE]
 
-With `--kept` each run that succeeded is kept in a file, and not made again.
+With `--kept`, each successful run is saved in a file and not repeated.
 """
 
 import argparse
@@ -41,7 +42,7 @@ PACKAGES = {
     "jsonargparse": "jsonargparse", "fire": "fire", "numba": "numba", "h5py": "h5py",
     "zarr": "zarr", "ray": "ray", "sympy": "sympy", "networkx": "networkx",
 }  # fmt: skip
-"""The name of a package, and the module of it that training code imports."""
+"""Each package's name, and the module that training code imports from it."""
 FIRST_WARM = (
     sys.executable, "-c",
     "from relight.warm import preloading as warm\n"
@@ -49,20 +50,20 @@ FIRST_WARM = (
     "from relight.cli.main import entry; entry()",
 )  # fmt: skip
 MOST_NAMED = 4
-"""Variables of one package."""
+"""Variables for one package each."""
 TOLD = ("time ", "address ", "pid ")
-"""What `draws.look` tells apart: the same in all warm workers, and no harm (decision 11)."""
+"""Harmless differences found by `draws.look`: warm workers all have the same (decision 11)."""
 
 
 class Run(NamedTuple):
-    """A job of two ranks that ended, as its workers and the event log tell."""
+    """A finished two-rank job, as reported by its workers and the event log."""
 
     ranks: list[dict[str, Any]]
     events: list[dict[str, Any]]
     output: str
 
     def reasons(self) -> dict[str, str]:
-        """Why modules were left out, or, under "", why the workers started cold."""
+        """Return why modules were left out or, under "", why the workers started cold."""
         found = {e["module"]: e["reason"] for e in self.events if e["event"] == "PreloadWithout"}
         starts = [e for e in self.events if e["event"] == "WorkersWarm"]
         if not self.ranks:
@@ -73,15 +74,15 @@ class Run(NamedTuple):
 
 
 def run(modules: list[str], preload: str, *, values: bool = False) -> Run:
-    """Run a job whose workers import these modules, on a terminal."""
-    folder = Path(tempfile.gettempdir()) / f"survey-{os.getpid()}"  # the same for all
+    """Run a job on a terminal, with workers that import these modules."""
+    folder = Path(tempfile.gettempdir()) / f"survey-{os.getpid()}"  # the same for all runs
     folder.mkdir()
     ours = ("RELIGHT_", "TORCHELASTIC_", "PET_")
     environment = {
         **{k: v for k, v in os.environ.items() if not k.startswith(ours)},
         "SURVEY_MODULES": ",".join(modules),
         "SURVEY_RESULT": str(folder / "rank"),
-        # Sets have the same order in all processes, so any difference was drawn.
+        # Sets have the same order in all processes, so any remaining difference is random.
         "PYTHONHASHSEED": "0",
         "TERM": "xterm",
         **({"SURVEY_VALUES": str(HERE.parent / "warm")} if values else {}),
@@ -118,7 +119,7 @@ def run(modules: list[str], preload: str, *, values: bool = False) -> Run:
 
 
 def drain(fd: int, printed: list[bytes]) -> None:
-    """Read a terminal until nobody writes to it any more."""
+    """Read from a terminal until no process writes to it any more."""
     try:
         while data := os.read(fd, 65536):
             printed.append(data)
@@ -128,10 +129,10 @@ def drain(fd: int, printed: list[bytes]) -> None:
 
 
 def differences(cold: Run, warm: Run) -> list[tuple[str, str]]:
-    """Return what differs in warm workers, by its path, and how.
+    """Return what differs in warm workers, by path, and how.
 
-    Either the two warm workers have the same and the two cold ones have not, or the two cold ones
-    have the same and a warm one has not.
+    Either the two warm workers agree and the two cold ones don't, or the two cold ones agree and a
+    warm one differs.
     """
     (a, b), (c, d) = ([rank["values"] for rank in job.ranks] for job in (cold, warm))
     found = []
@@ -152,7 +153,7 @@ def differences(cold: Run, warm: Run) -> list[tuple[str, str]]:
 
 
 def by_owner(found: list[tuple[str, str]]) -> dict[str, list[str]]:
-    """Return a line for each variable of a module, by package; nested objects count as one."""
+    """Return a line for each module variable, by package. Nested objects count as one."""
     lines: dict[str, dict[str, list[str]]] = {}
     for path, how in found:
         variable = re.match(r"[^\[]*(\['?\w*'?\])?", path)

@@ -1,5 +1,7 @@
-"""Lets torchvision be imported beside a torch without CUDA: the wheel of the package index has its
-operators for CUDA only, and its Python modules want two of them to be declared.
+"""Lets torchvision be imported next to a torch without CUDA.
+
+The wheel from the package index only has operators for CUDA, and its Python modules need two of
+them to be declared.
 """
 
 import os
@@ -12,7 +14,7 @@ MARK = "  # without CUDA\n"
 
 
 def main() -> None:
-    """Declare the operators, once."""
+    """Declare the operators once."""
     spec = find_spec("torchvision")
     assert spec is not None and spec.origin is not None
     path = Path(spec.origin).with_name("extension.py")

@@ -1,4 +1,4 @@
-"""The survey's script: lists the loaded modules, imports the rest, describes their content."""
+"""The survey's script: lists the loaded modules, imports the rest, and describes their contents."""
 
 import json
 import os
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def process() -> dict[str, object]:
-    """Return the state of the process that an import may change."""
+    """Return the process state that an import may change."""
     import logging
     import signal
     import warnings
@@ -31,9 +31,9 @@ NOT_THE_SAME = ("MASTER_PORT", "TORCHELASTIC_ERROR_FILE", "SURVEY_", "_")
 
 
 def main() -> None:
-    """Be a worker of `survey.py`."""
+    """Run as a worker for `survey.py`."""
     names = os.environ["SURVEY_MODULES"].split(",")
-    # They are out of sight until they are imported: the first finder has them.
+    # They are hidden in the first finder until they are imported.
     hidden = getattr(sys.meta_path[0], "_hidden", {})
     there = [name for name in names if name in hidden or name in sys.modules]
     for name in names:

@@ -1,1 +1,1 @@
-"""The host layer for systems that are not Linux, on a Linux that plays macOS."""
+"""The host layer for systems other than Linux, tested on a Linux that imitates macOS."""

@@ -1,7 +1,6 @@
-"""The tests that can't hold without Linux, each with the reason; `make portable` skips them.
+"""Tests that can't pass without Linux, each with the reason. `make portable` skips them.
 
-A name is that of a file, a test, or a test with its parameters. docs/macos.md says the same to
-users.
+Each name is a file, a test, or a test with its parameters. docs/macos.md tells users the same.
 """
 
 SEVERAL_NODES = "only jobs of one node run there"
@@ -92,11 +91,11 @@ REASONS = {
 }
 
 NO_DIFFERENCE = {"parent-death-signal": r"workers .* parent death signal"}
-"""Differences from torchrun that don't exist there, and are not compared."""
+"""Differences from torchrun that don't exist there and aren't compared."""
 
 
 def reason(nodeid: str) -> str:
-    """Return why a test can't hold, or nothing.
+    """Return why a test can't pass, or an empty string.
 
     Args:
         nodeid: pytest's node ID, with or without `tests/`.

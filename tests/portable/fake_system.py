@@ -1,9 +1,11 @@
-"""Runs relight as on macOS or Windows, as far as Linux can play it:
-`python fake_system.py darwin run train.py`, `python fake_system.py win32 submit …`. A program that
-calls relight runs so with `python fake_system.py darwin python script.py`, or `-m`, or `-c`.
+"""Runs relight as on macOS or Windows, as far as Linux can imitate them.
 
-Parts of Python that don't exist there are removed. This process and its forks are changed, and the
-programs of relight that these start; workers are programs of their own. Paths stay those of Linux.
+Examples are `python fake_system.py darwin run train.py` and `python fake_system.py win32 submit …`.
+To run a program that calls relight, use `python fake_system.py darwin python script.py`, or `-m` or
+`-c` instead of the script.
+
+Parts of Python that don't exist there are removed from this process, its forks, and any relight
+programs that they start. Workers are separate programs and aren't changed. Paths remain Linux's.
 """
 
 import builtins
@@ -24,8 +26,10 @@ from typing import Any, NamedTuple
 
 
 class System(NamedTuple):
-    """Parts that a system lacks: names in modules, modules, and files by path prefix. `loaded` are
-    modules of the standard library with other code there; they are imported in Linux's form.
+    """What a system lacks: names in modules, modules, and files by path prefix.
+
+    `loaded` lists standard library modules with different code there. They are imported in their
+    Linux form.
     """
 
     missing: dict[Any, tuple[str, ...]]
@@ -34,7 +38,7 @@ class System(NamedTuple):
     loaded: tuple[str, ...] = ()
 
 
-# Availability as the documentation of Python 3.11 to 3.13 has it.
+# Availability as documented for Python 3.11 to 3.13.
 _MACOS = System(
     {
         os: (
@@ -90,11 +94,11 @@ _WINDOWS = System(
 )  # fmt: skip
 SYSTEMS = {"darwin": _MACOS, "win32": _WINDOWS}
 _RELIGHT = ("relight", "relight.schedulers.processes.executor")
-"""Modules that relight starts in an interpreter of their own, and that are no workers."""
+"""Modules other than workers that relight starts in a separate interpreter."""
 
 
 def become(name: str) -> None:
-    """Remove whatever the system with this name in `sys.platform` lacks, for good."""
+    """Permanently remove everything that the system with this `sys.platform` lacks."""
     system = SYSTEMS[name]
     for module in system.loaded:
         importlib.import_module(module)
@@ -115,7 +119,7 @@ def become(name: str) -> None:
 
 
 def start_nested(name: str) -> None:
-    """Have the programs of relight that this process starts run as on that system."""
+    """Make relight programs started by this process run as on that system."""
     begin, execve = subprocess.Popen.__init__, getattr(os, "execve", None)
 
     def popen(self: Any, args: Any, *more: Any, **options: Any) -> None:
@@ -141,7 +145,7 @@ def _nested(name: str, command: Any) -> Any:
 
 
 def run_python(words: Sequence[str]) -> None:
-    """Run what an interpreter with these arguments runs."""
+    """Run whatever an interpreter with these arguments would run."""
     option, *rest = words
     if option == "-m":
         sys.argv[:] = rest
@@ -167,7 +171,7 @@ def _without(files: tuple[str, ...], function: Callable[..., Any]) -> Callable[.
 
 if __name__ == "__main__":
     become(sys.argv.pop(1))
-    sys.path.pop(0)  # this file's directory, which `python -m relight` does not have
+    sys.path.pop(0)  # this file's directory, which `python -m relight` doesn't have
     if sys.argv[1:2] == ["python"]:
         run_python(sys.argv[2:])
     else:

@@ -1,4 +1,4 @@
-"""Features that work without Linux, on a Linux that imitates macOS or Windows."""
+"""Features that work without Linux, tested on a Linux that imitates macOS or Windows."""
 
 import inspect
 import os
@@ -34,14 +34,14 @@ OF_TWO = 10
 
 
 def used() -> set[str]:
-    """The names of `system` that the launcher uses."""
+    """Return the names from `system` that the launcher uses."""
     texts = (path.read_text() for path in Path(relight.__file__).parent.rglob("*.py"))
     return {name for text in texts for name in re.findall(r"\bsystem\.(\w+)", text)}
 
 
 @pytest.mark.parametrize("name", sorted(used()))
 def test_linux_and_portable_have_same_functions(name: str) -> None:
-    """Arguments are the same too, for all that the launcher asks of `system`."""
+    """Every function that the launcher uses from `system` has the same arguments."""
     one, other = getattr(linux, name), getattr(portable, name)
     if inspect.isfunction(one):
         assert str(inspect.signature(one)) == str(inspect.signature(other))
@@ -97,7 +97,7 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] < os.environ["GOOD"] and os.environ[
 def test_single_node_job_runs_on_macos(
     good: str, code: int, tmp_path: Path, launch: Launch
 ) -> None:
-    """It restarts, writes its logs and reports the failure."""
+    """It restarts, writes its logs, and reports the failure."""
     script = tmp_path / "train.py"
     script.write_text(FAILS_ONCE)
     result = launch(
@@ -105,7 +105,7 @@ def test_single_node_job_runs_on_macos(
         command=MACOS, GOOD=good,
     )  # fmt: skip
     assert result.returncode == code, result.stderr
-    for attempt in (0, 1):  # rank 0 may be stopped before it has said anything
+    for attempt in (0, 1):  # rank 0 may be stopped before it has printed anything
         assert f"[default1]:rank 1 attempt {attempt}\n" in result.stdout
         (log,) = tmp_path.glob(f"logs/*/attempt_{attempt}/1/stdout.log")
         assert log.read_text() == f"rank 1 attempt {attempt}\n"
@@ -130,7 +130,7 @@ def test_single_node_job_runs_on_macos(
 def test_linux_only_features_are_rejected_by_name(
     words: tuple[str, ...], what: str, launch: Launch
 ) -> None:
-    """The error is one line, and nothing starts."""
+    """The error is one line, and nothing is started."""
     result = launch(*words, command=MACOS)
     assert (result.returncode, result.stdout) == (2, "")
     first, hint = result.stderr.splitlines()
@@ -138,7 +138,7 @@ def test_linux_only_features_are_rejected_by_name(
     assert hint.startswith("hint: ")
 
 
-def test_preload_on_macos_is_a_note(launch: Launch, tmp_path: Path) -> None:
+def test_preload_on_macos_prints_a_note(launch: Launch, tmp_path: Path) -> None:
     """--preload only makes restarts faster, so the job runs without it."""
     (tmp_path / "train.py").write_text("print('trained')")
     result = launch("run", "--preload=json", "train.py", command=MACOS)
@@ -147,7 +147,7 @@ def test_preload_on_macos_is_a_note(launch: Launch, tmp_path: Path) -> None:
 
 
 def test_job_without_status_socket_runs_silently(launch: Launch, tmp_path: Path) -> None:
-    """Even after a second, when a socket for `relight status` opens on Linux."""
+    """Nothing is printed even after a second, when Linux opens a socket for `relight status`."""
     script = tmp_path / "train.py"
     script.write_text("import time; time.sleep(1.5)")
     result = launch("run", script, command=MACOS)
@@ -169,8 +169,8 @@ def holders(agent: int) -> list[int]:
 def test_guardian_ends_leftover_processes(
     who: str, start: Start, tmp_path: Path, marker: str
 ) -> None:
-    """Workers, their descendants and the guardian end when agent, spawner or both are killed or
-    stopped.
+    """Workers, their descendants and the guardian end when the agent, the spawner or both are
+    killed or stopped.
     """
     program = tmp_path / "tree.sh"
     program.write_text(TREE(marker=marker, lifetime="600", code=0))
@@ -197,8 +197,8 @@ def test_guardian_ends_leftover_processes(
 
 
 def test_children_are_killed_before_their_parents(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If this process is killed midway, the guardian must find those that are left: a process in a
-    session of its own can only be found by its parent.
+    """If this process is killed midway, the guardian must find the remaining ones, and only its
+    parent can find a process in its own session.
     """
     row = portable._PsRow
     rows = [row(1, 0, 1, gone=False), row(10, 1, 10, gone=False)]
@@ -226,7 +226,7 @@ def pipes(pid: int) -> set[str]:
 
 
 def guardian_of(holder: int) -> int:
-    """Return the guardian of the workers' parent; it may start later than they do."""
+    """Return the guardian of the workers' parent, which may start later than they do."""
     deadline = time.monotonic() + LIMIT_S
     while not (found := [pid for pid in marked("-I\0-S\0") if pipes(pid) & pipes(holder)]):
         assert time.monotonic() < deadline, "the guardian did not come up"
@@ -240,8 +240,8 @@ WATCHES = "import sys; from relight.processes.guardian import watch; watch(*map(
 
 @pytest.mark.parametrize("holder_is", ["stopped", "gone"])
 def test_late_guardian_still_ends_leftover_processes(holder_is: str, start: Start) -> None:
-    """It wakes a stopped holder even if the agent ended before its first look, and ends workers
-    even if the holder was gone when the agent's end was seen.
+    """It wakes a stopped parent even if the agent exited before the guardian's first check. It
+    ends workers even if the parent had exited before the agent's exit was noticed.
     """
     told, tell = os.pipe()
     watched, alive = os.pipe()
@@ -258,7 +258,7 @@ def test_late_guardian_still_ends_leftover_processes(holder_is: str, start: Star
     if holder_is == "stopped":
         wait_for(lambda: not stopped(holder.pid))
     else:
-        wait_for(lambda: not select.select([told], [], [], 0)[0])  # it has read the lines
+        wait_for(lambda: not select.select([told], [], [], 0)[0])  # the guardian has read the lines
         os.close(alive)
     for fd in (*fds, tell):
         os.close(fd)
@@ -281,7 +281,7 @@ def wait_for(true: Callable[[], bool]) -> None:
 
 
 def test_workers_run_without_guardian(tmp_path: Path, launch: Launch) -> None:
-    """It may have been killed, or have failed to start."""
+    """It may have been killed, or may have failed to start."""
     (tmp_path / "run.py").write_text(
         f"import sys; sys.path.insert(0, {str(HERE)!r})\n"
         "import fake_system; fake_system.become('darwin')\n"
@@ -298,7 +298,7 @@ def test_workers_run_without_guardian(tmp_path: Path, launch: Launch) -> None:
 def test_escaped_daemon_does_not_delay_end(
     words: tuple[str, ...], marker: str, launch: Launch, tmp_path: Path
 ) -> None:
-    """A process that can't be found is left behind, with its end of a pipe."""
+    """A process that can't be found is left behind, together with its end of a pipe."""
     daemon = f"setsid sh -c 'sleep {marker} &' & sleep 0.3; echo done"
     variables = {"RELIGHT_STATE_DIR": str(tmp_path)}
     result = launch(*words, "sh", "-c", daemon, timeout=LIMIT_S, command=MACOS, **variables)
@@ -342,7 +342,7 @@ def test_unsupported_system_is_rejected_in_one_line(command: str, launch: Launch
 
 
 def test_client_commands_work_without_linux(launch: Launch, tmp_path: Path) -> None:
-    """Queries and submissions work wherever Python does; running something locally is refused."""
+    """Queries and submissions work wherever Python does. Running something locally is rejected."""
     home = {"HOME": str(tmp_path), "RELIGHT_HOME": str(tmp_path), "USERNAME": "ann"}
     job = ("dist.ddp", "-j", "1x1", "--image", "mine:1", "-m", "train")
     dryrun = launch("submit", "-s", "docker", "--dryrun", *job, command=WINDOWS, **home)
@@ -363,7 +363,7 @@ class Come(StorePort):
 
 
 def test_arrivals_are_counted_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The store knows how many workers have come, though not which."""
+    """The store knows how many workers have arrived, but not which ones."""
     monkeypatch.setattr(missing_at_init.os.path, "isdir", lambda path: False)
     place = Place(0, 1, 0, 4, 4, "default", 0, 4)
     formed = GenerationFormed(Generation(GenerationId(0, "c"), 0, "127.0.0.1", 1, ""), place)

@@ -1,1 +1,1 @@
-"""A job's views: status, page, metrics."""
+"""Views of a job: status, web page, metrics."""

@@ -1,4 +1,4 @@
-"""Requests to a status page, and what relight prints about it."""
+"""Requests to a status page, and what relight prints about the page."""
 
 import json
 import os
@@ -13,26 +13,26 @@ import pytest
 from conftest import LIMIT_S
 
 ADDRESS = r"status page: (http://127\.0\.0\.1:\d+/) \(its token is in (/.*)\)\n"
-"""The line of a job with --status whose stderr isn't a terminal."""
+"""What a job with --status prints if its stderr isn't a terminal."""
 State = dict[str, Any]
 Find = Callable[..., State]
 
 
 class Link(NamedTuple):
-    """Where a page is, and what proves that one may read it."""
+    """A page's address, and the token that allows reading it."""
 
     address: str
     token: str
 
     def get(self, what: str) -> str:
-        """Ask for something."""
+        """Send a GET request."""
         headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
         request = urllib.request.Request(self.address + what, headers=headers)
         with urllib.request.urlopen(request, timeout=LIMIT_S) as answer:
             return str(answer.read().decode())
 
     def act(self, what: str) -> str:
-        """Perform an action of the page."""
+        """Perform one of the page's actions."""
         headers = {
             "Origin": self.address.rstrip("/"), "Authorization": f"Bearer {self.token}",
         }  # fmt: skip
@@ -42,7 +42,7 @@ class Link(NamedTuple):
 
 
 def link_in(text: str) -> Link | None:
-    """Return the page that a job has announced in a log, with the token from its file."""
+    """Return the page announced in a job's log, with the token from its file, or None."""
     found = re.search(ADDRESS, text)
     return Link(found[1], Path(found[2]).read_text()) if found else None
 
@@ -67,7 +67,7 @@ def read_until(fd: int, pattern: str) -> "re.Match[str]":
 
 @pytest.fixture
 def find() -> Find:
-    """Ask a page until the job is as expected."""
+    """Poll a page until the job looks as expected."""
 
     def run(link: Link, expected: Callable[[State], bool] = lambda _: True) -> State:
         deadline = time.monotonic() + LIMIT_S
@@ -83,12 +83,12 @@ def find() -> Find:
 
 
 def wait_until_closed(address: str) -> None:
-    """Wait until nobody serves a page any more."""
+    """Wait until the page is no longer served."""
     deadline = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline:
         try:
             urllib.request.urlopen(address, timeout=LIMIT_S).close()
-        except OSError:  # refused, or reset
+        except OSError:  # refused or reset
             return
         time.sleep(0.05)
     raise AssertionError(f"{address} is still served")

@@ -1,4 +1,4 @@
-"""A look at a job of many nodes that is made up: for tests and pictures of the page."""
+"""A made-up view of a multi-node job, for tests and for pictures of the page."""
 
 import math
 from typing import Any
@@ -23,7 +23,7 @@ _LOST_S = 130.0
 
 
 def look(nodes: int = 16, ranks: int = 1000) -> dict[str, Any]:
-    """Return the page's state of a job that lost a node and restarted once."""
+    """Return the page's state for a job that lost a node and restarted once."""
     now = STARTED + _LASTS_S
     per_node = math.ceil(ranks / nodes)
     return {
@@ -64,7 +64,7 @@ def look(nodes: int = 16, ranks: int = 1000) -> dict[str, Any]:
 
 
 def _charts() -> list[list[Any]]:
-    """What the charts of 65 minutes have: a value every 32 s, none during restarts."""
+    """Return 65 minutes of chart data: a value every 32 s, and none during restarts."""
     series: dict[str, list[Any]] = {"steps/s": [], "loss": [], "lr": [], "grad_norm": []}
     for n in range(122):
         wave = math.sin(n * n * 12.9898) / 2 + 0.5

@@ -1,4 +1,4 @@
-"""A page shows the last known values of ended ranks."""
+"""A page shows the last known values for ranks that have exited."""
 
 import os
 import time
@@ -38,12 +38,12 @@ raise SystemExit(3 if os.environ["RANK"] == "1" else 0)
         ({}, {}, False, True, "unknown", True),
     ],
 )
-def test_last_usage_of_ended_rank_stays_and_is_marked(
+def test_last_usage_of_exited_rank_is_kept_and_marked(
     of_rank: dict[str, Any], of_node: dict[str, Any], answers: bool, gone: bool, state: str,
     is_marked: bool,
 ) -> None:  # fmt: skip
     rates = Rates()
-    for at in (1.0, 5.0):  # the second is the last that is seen
+    for at in (1.0, 5.0):  # the second sample is the last one
         use = USE._replace(seen_at=at, cpu_s=at / 2, step=int(at))
         job = WholeJob((node(rank(0, use=use, **of_rank), **of_node),))
         rates.take(job.nodes)
@@ -58,7 +58,7 @@ def test_last_usage_of_ended_rank_stays_and_is_marked(
 def test_page_of_ended_job_shows_usage_of_all_ranks(
     start: Start, script: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """A page opened after the end shows only this node's."""
+    """A page opened after the job's end shows only this node's ranks."""
     flags = ("run", "--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=file", "--rdzv-id=last",
              f"--rdzv-endpoint={tmp_path}/where", "--max-restarts=0")  # fmt: skip
     program = script(BURNS)

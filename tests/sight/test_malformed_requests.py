@@ -1,4 +1,4 @@
-"""Requests that no browser sends: each is refused with an answer, and the page keeps working."""
+"""Requests that no browser sends: each is rejected with a response, and the page keeps working."""
 
 import socket
 import traceback
@@ -29,7 +29,7 @@ def page() -> Iterator[Page]:
 
 
 def status_of(page: Page, request: bytes) -> int:
-    """Send a request and nothing more; return the status of the answer."""
+    """Send a request and nothing more, and return the status of the response."""
     with page.connect() as connection:
         connection.sendall(request)
         connection.shutdown(socket.SHUT_WR)
@@ -74,7 +74,7 @@ def status_of(page: Page, request: bytes) -> int:
     ],
     ids=lambda each: repr(each[:40]) if isinstance(each, bytes) else "",
 )
-def test_malformed_request_is_rejected_and_page_goes_on(
+def test_malformed_request_is_rejected_and_page_keeps_working(
     page: Page, request_: bytes, status: int
 ) -> None:
     assert status_of(page, request_) == status
@@ -105,7 +105,7 @@ TEXTS = some.binary(max_size=20) | some.sampled_from(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
 @given(some.lists(TEXTS, min_size=1, max_size=8))
-def test_every_request_gets_an_answer(page: Page, parts: list[Any]) -> None:
+def test_every_request_gets_a_response(page: Page, parts: list[Any]) -> None:
     data = b"".join(parts)
     if data:
         assert 200 <= status_of(page, data) <= 505

@@ -1,4 +1,4 @@
-"""Metrics for Prometheus: their names, and that the dashboard asks for what there is."""
+"""Prometheus metrics: their names, and that the dashboard queries only existing ones."""
 
 import json
 import re
@@ -68,7 +68,7 @@ def samples(exit_code: int | None) -> dict[str, list[Any]]:
 
 
 def names() -> set[str]:
-    """The names as Prometheus stores them."""
+    """Return the names as stored by Prometheus."""
     return {f"{name}_total" if name in metrics.COUNTERS else name for name in metrics.HELP}
 
 
@@ -119,7 +119,7 @@ def test_dashboard_queries_only_existing_metrics() -> None:
 
 @pytest.fixture
 def prometheus(tmp_path: Path) -> Iterator[str]:
-    """A Prometheus that asks a page twice a second; yields its address."""
+    """Run a Prometheus that scrapes a page twice a second, and yield its address."""
     token = "of-all-pages-of-this-user"
     server = PageServer("127.0.0.1", 0, token, Served(dict, lambda *_: "", metrics_of_page, {}))
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()

@@ -1,4 +1,4 @@
-"""Traces and metrics by OpenTelemetry, as a collector gets them."""
+"""OpenTelemetry traces and metrics, as received by a collector."""
 
 import socket
 import sys
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.needs_opentelemetry
 
 
 class Collector:
-    """Collects requests."""
+    """A collector that records requests."""
 
     def __init__(self) -> None:
         from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
@@ -100,7 +100,7 @@ def test_job_is_a_trace_with_spans_per_generation_and_phase(collector: Collector
     assert {span.trace_id for span in spans.values()} == {job.trace_id}
     assert (first.parent_span_id, second.parent_span_id) == (job.span_id, job.span_id)
     running = spans["running"]
-    assert running.parent_span_id == second.span_id  # the last one of this name
+    assert running.parent_span_id == second.span_id  # the last one with this name
     assert (first.start_time_unix_nano, first.end_time_unix_nano) == (101 * 10**9, 104 * 10**9)
     assert (running.start_time_unix_nano, running.end_time_unix_nano) == (105 * 10**9, 106 * 10**9)
     assert first.status.code == 2
@@ -152,7 +152,7 @@ def test_standard_variables_select_signals(
 
 
 def test_missing_packages_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The job runs: the variables may be meant for its workers."""
+    """The job still runs, as the variables may be meant for its workers."""
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.resources", None)
     said: list[str] = []
     assert otel.start(reading, {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x"}, said.append) is None
@@ -161,7 +161,7 @@ def test_missing_packages_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_unreachable_collector_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]  # and nobody listens there then
+        port = server.getsockname()[1]  # nothing is listening there afterwards
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
     said: list[str] = []

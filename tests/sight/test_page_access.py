@@ -1,4 +1,4 @@
-"""Who gets an answer from a status page, by raw requests."""
+"""Who gets a response from a status page, tested with raw requests."""
 
 import json
 import socket
@@ -24,7 +24,7 @@ class Answer(NamedTuple):
 
 
 class Page:
-    """The page of a made-up job, and the actions taken on it."""
+    """A made-up job's page, and the actions performed on it."""
 
     def __init__(self, token: str, *, is_public: bool = False) -> None:
         self.done: list[str] = []
@@ -50,7 +50,7 @@ class Page:
         return socket.create_connection(("127.0.0.1", self.port), LIMIT_S)
 
     def ask(self, what: str = "GET /state", **headers: str) -> Answer:
-        """Send a request; `Host` and the token are the right ones unless given."""
+        """Send a request. `Host` and the token are valid unless given."""
         own = {"Host": f"127.0.0.1:{self.port}", "Authorization": f"Bearer {TOKEN}"}
         every = {**own, **headers}
         lines = [f"{what} HTTP/1.1", *(f"{k.replace('_', '-')}: {v}" for k, v in every.items())]
@@ -59,7 +59,7 @@ class Page:
             return parsed(connection)
 
     def act(self, what: str, **headers: str) -> Answer:
-        """Send the page's own request, except for what the arguments change."""
+        """Send the page's own request, with some headers changed by the arguments."""
         return self.ask(f"POST /{what}", **{"Origin": f"http://127.0.0.1:{self.port}", **headers})
 
 
@@ -94,7 +94,9 @@ def test_accepts_ip_address_or_localhost_as_host(page: Page, host: str) -> None:
              "", "127.0.0.1@evil.example"]
 )  # fmt: skip
 def test_dns_rebinding_is_rejected(page: Page, what: str, host: str) -> None:
-    """DNS rebinding: the browser of a user reads this server for a page of evil.example."""
+    """In such an attack, the user's browser reads this server on behalf of a page from
+    evil.example.
+    """
     answer = page.ask(what, Host=host)
     assert answer.status == 421
     assert "train" not in answer.body
@@ -118,8 +120,8 @@ def test_cross_site_link_may_open_page(page: Page) -> None:
 
 @pytest.mark.parametrize("what", ["GET /", "GET /state", "GET /nothing", "POST /x", "BREW /"])
 def test_every_response_has_restrictive_headers(page: Page, what: str) -> None:
-    """Neither scripts nor styles in the page or from elsewhere, no frames, no guesses, no referrer,
-    no cache; and no permission for other origins (CORS).
+    """They forbid inline and external scripts and styles, frames, type sniffing, referrers and
+    caching. No other origin gets access (CORS).
     """
     headers = page.ask(what).headers
     policy = dict(part.strip().split(" ", 1) for part in
@@ -136,7 +138,7 @@ def test_every_response_has_restrictive_headers(page: Page, what: str) -> None:
 
 
 def test_page_has_no_inline_code_or_external_urls(page: Page) -> None:
-    """So that the policy can forbid them."""
+    """The policy can therefore forbid them."""
     assets = files("relight.inspect.page") / "assets"
     html = (assets / "index.html").read_text()
     assert "<style" not in html and " style=" not in html and " onclick" not in html
@@ -162,7 +164,7 @@ READS = ("state", "stream", "metrics", "output?rank=0", "nothing")
 
 @pytest.mark.parametrize("what", READS)
 def test_reading_requires_token(page: Page, what: str) -> None:
-    """It is in no address, as addresses get into logs."""
+    """The token isn't part of any address, as addresses end up in logs."""
     for wrong in WRONG:
         answer = page.ask(f"GET /{what}", Authorization=wrong)
         assert (answer.status, answer.headers["www-authenticate"]) == (401, "Bearer"), wrong
@@ -174,11 +176,11 @@ def test_reading_requires_token(page: Page, what: str) -> None:
 
 @pytest.mark.parametrize("what", ["", "page.js", "page.css", "icon.svg"])
 def test_static_files_need_no_token(page: Page, what: str) -> None:
-    """A browser loads it before the page knows its token."""
+    """A browser loads them before the page knows its token."""
     assert page.ask(f"GET /{what}", Authorization="").status == 200
 
 
-def test_public_page_is_read_without_token_but_acts_with_it() -> None:
+def test_public_page_needs_token_only_for_actions() -> None:
     page = Page(TOKEN, is_public=True)
     try:
         assert page.ask(Authorization="").status == 200
@@ -197,7 +199,7 @@ def test_stacks_and_cancel_require_token(page: Page) -> None:
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_wrong_token_does_nothing(page: Page, wrong: str) -> None:
+def test_wrong_token_has_no_effect(page: Page, wrong: str) -> None:
     assert page.act("cancel", Authorization=wrong).status == 401
     assert not page.done
 
@@ -205,13 +207,13 @@ def test_wrong_token_does_nothing(page: Page, wrong: str) -> None:
 @pytest.mark.parametrize(
     "origin", ["http://evil.example", "null", "", "https://127.0.0.1", "http://127.0.0.1:1"]
 )
-def test_foreign_origin_is_rejected_even_with_token(page: Page, origin: str) -> None:
+def test_other_origin_is_rejected_even_with_token(page: Page, origin: str) -> None:
     assert page.act("cancel", Origin=origin).status == 403
     assert page.act("cancel", Host="evil.example", Origin="http://evil.example").status == 421
     assert not page.done
 
 
-def test_get_request_never_acts(page: Page) -> None:
+def test_get_request_never_performs_an_action(page: Page) -> None:
     assert page.ask("GET /cancel", Authorization=f"Bearer {TOKEN}").status == 404
     assert page.act("cancel?x=1").status == 200  # a query doesn't change the action
     assert page.act("nothing").status == 404
@@ -231,14 +233,14 @@ def test_page_without_token_is_read_only() -> None:
         page.server.server_close()
 
 
-def test_long_body_is_rejected_unread(page: Page) -> None:
+def test_long_body_is_rejected_without_reading_it(page: Page) -> None:
     assert page.act("cancel", Content_Length="1000000000").status == 413
     assert page.act("cancel", Content_Length="-1").status == 413
     assert not page.done
 
 
 def test_output_is_served_as_plain_text(page: Page) -> None:
-    """A browser that opens it shows the markup of a worker, and does not follow it."""
+    """A browser shows markup printed by a worker as text."""
     answer = page.ask("GET /output?rank=3&stream=stderr")
     assert answer.headers["content-type"] == "text/plain; charset=utf-8"
     assert answer.body == "stderr of 3: <b>bold</b>"
@@ -290,7 +292,7 @@ def test_too_many_streams_are_rejected_with_reason(
 
 
 def test_connections_above_limit_are_closed(page: Page) -> None:
-    """So that nobody makes the page take all memory of the node; the others are served."""
+    """The page can't be made to use up the node's memory, and other clients are still served."""
     idle = [page.connect() for _ in range(page_server._MOST_CONNECTIONS)]
     try:
         with page.connect() as one_more:
@@ -305,7 +307,7 @@ def test_connections_above_limit_are_closed(page: Page) -> None:
 
 
 def test_slowloris_request_is_dropped(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that slow clients do not keep all places for ever."""
+    """Slow clients can't occupy all connections forever."""
     monkeypatch.setattr(page_server, "_LIMIT_S", 0.3)
     with page.connect() as slow:
         slow.settimeout(0.05)
@@ -324,13 +326,13 @@ def test_slowloris_request_is_dropped(page: Page, monkeypatch: pytest.MonkeyPatc
 
 
 def test_page_outlives_its_files(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An upgrade removes or replaces them while the job runs."""
+    """An upgrade removes or replaces them while the job is running."""
     monkeypatch.delattr(page_server, "files")
     assert page.ask("GET /").status == page.ask("GET /page.js").status == 200
 
 
 @pytest.mark.mistakes
-def test_request_needing_removed_module_fails_alone(page: Page) -> None:
+def test_only_request_that_needs_removed_module_fails(page: Page) -> None:
     def stacks() -> str:
         raise ModuleNotFoundError("No module named 'relight.core.group.node_stacks'")
 

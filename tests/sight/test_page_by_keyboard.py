@@ -1,4 +1,4 @@
-"""The status page with the keyboard and a screen reader, in headless Chromium."""
+"""Using the status page with a keyboard and a screen reader, in headless Chromium."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ FOCUSED = """() => {
 
 
 def walk(page: Any) -> list[list[Any]]:
-    """Press Tab from the top of the page to its end; return what had the focus."""
+    """Press Tab from the top of the page to its end, and return the elements that had the focus."""
     found = []
     for _ in range(60):
         page.keyboard.press("Tab")
@@ -30,10 +30,10 @@ def focused(page: Any) -> str:
 
 
 def test_tab_reaches_all_parts_with_name_and_visible_focus(open_page: Open) -> None:
-    """One step passes 1,000 ranks."""
+    """A single step passes over 1,000 ranks."""
     found = walk(open_page())
     ids = [each[0] for each in found]
-    assert ids[:3] == ["A", "take-stacks", "cancel"]  # the first leads to the ranks
+    assert ids[:3] == ["A", "take-stacks", "cancel"]  # the first one skips to the ranks
     assert ids.count("0") == 1 and "1" not in ids
     assert ids[ids.index("0") + 1 :] == ["event-internal", "event-find", "event-scroll"]
     assert [each for each in found if not all(each)] == []
@@ -52,7 +52,7 @@ def test_arrow_keys_move_between_ranks(open_page: Open, job: Job) -> None:
     page.keyboard.press("PageDown")
     assert 2 < int(focused(page)) < 40
     page.keyboard.press("End")
-    page.keyboard.press("Tab")  # and back to the rank that was left
+    page.keyboard.press("Tab")  # back to the rank that had the focus
     page.keyboard.press("Shift+Tab")
     assert focused(page) == "999"
     page.keyboard.press("Enter")
@@ -60,7 +60,9 @@ def test_arrow_keys_move_between_ranks(open_page: Open, job: Job) -> None:
 
 
 def test_focused_rank_keeps_focus_on_update(open_page: Open, job: Job) -> None:
-    """The element is the same: a screen reader would read a new one each second."""
+    """The element stays the same, as a screen reader would otherwise read out a new one every
+    second.
+    """
     page = open_page()
     page.locator("[data-rank='2']").focus()
     page.evaluate("window.before = document.activeElement")

@@ -1,4 +1,4 @@
-"""The colours of the status page can be distinguished, in light and dark mode (WCAG 2.2, AA)."""
+"""The status page's colours can be told apart, in light and dark mode (WCAG 2.2, AA)."""
 
 import re
 from importlib.resources import files
@@ -30,7 +30,7 @@ SHAPES = [
 
 
 def contrast(one: str, other: str) -> float:
-    """The contrast of two colours (WCAG 2.2, "contrast ratio")."""
+    """Return the contrast between two colours (WCAG 2.2, "contrast ratio")."""
 
     def light(colour: str) -> float:
         parts = [int(colour[n : n + 2], 16) / 255 for n in (1, 3, 5)]
@@ -48,7 +48,7 @@ def contrast(one: str, other: str) -> float:
 def test_colours_have_required_contrast(
     colours: dict[str, str], pairs: list[tuple[str, str]], least: float
 ) -> None:
-    """This covers texts on their background, borders of fields, the focus, bars and marks."""
+    """This covers text on its background, field borders, the focus, bars and marks."""
     poor = {
         pair: round(ratio, 2)
         for pair in pairs
@@ -57,7 +57,7 @@ def test_colours_have_required_contrast(
     assert not poor
 
 
-def test_each_phase_has_a_colour_of_its_own_and_is_documented() -> None:
+def test_each_phase_has_its_own_documented_colour() -> None:
     colours = dict(re.findall(r"^\.p-([\w-]+) \{ background: (.*?); \}$", CSS, re.MULTILINE))
     assert set(colours) == {phase.replace("_", "-") for phase in PHASES}
     assert len(set(colours.values())) == len(colours)
@@ -67,7 +67,7 @@ def test_each_phase_has_a_colour_of_its_own_and_is_documented() -> None:
 
 
 def test_both_modes_define_all_colours() -> None:
-    """No rule defines its own colour, as the contrast test would miss it."""
+    """Rules define no colours of their own, because the contrast test would miss them."""
     assert set(LIGHT) == set(DARK)
     rules = re.sub(r":root \{.*?\}", "", CSS, flags=re.DOTALL)
     assert not re.findall(r"#[0-9a-fA-F]{3,8}\b(?=[^{]*;)", rules)

@@ -1,7 +1,7 @@
 """The status page in a real browser: headless Chromium, driven by Playwright.
 
 Debian: apt-get install chromium; pip install playwright.
-`PYTHONPATH=tests python -m tests.sight.test_page_in_a_browser docs/images` takes those of the docs.
+`PYTHONPATH=tests python -m tests.sight.test_page_in_a_browser docs/images` takes the docs' images.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ while not os.path.exists("fail"):
     time.sleep(0.05)
 raise ValueError("bad batch")
 """
-# Without a sandbox: tests may run as root. The others keep it from calling its maker's servers.
+# No sandbox, as tests may run as root. The others keep it from contacting its maker's servers.
 ARGUMENTS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
     "--disable-background-networking", "--disable-component-update",
@@ -42,7 +42,7 @@ ARGUMENTS = [
 
 
 class Job:
-    """A made-up job on a page."""
+    """A made-up job shown on a page."""
 
     def __init__(self) -> None:
         self.state = look()
@@ -97,7 +97,7 @@ def browser() -> Iterator[Any]:
 
 
 def expect(what: Any) -> Any:
-    """Playwright's assertions, which wait until they hold."""
+    """Return Playwright's assertions, which wait until they hold."""
     from playwright.sync_api import expect as playwrights
 
     playwrights.set_options(timeout=1000 * LIMIT_S)
@@ -109,7 +109,9 @@ Open = Callable[..., Any]
 
 @pytest.fixture
 def open_page(browser: Any, job: Job) -> Iterator[Open]:
-    """Open the page; at the end, it must have written no error and asked nobody else."""
+    """Open the page. At the end, check that it has logged no error and contacted no
+    other server.
+    """
     contexts: list[Any] = []
     wrong: list[str] = []
 
@@ -132,12 +134,12 @@ def open_page(browser: Any, job: Job) -> Iterator[Open]:
 
 
 def rows(page: Any) -> list[str]:
-    """The ranks of the rows that are in the document."""
+    """Return the ranks whose rows are in the document."""
     script = "[...document.querySelectorAll('[data-rank]')].map((each) => each.dataset.rank)"
     return list(page.evaluate(script))
 
 
-def test_job_is_seen_live_through_a_restart(open_page: Open, job: Job) -> None:
+def test_job_is_shown_live_across_a_restart(open_page: Open, job: Job) -> None:
     page = open_page()
     assert page.title() == "running · llama-7b · relight"
     assert page.locator("#link").inner_text() == "live"
@@ -160,7 +162,7 @@ def test_job_is_seen_live_through_a_restart(open_page: Open, job: Job) -> None:
     expect(page.locator("#link")).to_have_text("the job is over")
 
 
-def test_numbers_are_drawn_with_gaps_as_text_only(open_page: Open, job: Job) -> None:
+def test_metrics_are_drawn_with_gaps_and_names_are_plain_text(open_page: Open, job: Job) -> None:
     job.change(charts=[["steps/s", 0.0, 1.0, [1.0, None, 2.0]], [MARKUP, 0.0, 60.0, [5.0]]])
     page = open_page()
     charts = page.locator("#charts > div")
@@ -171,7 +173,7 @@ def test_numbers_are_drawn_with_gaps_as_text_only(open_page: Open, job: Job) -> 
     expect(page.locator("#chart-part")).to_be_hidden()
 
 
-def test_real_job_is_seen_live_through_a_restart(
+def test_real_job_is_shown_live_across_a_restart(
     browser: Any, start: Start, script: Callable[[str], Path]
 ) -> None:
     agent = start("run", "--nproc-per-node=2", "--max-restarts=1", "--status=0", script(FAILS_ONCE))
@@ -188,8 +190,8 @@ def test_real_job_is_seen_live_through_a_restart(
     page.close()
 
 
-def test_thousand_ranks_are_searchable_sortable_scrollable(open_page: Open, job: Job) -> None:
-    """Only those in view are in the document."""
+def test_thousand_ranks_can_be_searched_sorted_and_scrolled(open_page: Open, job: Job) -> None:
+    """Only the visible rows are in the document."""
     ranks = [list(row) for row in job.state["ranks"]]
     ranks[700][3], ranks[700][10] = "failed (1)", MARKUP
     job.change(ranks=ranks)
@@ -214,7 +216,7 @@ def test_thousand_ranks_are_searchable_sortable_scrollable(open_page: Open, job:
     expect(page.locator("#count")).to_have_text("1000 ranks")
 
 
-def test_keyboard_reaches_output_of_rank(open_page: Open, job: Job) -> None:
+def test_keyboard_can_open_a_ranks_output(open_page: Open, job: Job) -> None:
     page = open_page()
     page.locator("#find").focus()
     for _ in range(30):
@@ -228,8 +230,8 @@ def test_keyboard_reaches_output_of_rank(open_page: Open, job: Job) -> None:
     assert page.evaluate("document.activeElement.dataset.rank") == "0"
 
 
-def test_token_allows_stacks_and_cancel(open_page: Open, job: Job) -> None:
-    """It leaves the address, so no screenshot or history shows it."""
+def test_token_enables_stacks_and_cancel(open_page: Open, job: Job) -> None:
+    """The token is removed from the address, so that no screenshot or history contains it."""
     page = open_page()
     assert page.url == job.address
     page.locator("#take-stacks").click()
@@ -242,7 +244,7 @@ def test_token_allows_stacks_and_cancel(open_page: Open, job: Job) -> None:
     page.locator("#ask-yes").click()
     expect(page.locator("#sheet-text")).to_have_text("cancelled")
     assert job.done == ["cancel"]
-    assert page.title() == "running · llama-7b · relight"  # no markup was followed
+    assert page.title() == "running · llama-7b · relight"  # markup isn't interpreted
 
 
 def test_public_page_without_token_says_read_only(open_page: Open, job: Job) -> None:
@@ -253,7 +255,7 @@ def test_public_page_without_token_says_read_only(open_page: Open, job: Job) -> 
 
 
 def test_page_without_token_asks_for_it(browser: Any, job: Job) -> None:
-    """It shows nothing of the job, and the address loses the token."""
+    """It shows nothing about the job, and the token is removed from the address."""
     context = browser.new_context()
     page = context.new_page()
     page.goto(f"{job.address}#token=wrong")
@@ -270,7 +272,7 @@ def test_page_without_token_asks_for_it(browser: Any, job: Job) -> None:
     other = context.new_page()
     other.goto(job.address)
     expect(other.locator("#unlock")).to_be_visible()
-    other.goto(f"{job.address}#token={TOKEN}")  # loads nothing again
+    other.goto(f"{job.address}#token={TOKEN}")  # doesn't reload the page
     other.wait_for_selector("#rank-rows button")
     assert other.url == job.address
     context.close()
@@ -278,7 +280,9 @@ def test_page_without_token_asks_for_it(browser: Any, job: Job) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_page_fits_on_phone_with_readable_contrast(open_page: Open, scheme: str) -> None:
-    """Nothing is wider than the screen, and texts have a contrast of 4.5 (WCAG 2.2, 1.4.3)."""
+    """Nothing is wider than the screen, and text has a contrast of at least 4.5 (WCAG
+    2.2, 1.4.3).
+    """
     page = open_page(viewport={"width": 390, "height": 844}, color_scheme=scheme)
     assert page.evaluate("document.documentElement.scrollWidth") == 390
     poor = page.evaluate(CONTRAST)
@@ -310,7 +314,7 @@ CONTRAST = """() => {
 
 
 def _take_pictures(directory: Path) -> None:
-    from PIL import Image  # matplotlib brings it
+    from PIL import Image  # installed with matplotlib
 
     job = Job()
     with chromium() as browser:

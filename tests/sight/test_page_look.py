@@ -1,4 +1,4 @@
-"""The content of a status page, and the part that is sent."""
+"""The content of a status page, and which part of it is sent."""
 
 from typing import Any
 
@@ -61,7 +61,7 @@ def test_header_shows_job_state(
     ("step", "ran_s", "expected"),
     [(None, 59.0, "generation 1: rank 1 failed"), (None, 60.0, ""), (3, 1.0, "")],
 )
-def test_failure_leaves_the_banner_once_the_job_makes_progress(
+def test_banner_drops_failure_once_job_makes_progress(
     step: int | None, ran_s: float, expected: str
 ) -> None:
     use = RankUse(100.0, 1.0, 1, step)
@@ -87,7 +87,7 @@ def test_unresponsive_nodes_are_named() -> None:
         ({"exitcode": -15, "stop_signal": 15}, "stopped"),
     ],
 )
-def test_rank_state_is_a_word(fields: dict[str, Any], expected: str) -> None:
+def test_rank_state_is_one_word(fields: dict[str, Any], expected: str) -> None:
     assert state_of(rank(0, **fields), node()) == expected
 
 
@@ -98,8 +98,8 @@ def test_rank_that_left_too_early_has_failed() -> None:
     assert state_of(early, node()._replace(blamed=(1,))) == "succeeded"
 
 
-def test_secrets_never_reach_page() -> None:
-    """They may be in last lines, causes, failures and events."""
+def test_secrets_never_reach_the_page() -> None:
+    """They may occur in last lines, causes, failures and events."""
     text = f"login --password {SECRET} failed, Authorization: Bearer {SECRET}"
     own = node(rank(0, last_line=text), generation=1, cause=text)
     records = {"gpu-01": [TimedEvent(2.0, Restarting(1, 3, text))]}
@@ -113,7 +113,7 @@ def test_secrets_never_reach_page() -> None:
     assert everything.count("<hidden>") >= 6
 
 
-def test_events_are_numbered_and_only_last_are_kept() -> None:
+def test_events_are_numbered_and_only_latest_are_kept() -> None:
     events = Events(most=2)
     for number in range(4):
         line = event_lines.read(line_of(LoggedEvent(1, 1.0, number, Restarting(1, 3, "why"))))
@@ -131,7 +131,7 @@ LOOKS = some.builds(
 
 
 def applied(known: dict[str, Any], news: dict[str, Any]) -> dict[str, Any]:
-    """The page, as rendered by page.js."""
+    """Return the page as rendered by page.js."""
     rows = {} if news.get("full") else {row[0]: row for row in known["ranks"]}
     rows |= {row[0]: row for row in news.get("ranks", ())}
     for gone in news.get("gone", ()):

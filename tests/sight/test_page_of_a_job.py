@@ -1,4 +1,4 @@
-"""The status pages of real jobs."""
+"""Status pages for real jobs."""
 
 import os
 import pty
@@ -28,7 +28,7 @@ WAITS = "import os, sys, time\nwhile not os.path.exists(sys.argv[1]):\n    time.
 def test_status_web_page_shows_restart_and_outlives_job(
     start: Start, script: Callable[[str], Path], find: Find
 ) -> None:
-    """The page of `--status` ends with the job."""
+    """A page opened with `--status` closes when the job ends."""
     agent = start("run", "--nproc-per-node=2", "--max-restarts=1", "--status=0",
                   script(FAILS_ONCE))  # fmt: skip
     assert agent.stderr is not None
@@ -64,7 +64,7 @@ def test_status_web_page_shows_restart_and_outlives_job(
 
 
 @pytest.mark.slow
-def test_page_ends_with_killed_agent(
+def test_page_closes_when_agent_is_killed(
     start: Start, script: Callable[[str], Path], tmp_path: Path
 ) -> None:
     agent = start("run", "--status=127.0.0.1:0", script(WAITS), tmp_path / "end")
@@ -75,7 +75,7 @@ def test_page_ends_with_killed_agent(
 
 
 @pytest.mark.slow
-def test_taken_port_is_reported_and_job_goes_on(
+def test_taken_port_is_reported_and_job_continues(
     start: Start, script: Callable[[str], Path], tmp_path: Path
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -115,7 +115,7 @@ def test_invalid_status_page_request_is_rejected(
 def test_multi_node_job_has_one_page_for_all_nodes(
     start: Start, script: Callable[[str], Path], find: Find, tmp_path: Path
 ) -> None:
-    """It is on the node of rank 0, though both were asked for one."""
+    """It is served by the node with rank 0, although both nodes were started with the flag."""
     flags = ("run", "--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=file", "--rdzv-id=paged",
              f"--rdzv-endpoint={tmp_path}/where", "--status=0")  # fmt: skip
     program = script("import os, time\nprint('rank', os.environ['RANK'])\ntime.sleep(600)\n")
@@ -145,7 +145,9 @@ def test_multi_node_job_has_one_page_for_all_nodes(
 def test_page_token_can_be_chosen_and_stays_hidden_from_workers(
     start: Start, script: Callable[[str], Path], find: Find
 ) -> None:
-    """Prometheus needs a lasting one. Only its user can read another process's file."""
+    """Prometheus needs one that stays the same. Only the same user can read another
+    process's file.
+    """
     token = "x" * 32
     text = "import os, time\nprint(os.environ.get('RELIGHT_STATUS_TOKEN'))\ntime.sleep(600)\n"
     agent = start("run", "--status=0", script(text), variables={"RELIGHT_STATUS_TOKEN": token})
@@ -168,7 +170,7 @@ def _children(pid: int) -> list[int]:
 def test_public_page_is_readable_by_all_without_actions(
     start: Start, script: Callable[[str], Path], find: Find
 ) -> None:
-    """No token is needed, as nobody could see it."""
+    """There is no token, as no one would be able to see it."""
     agent = start("run", "--status=public", script("import time\ntime.sleep(600)"))
     assert agent.stderr is not None
     address = read_until(agent.stderr.fileno(), r"status page: (http://127\.0\.0\.1:\d+/)\n")[1]
@@ -198,7 +200,7 @@ def test_weak_token_is_rejected(launch: Launch) -> None:
 
 
 @pytest.mark.slow
-def test_last_line_and_output_come_from_log_files(
+def test_last_line_and_output_are_read_from_log_files(
     start: Start, script: Callable[[str], Path], find: Find, tmp_path: Path
 ) -> None:
     prints = script("import time\nprint('step 7', flush=True)\ntime.sleep(600)\n")

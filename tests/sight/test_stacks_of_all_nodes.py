@@ -1,4 +1,4 @@
-"""Stacks on demand: a page, and `relight stacks JOB`, show the ranks of all nodes."""
+"""Stacks on request: the page and `relight stacks JOB` show the ranks of all nodes."""
 
 import os
 import pty
@@ -62,7 +62,7 @@ def test_page_shows_stacks_of_all_nodes_and_missing_answers(
     )
     os.kill(agents[1].pid, signal.SIGSTOP)
     text = page.act("stacks")
-    # The one that is stopped may be the coordinator.
+    # The stopped node may be the coordinator.
     assert re.search(
         r": no answer within 1 s$|only 1 of 2 nodes could be asked", text, re.MULTILINE
     )
