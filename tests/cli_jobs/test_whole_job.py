@@ -80,10 +80,7 @@ def test_each_node_shows_ranks_of_all_nodes(
     os.kill(plain.pid, signal.SIGSTOP)
     job = whole(logged)
     assert job is not None
-    assert (len(job.nodes), len(job.silent)) in (
-        (1, 1),
-        (1, 0),
-    )  # 0 if it is itself the coordinator
+    assert (len(job.nodes), len(job.silent)) in ((1, 1), (1, 0))  # 0: the coordinator
     text = relight("status", str(logged.pid)).stdout
     assert "no answer from" in text or "the coordinator does not answer" in text
     os.kill(plain.pid, signal.SIGCONT)

@@ -109,9 +109,7 @@ def test_finds_network_that_drops_large_packets(
     """
     lab.limit(host, size)
     words = commands(THREE)
-    words["node2"] = changed(
-        words["node2"], version="3.9.18", ahead_s=90
-    )  # makes the report longer
+    words["node2"] = changed(words["node2"], version="3.9.18", ahead_s=90)  # longer report
     for report in diagnose(lab, words, tmp_path).values():
         finding = report.one("large ones are lost")
         assert finding["where"] == f"{host} -> all others", report

@@ -57,7 +57,7 @@ REASONS = {
     "differential/test_differences.py::test_worker_in_uninterruptible_call_fails_job": STUCK,
     "schedulers/test_local_ends.py::test_held_job_ends_with_submitter": DAEMON,
     "schedulers/test_local_ends.py::test_cancel_returns_once_job_is_over": DAEMON,
-    "schedulers/test_local.py::test_all_replicas_end_when_one_fails": DAEMON,
+    "schedulers/test_local.py::test_all_replicas_are_stopped_when_one_fails": DAEMON,
     "host/test_agents.py": PROC,
     "host/test_stacks.py": PROC,
     "cli_jobs/test_stacks_command.py": PROC,

@@ -1,1 +1,1 @@
-"""The schedulers, on real servers where one can run here."""
+"""Schedulers, tested on real servers wherever one can run here."""

@@ -1,4 +1,4 @@
-"""A Docker scheduler on a real daemon, and what tests do with it."""
+"""A Docker scheduler on a real daemon, with helpers for its jobs."""
 
 import subprocess
 import time
@@ -21,13 +21,13 @@ FOR_EVER = "sleep 1000 & trap 'exit 7' TERM; wait"
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Dockerd]:
-    """A daemon for all tests of this file."""
+    """Provide one daemon for all tests in the file."""
     with Dockerd() as daemon:
         yield daemon
 
 
 class Jobs:
-    """The scheduler on the daemon, and what tests do with it."""
+    """The scheduler on the daemon, with helpers for its jobs."""
 
     def __init__(self, daemon: Dockerd) -> None:
         self.daemon = daemon
@@ -43,7 +43,7 @@ class Jobs:
         return self.scheduler.status([app_id])[app_id]
 
     def wait(self, app_id: str) -> AppStatus:
-        """Look until the job is over, as a waiting command does."""
+        """Poll until the job is over, as a waiting command does."""
         end = time.monotonic() + LIMIT_S
         while not (status := self.status(app_id)).state.is_over:
             assert time.monotonic() < end, (status, self.daemon.log())
@@ -62,7 +62,7 @@ class Jobs:
 
 @pytest.fixture
 def jobs(daemon: Dockerd, monkeypatch: pytest.MonkeyPatch) -> Iterator[Jobs]:
-    """The scheduler; its containers are removed at the end."""
+    """Provide the scheduler, and remove its containers at the end."""
     monkeypatch.setenv("DOCKER_HOST", daemon.host)
     jobs = Jobs(daemon)
     yield jobs
@@ -71,7 +71,7 @@ def jobs(daemon: Dockerd, monkeypatch: pytest.MonkeyPatch) -> Iterator[Jobs]:
 
 
 def sh(text: str, name: str = "main", **parts: Any) -> Role:
-    """A role that runs a shell."""
+    """Return a role that runs a shell command."""
     return Role(**{"name": name, "image": IMAGE, "entrypoint": "sh", "args": ("-c", text), **parts})
 
 

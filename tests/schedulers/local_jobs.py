@@ -1,4 +1,4 @@
-"""Jobs of this machine and over ssh for tests: a place of their own, and the actions on each."""
+"""Helpers for local and ssh jobs: a separate directory, and the scheduler's actions."""
 
 import os
 import time
@@ -15,8 +15,8 @@ from relight.schedulers.api import AppStatus, LogQuery, Request, Scheduler
 
 
 def own_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make a place where the jobs of a test are recorded and run; the tests' own variables are out
-    of the way.
+    """Create directories in which a test's jobs are recorded and run, and hide the tests' own
+    variables.
     """
     for name in [n for n in os.environ if n.startswith(("PET_", "TORCHELASTIC_", "RELIGHT_"))]:
         monkeypatch.delenv(name)
@@ -29,24 +29,24 @@ def own_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def shell(command: str, name: str = "main", replicas: int = 1, **fields: Any) -> Role:
-    """A role that runs a command in a shell."""
+    """Return a role that runs a shell command."""
     args = ("-c", command)
     return Role(name, "img", entrypoint="sh", args=args, num_replicas=replicas, **fields)
 
 
 def render(scheduler: Scheduler, *roles: Role, **cfg: Any) -> Request:
-    """What would be done for these roles."""
+    """Return the request for these roles."""
     defaults = {option.name: option.default for option in scheduler.options}
     return scheduler.render(AppDef("job", roles), {**defaults, **cfg}, records.new_id("job"))
 
 
 def submit(scheduler: Scheduler, *roles: Role, **cfg: Any) -> str:
-    """Start these roles as a job; return its id."""
+    """Submit these roles as a job, and return its id."""
     return scheduler.submit(render(scheduler, *roles, **cfg))
 
 
 def until(condition: Callable[[], Any]) -> Any:
-    """Wait until something is true, and return it."""
+    """Wait until a condition is true, and return its value."""
     end = time.monotonic() + LIMIT_S
     while not (value := condition()):
         assert time.monotonic() < end, "it did not come true"
@@ -62,7 +62,7 @@ def wait(scheduler: Scheduler, app_id: str) -> AppStatus:
 def lines(
     scheduler: Scheduler, app_id: str, role: str = "main", k: int = 0, **query: Any
 ) -> list[str]:
-    """The lines of a replica."""
+    """Return a replica's lines."""
     return list(scheduler.logs(app_id, LogQuery(role, k, **query)))
 
 

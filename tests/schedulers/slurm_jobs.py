@@ -19,14 +19,14 @@ from relight.schedulers.slurm.scheduler import make
 
 
 def role(fields: dict[str, Any]) -> Role:
-    """A role from its fields; `bash` and `img` where nothing else is said."""
+    """Return a role with these fields. The entrypoint defaults to `bash` and the image to `img`."""
     resource = Resource(*fields.pop("resource", (-1, -1, -1)))
     fields = {"image": "img", "entrypoint": "bash", **fields, "resource": resource}
     return Role(**{**fields, "args": tuple(fields.get("args", ()))})
 
 
 def main(verb: str, *words: str) -> Any:
-    """Do one thing."""
+    """Run one command."""
     scheduler = make()
     if verb in ("submit", "render"):
         name, cfg, *roles = words

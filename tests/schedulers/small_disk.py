@@ -1,4 +1,4 @@
-"""`relight submit` whose HOME and state directory are on a disk that takes nothing."""
+"""Run `relight submit` with HOME and the state directory on a disk that can't be written to."""
 
 import subprocess
 from pathlib import Path
@@ -7,7 +7,7 @@ from conftest import RELIGHT, Launch
 
 UNSHARE = ("unshare", "--mount", "--map-root-user")
 KINDS = ("size=64k", "ro")
-"""Options of mount: a disk that is full, and one that is read-only."""
+"""Mount options for a full disk and a read-only one."""
 
 
 def submit(

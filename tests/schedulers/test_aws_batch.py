@@ -1,4 +1,4 @@
-"""Jobs on a stand-in for AWS Batch (`clusters/aws.py`), with real containers where it runs them."""
+"""Jobs on a fake AWS Batch (`clusters/aws.py`), in real containers where it can run them."""
 
 import sys
 import time
@@ -30,7 +30,9 @@ def server() -> Iterator[Aws]:
 
 @pytest.fixture
 def aws(server: Aws, monkeypatch: pytest.MonkeyPatch) -> Aws:
-    """An account with the queues `gpu` and `cpu`, and access to it; no container runs."""
+    """Provide an account with the queues `gpu` and `cpu`, and credentials for it. It runs no
+    containers.
+    """
     give_access(server, monkeypatch)
     return server
 
@@ -65,7 +67,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def definitions(aws: Aws) -> list[str]:
-    """Those that jobs can be made of."""
+    """Return the active job definitions."""
     known = aws.client("batch").describe_job_definitions(status="ACTIVE")["jobDefinitions"]
     return [each["jobDefinitionName"] for each in known]
 
@@ -140,7 +142,7 @@ def test_interrupted_submit_leaves_no_definition_or_job(
 def test_job_with_lost_response_is_terminated(
     aws: Aws, scheduler: aws_batch.AwsBatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is not submitted twice either."""
+    """It isn't submitted a second time."""
     with scheduler._aws.client("batch", once=True) as batch:
         requests: list[str] = []
 
@@ -158,8 +160,8 @@ def test_job_with_lost_response_is_terminated(
     assert scheduler.status(["gpu:job-x1"])["gpu:job-x1"].state.is_over
 
 
-def test_jobs_of_deleted_queue_are_unknown(aws: Aws, scheduler: aws_batch.AwsBatch) -> None:
-    """They hide no other jobs, and their definition can still be removed."""
+def test_jobs_in_deleted_queue_are_unknown(aws: Aws, scheduler: aws_batch.AwsBatch) -> None:
+    """Other jobs are still listed, and the deleted queue's job definition can be removed."""
     lost = submit(scheduler, sh("true"), "job-x1", queue="cpu")
     known = submit(scheduler, sh("true"), "job-x2")
     batch = aws.client("batch")
@@ -170,12 +172,12 @@ def test_jobs_of_deleted_queue_are_unknown(aws: Aws, scheduler: aws_batch.AwsBat
     assert definitions(aws) == ["job-x2"]
 
 
-def test_queue_can_be_given_by_arn(aws: Aws, scheduler: aws_batch.AwsBatch) -> None:
+def test_queue_can_be_specified_by_arn(aws: Aws, scheduler: aws_batch.AwsBatch) -> None:
     (queue,) = aws.client("batch").describe_job_queues(jobQueues=["gpu"])["jobQueues"]
     assert submit(scheduler, sh("true"), queue=queue["jobQueueArn"]) == "gpu:job-x1"
 
 
-def test_foreign_jobs_are_not_listed(aws: Aws, scheduler: aws_batch.AwsBatch) -> None:
+def test_other_jobs_are_not_listed(aws: Aws, scheduler: aws_batch.AwsBatch) -> None:
     submit(scheduler, sh("true"))
     batch = aws.client("batch")
     (known,) = batch.describe_job_definitions(status="ACTIVE")["jobDefinitions"]
@@ -204,7 +206,7 @@ def test_launcher_is_stored_once(aws: Aws, scheduler: aws_batch.AwsBatch) -> Non
 
 @pytest.mark.slow
 @pytest.mark.needs_docker
-def test_container_runs_and_logs_are_read(
+def test_container_runs_and_its_logs_can_be_read(
     daemon: Dockerd,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -232,7 +234,7 @@ def run_and_read(scheduler: aws_batch.AwsBatch) -> None:
     until(lambda: scheduler.status([endless])[endless].state is AppState.CANCELLED)
 
 
-# AWS's messages for errors; for nodes, as the stand-in lacks them.
+# AWS's descriptions of errors and of nodes, which the fake doesn't have.
 
 
 @pytest.mark.parametrize(
@@ -243,7 +245,7 @@ def run_and_read(scheduler: aws_batch.AwsBatch) -> None:
         ({"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}, "no credentials found"),
         ({"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, "no answer from AWS"),
         ({"AWS_ENDPOINT_URL": "nothing"}, "Invalid endpoint: nothing"),
-        ({"AWS_REGION": "eu_central_1"}, "eu_central_1"),  # it precedes the other one
+        ({"AWS_REGION": "eu_central_1"}, "eu_central_1"),  # takes precedence over the other one
         ({"AWS_REGION": "eu_central_1", "AWS_DEFAULT_REGION": ""}, "eu_central_1"),
     ],
 )
@@ -306,7 +308,7 @@ def test_nodes_are_replicas_in_role_order() -> None:
         ({"reason": "CannotPullContainerError: no such image"}, "CannotPullContainerError"),
     ],
 )
-def test_first_failure_is_the_job_failure(container: dict[str, Any], said: str) -> None:
+def test_first_failure_is_the_jobs_failure(container: dict[str, Any], said: str) -> None:
     nodes = [node(0, "SUCCEEDED", exitCode=0), node(1, "FAILED", **container)]
     job = {**JOB, "status": "FAILED", "statusReason": "Essential container in task exited"}
     status = states.status(job, nodes)

@@ -1,4 +1,4 @@
-"""What jobs become on AWS Batch: requests that its API takes, and commands that find each other."""
+"""Requests to AWS Batch for a job: valid for its API, with commands that find each other."""
 
 import json
 import os
@@ -98,14 +98,14 @@ def test_replica_is_a_node_and_role_is_a_node_range() -> None:
 
 
 def test_single_replica_is_a_container_job() -> None:
-    """Unlike multi-node jobs, these can run on Spot instances."""
+    """Unlike multi-node jobs, container jobs can run on Spot instances."""
     made = definition(ddp(j="1x2"))
     assert made["type"] == "container"
     assert "AWS_BATCH_JOB_MAIN_NODE" not in made["containerProperties"]["command"][2]
 
 
 def test_container_matches_torchx() -> None:
-    """As TorchX 0.7.0 wrote it for the same app."""
+    """The expected container is TorchX 0.7.0's for the same app."""
     made = definition(ddp(h="aws_p4d.24xlarge"), privileged=False)
     (group,) = made["nodeProperties"]["nodeRangeProperties"]
     container = group["container"]
@@ -125,7 +125,7 @@ def test_container_matches_torchx() -> None:
     assert (known["TORCHX_ROLE_IDX"], known["TORCHX_ROLE_NAME"]) == ("0", "train")
 
 
-def test_lost_host_is_retried_but_error_is_not() -> None:
+def test_lost_host_is_retried_but_program_error_is_not() -> None:
     once = definition(ddp(max_retries=0))["retryStrategy"]
     assert once["evaluateOnExit"] == [
         {"onStatusReason": "Host EC2*", "action": "RETRY"},
@@ -138,7 +138,7 @@ def test_lost_host_is_retried_but_error_is_not() -> None:
 
 
 def run(made: dict[str, Any], node: int, **environment: str) -> str:
-    """Run a container's command here as Batch would on a node; return its output."""
+    """Run a container's command here as Batch would on a node, and return its output."""
     groups = made["nodeProperties"]["nodeRangeProperties"]
     ends = [int(group["targetNodes"].partition(":")[2]) for group in groups]
     container = next(g["container"] for g, end in zip(groups, ends, strict=True) if node <= end)
@@ -157,7 +157,7 @@ def test_arguments_and_replica_number_reach_program() -> None:
     assert out.strip() == "['a b', '$HOME', \"it's\", 'n1-1', ''] <1> 10.0.0.7"
 
 
-def test_job_knows_its_own_id() -> None:
+def test_job_can_read_its_own_id() -> None:
     env = {"RELIGHT_JOB_ID": "aws_batch://relight/${app_id}"}
     made = definition(AppDef("a", [role("true", env=env)]))
     found = variables(made["containerProperties"])
@@ -166,7 +166,7 @@ def test_job_knows_its_own_id() -> None:
 
 @pytest.mark.needs_hosts
 def test_agents_rendezvous_at_main_node(tmp_path: Path) -> None:
-    """Real agents on separate hosts; Batch gives the address only to the others."""
+    """Real agents run on separate hosts. Batch gives the address only to the other nodes."""
     script = tmp_path / "train.py"
     script.write_text("import os; print('rank', os.environ['RANK'], os.environ['WORLD_SIZE'])")
     made = definition(dist.ddp(script=str(script), image="img", j="2x1"))

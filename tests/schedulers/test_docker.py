@@ -34,7 +34,7 @@ MEET = (
 )
 
 
-def test_job_runs_and_logs_by_stream_and_replica(jobs: Jobs) -> None:
+def test_job_runs_with_logs_by_stream_and_replica(jobs: Jobs) -> None:
     text = "echo out ${replica_id} $GREETING; echo err >&2; printf 'no end'"
     its = sh(text, num_replicas=2, env={"GREETING": "$hello"}, resource=Resource(1, 0, 64))
     app_id = jobs.submit(its)
@@ -49,8 +49,8 @@ def test_job_runs_and_logs_by_stream_and_replica(jobs: Jobs) -> None:
     assert (host["Memory"], host["ShmSize"], host["NanoCpus"]) == (64 << 20, 64 << 20, 10**9)
 
 
-def test_nodes_of_job_rendezvous(jobs: Jobs) -> None:
-    """Agents in two containers find each other by the name of the first and form a group."""
+def test_nodes_in_a_job_rendezvous(jobs: Jobs) -> None:
+    """Agents in two containers find each other by the first container's name, and form a group."""
     app_id = jobs.submit(sh(MEET, num_replicas=2))
     status = jobs.wait(app_id)
     said = [line for number in (0, 1) for line in jobs.lines(app_id, number)]
@@ -61,7 +61,7 @@ def test_nodes_of_job_rendezvous(jobs: Jobs) -> None:
 
 
 def test_image_without_relight_runs_multi_node_job(jobs: Jobs) -> None:
-    """The job brings the launcher; relight is first removed from the test image."""
+    """The job brings its launcher. First, relight is removed from the test image."""
     remove = (
         'python3 -c \'import os, shutil; os.remove("/usr/bin/relight"); '
         'os.rename("/opt/relight/relight", "/opt/launcher"); shutil.rmtree("/opt/relight"); '
@@ -75,7 +75,9 @@ def test_image_without_relight_runs_multi_node_job(jobs: Jobs) -> None:
 
 
 def test_duplicate_network_is_removed(jobs: Jobs) -> None:
-    """Commands racing to create the network make two; the next one removes one."""
+    """Two commands that create the network at the same time leave two networks. The next command
+    removes one.
+    """
     labels = {"relight/user": "somebody"}
     for _ in (1, 2):
         jobs.daemon.client.create_network("twice", driver="bridge", labels=labels)
@@ -88,8 +90,8 @@ def test_duplicate_network_is_removed(jobs: Jobs) -> None:
 def test_job_starts_despite_concurrent_network_changes(
     jobs: Jobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another command creates a network of the same name, or removes it, just before a container
-    needs it.
+    """Just before a container needs the network, another command removes it or creates one with
+    the same name.
     """
     make, client = docker._make_network, jobs.daemon.client
     labels = {"relight/user": "somebody"}
@@ -111,7 +113,7 @@ def test_job_starts_despite_concurrent_network_changes(
 
 
 def test_one_failure_stops_job(jobs: Jobs) -> None:
-    """The waiting command stops the others; the exit code is that of the failure."""
+    """The waiting command stops the other replicas, and the exit code is that of the failed one."""
     app_id = jobs.submit(sh(FOR_EVER, "server"), sh("exit 3", "trainer"))
     status = jobs.wait(app_id)
     assert (status.state, status.exitcode) == (FAILED, 3)
@@ -123,8 +125,8 @@ def test_one_failure_stops_job(jobs: Jobs) -> None:
 def test_failed_job_is_over_only_when_all_replicas_are(
     jobs: Jobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The waiting command kills a replica that ignores SIGTERM; until then the job runs and says
-    why it is ending.
+    """The waiting command kills a replica that ignores SIGTERM. Until then, the job is running and
+    says why it is ending.
     """
     app_id = jobs.submit(sh("trap '' TERM; echo up; sleep 1000", "server"), sh("exit 3", "trainer"))
     jobs.until(lambda: "up" in jobs.lines(app_id, role="server"))
@@ -139,8 +141,8 @@ def test_failed_job_is_over_only_when_all_replicas_are(
     assert [replica.exitcode for replica in status.replicas] == [137, 3]
 
 
-def test_status_gives_failure_reason_of_replica(jobs: Jobs) -> None:
-    """It is the worker's exception, or the last line of stderr if there is no report."""
+def test_status_gives_replicas_failure_reason(jobs: Jobs) -> None:
+    """It is the worker's exception or, if there is no report, the last line of stderr."""
     text = "relight run --nproc-per-node=2 --max-restarts=0 /tmp/x.py"
     app_id = jobs.submit(sh(f"echo 'raise KeyError(7)' > /tmp/x.py; {text}"))
     assert jobs.wait(app_id).message == "main/0 failed with exit code 1: KeyError: 7"
@@ -149,8 +151,8 @@ def test_status_gives_failure_reason_of_replica(jobs: Jobs) -> None:
     assert (status.message, status.exitcode) == ("main/0 failed with exit code 4: last", 4)
 
 
-def test_each_job_has_own_token(jobs: Jobs) -> None:
-    """All its replicas share it; an explicit one is kept."""
+def test_each_job_has_its_own_token(jobs: Jobs) -> None:
+    """Its replicas share it, and an explicit one is kept."""
     its = sh("echo $RELIGHT_TOKEN", num_replicas=2)
     app_ids = [jobs.submit(its), jobs.submit(its), jobs.submit(its, env={"RELIGHT_TOKEN": "mine"})]
     said = []
@@ -163,7 +165,7 @@ def test_each_job_has_own_token(jobs: Jobs) -> None:
 
 
 def test_shrinkable_job_continues_with_fewer_replicas(jobs: Jobs) -> None:
-    """It succeeds with fewer replicas than requested, but enough."""
+    """It succeeds if the minimum number of replicas does."""
     text = "[ ${replica_id} != 1 ] || exit 3; sleep 1"
     status = jobs.wait(jobs.submit(sh(text, num_replicas=3, min_replicas=2)))
     assert status.state is SUCCEEDED
@@ -172,8 +174,8 @@ def test_shrinkable_job_continues_with_fewer_replicas(jobs: Jobs) -> None:
 
 
 def test_cancel_is_final_and_idempotent(jobs: Jobs) -> None:
-    """The job gets SIGTERM, is not restarted, is over when cancel returns, and is known to others
-    as cancelled.
+    """The job gets SIGTERM, isn't restarted, and is over when cancel returns. Everyone sees it as
+    cancelled.
     """
     its = sh(f"echo up; {FOR_EVER}".replace("exit 7", "echo saved; exit 7"), max_retries=3)
     app_id = jobs.submit(its)
@@ -191,7 +193,7 @@ def test_cancel_is_final_and_idempotent(jobs: Jobs) -> None:
 def test_cancel_kills_replica_that_ignores_sigterm(
     jobs: Jobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a while."""
+    """It does so after the grace period."""
     monkeypatch.setattr(docker, "STOP_LIMIT_S", 0.5)
     app_id = jobs.submit(sh("trap '' TERM; echo up; sleep 1000"))
     jobs.until(lambda: "up" in jobs.lines(app_id))
@@ -214,7 +216,7 @@ def test_unstarted_containers_can_be_cancelled_and_deleted(jobs: Jobs) -> None:
 
 
 def test_interrupted_start_is_rolled_back(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
-    """ctrl-C leaves no container, not even one whose id isn't known yet."""
+    """ctrl-C leaves no container behind, even if its id isn't known yet."""
     create = docker._create
 
     def interrupted(*arguments: Any) -> str:
@@ -228,7 +230,9 @@ def test_interrupted_start_is_rolled_back(jobs: Jobs, monkeypatch: pytest.Monkey
 
 
 def test_failed_replica_is_restarted(jobs: Jobs, tmp_path: Path) -> None:
-    """As often as its role allows; logs cover all attempts, and only the last failure counts."""
+    """Its role limits the number of restarts. Logs cover all attempts, and only the last failure
+    counts.
+    """
     mounts = (BindMount(str(tmp_path), "/d"),)
     text = "echo x >> /d/tries; echo try; sleep 0.3; read a b c < <(echo $(cat /d/tries)); [ $c ]"
     app_id = jobs.submit(sh(text, mounts=mounts, max_retries=5))
@@ -239,7 +243,7 @@ def test_failed_replica_is_restarted(jobs: Jobs, tmp_path: Path) -> None:
 
 
 def test_delete_leaves_nothing(jobs: Jobs, tmp_path: Path) -> None:
-    """No container, image or network of a failed or a running job is left."""
+    """No container, image or network is left from a failed or running job."""
     (tmp_path / "x").write_text("x")
     failed = jobs.submit(sh("exit 1"), workspace=str(tmp_path))
     jobs.wait(failed)
@@ -254,8 +258,7 @@ def test_delete_leaves_nothing(jobs: Jobs, tmp_path: Path) -> None:
     assert tags == [IMAGE]
 
 
-def test_failed_start_leaves_no_replica(jobs: Jobs, tmp_path: Path) -> None:
-    """None keeps running."""
+def test_failed_start_leaves_no_replica_running(jobs: Jobs, tmp_path: Path) -> None:
     (tmp_path / "x").write_text("x")
     with pytest.raises(MachineError, match="could not select device driver"):
         gpu = sh("true", "gpu", resource=Resource(1, 1, 100))
@@ -267,8 +270,8 @@ def test_failed_start_leaves_no_replica(jobs: Jobs, tmp_path: Path) -> None:
     assert jobs.scheduler.list() == []
 
 
-def test_gpu_belongs_to_one_job(jobs: Jobs) -> None:
-    """GPUs of a running job are refused in one line, with a way to pick others."""
+def test_gpu_can_only_be_used_by_one_job(jobs: Jobs) -> None:
+    """A one-line error refuses GPUs used by a running job, with a way to choose others."""
     config = {"Image": IMAGE, "Cmd": ["sleep", "1000"], "HostConfig": {"NetworkMode": "none"}}
     labels = {"relight/gpus": "0,1", "relight/app-id": "other-x1"}
     client = jobs.daemon.client
@@ -277,10 +280,10 @@ def test_gpu_belongs_to_one_job(jobs: Jobs) -> None:
     with pytest.raises(UsageError, match="GPU 0 belongs to the running job other-x1"):
         jobs.submit(gpu)
     with pytest.raises(MachineError, match="could not select device driver"):
-        jobs.submit(gpu, gpus=["2"])  # so far, and no driver here
+        jobs.submit(gpu, gpus=["2"])  # this succeeds up to the missing driver
 
 
-def test_unknown_job_or_replica_error_names_existing_ones(jobs: Jobs) -> None:
+def test_unknown_job_or_replica_error_lists_existing_ones(jobs: Jobs) -> None:
     for verb in (jobs.scheduler.cancel, jobs.lines):
         with pytest.raises(UsageError, match="no job nosuch-x1"):
             verb("nosuch-x1")
@@ -291,15 +294,15 @@ def test_unknown_job_or_replica_error_names_existing_ones(jobs: Jobs) -> None:
     assert caught.value.hint == "it has main/0"
 
 
-def test_list_has_own_jobs_newest_first(jobs: Jobs) -> None:
-    """Foreign containers are not listed."""
+def test_lists_own_jobs_newest_first(jobs: Jobs) -> None:
+    """Containers that don't belong to relight aren't listed."""
     config = {"Image": IMAGE, "Cmd": ["sleep", "1000"], "HostConfig": {"NetworkMode": "none"}}
     others = {"relight/app-id": "a-x1", "relight/user": "somebody", "relight/role": "r"}
     for name, labels in (("plain", {}), ("others", {**others, "relight/replica": "0"})):
         jobs.daemon.client.create_container_from_config({**config, "Labels": labels}, name)
     first = jobs.submit(sh("true"))
     jobs.wait(first)
-    time.sleep(1)  # the daemon counts seconds
+    time.sleep(1)  # the daemon's times are in whole seconds
     second = jobs.submit(sh(FOR_EVER))
     listed = jobs.scheduler.list()
     seen = [(each.app_id, each.state, each.name) for each in listed]
@@ -307,7 +310,7 @@ def test_list_has_own_jobs_newest_first(jobs: Jobs) -> None:
     assert abs(datetime.fromisoformat(listed[0].submitted).timestamp() - time.time()) < 600
 
 
-def test_job_with_removed_container_has_failed(jobs: Jobs) -> None:
+def test_job_with_removed_container_counts_as_failed(jobs: Jobs) -> None:
     app_id = jobs.submit(sh("true", num_replicas=2))
     jobs.wait(app_id)
     jobs.daemon.client.remove_container(jobs.daemon.containers()[0]["Id"])
@@ -315,8 +318,8 @@ def test_job_with_removed_container_has_failed(jobs: Jobs) -> None:
     assert (status.state, status.message) == (FAILED, "1 of its containers were removed")
 
 
-def test_replica_killed_by_oom_says_so(jobs: Jobs) -> None:
-    """With the memory it had."""
+def test_reports_replica_killed_by_oom_killer(jobs: Jobs) -> None:
+    """The report includes its memory limit."""
     text = (
         "x = [bytes(10_000_000) for _ in range(100)]; x = [b'1' * 10_000_000 for _ in range(100)]"
     )
@@ -328,7 +331,7 @@ def test_replica_killed_by_oom_says_so(jobs: Jobs) -> None:
 
 
 def test_replicas_on_host_network_meet_on_localhost(jobs: Jobs) -> None:
-    """That network has no names."""
+    """There are no container names on that network."""
     text = (
         "relight run --nnodes=2 --rdzv-backend=c10d --rdzv-id=x "
         "--rdzv-endpoint=$RELIGHT_RANK0_HOST:29511 --no-python sh -c 'echo $WORLD_SIZE'"

@@ -1,4 +1,4 @@
-"""Containers on a real daemon: mounts, ports, images, logs."""
+"""Containers on a real daemon: mounts, ports, images and logs."""
 
 import gc
 import os
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.needs_docker]
 
 
 class Proxy:
-    """A socket that leads to the daemon's, until it is closed."""
+    """A socket that forwards to the daemon's until it is closed."""
 
     def __init__(self, daemon: Dockerd) -> None:
         self.target = str(daemon.directory / "docker.sock")
@@ -44,7 +44,7 @@ class Proxy:
         self.close()
 
     def close(self) -> None:
-        """Break all connections, and take no more."""
+        """Close all connections, and accept no more."""
         if not os.path.exists(self.path):
             return
         os.unlink(self.path)
@@ -76,13 +76,13 @@ class Proxy:
 
 
 @pytest.mark.needs_fuse
-def test_mounts_and_devices_are_where_app_wants_them(jobs: Jobs, tmp_path: Path) -> None:
+def test_mounts_and_devices_are_where_the_app_puts_them(jobs: Jobs, tmp_path: Path) -> None:
     (tmp_path / "in").write_text("from here")
     mounts = (
         BindMount(str(tmp_path), "/rw"),
         BindMount(str(tmp_path), "/ro", read_only=True),
         VolumeMount("cache", "/cache"),
-        DeviceMount("/dev/fuse", "/dev/here", "r"),  # /dev/zero and its like are open to all
+        DeviceMount("/dev/fuse", "/dev/here", "r"),  # /dev/zero and similar devices are open to all
     )
     text = (
         "cat /ro/in > /rw/out; touch /ro/x || echo no; echo v >> /cache/v; cat /cache/v;"
@@ -96,8 +96,8 @@ def test_mounts_and_devices_are_where_app_wants_them(jobs: Jobs, tmp_path: Path)
     assert (tmp_path / "out").read_text() == "from here"
 
 
-def test_published_port_answers_on_loopback(jobs: Jobs) -> None:
-    """It is the loopback of the daemon's machine."""
+def test_published_port_is_reachable_on_loopback(jobs: Jobs) -> None:
+    """It is the loopback interface of the daemon's machine."""
     server = (
         "import socketserver; H = type('H', (socketserver.BaseRequestHandler,), "
         "{'handle': lambda s: s.request.sendall(b'hello')}); "
@@ -111,7 +111,7 @@ def test_published_port_answers_on_loopback(jobs: Jobs) -> None:
 
 
 def test_workspace_becomes_a_layer(jobs: Jobs, tmp_path: Path) -> None:
-    """It is on top of the role's image, without ignored files."""
+    """The layer is on top of the role's image and has no ignored files."""
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "run.sh").write_text("#!/bin/sh\necho it runs\n")
     (tmp_path / "sub" / "run.sh").chmod(0o755)
@@ -124,7 +124,7 @@ def test_workspace_becomes_a_layer(jobs: Jobs, tmp_path: Path) -> None:
 
 
 def test_empty_workspace_is_accepted(jobs: Jobs, tmp_path: Path) -> None:
-    """All files of the directory are ignored."""
+    """All of the directory's files are ignored."""
     (tmp_path / "x").write_text("x")
     (tmp_path / ".relightignore").write_text("*\n")
     assert jobs.wait(jobs.submit(sh("[ ! -e x ]"), workspace=str(tmp_path))).state is SUCCEEDED
@@ -132,7 +132,7 @@ def test_empty_workspace_is_accepted(jobs: Jobs, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["Dockerfile.relight", "Dockerfile.torchx"])
 def test_workspace_dockerfile_builds_image(name: str, jobs: Jobs, tmp_path: Path) -> None:
-    """It does so even if that file is ignored."""
+    """This works even if the Dockerfile itself is ignored."""
     (tmp_path / "x").write_text("x")
     (tmp_path / name).write_text("ARG IMAGE\nFROM $IMAGE\nENV FROM_FILE=yes\nCOPY x /elsewhere/\n")
     (tmp_path / ".relightignore").write_text("Dockerfile*\n")
@@ -144,7 +144,7 @@ def test_workspace_dockerfile_builds_image(name: str, jobs: Jobs, tmp_path: Path
 def test_missing_image_is_pulled(
     jobs: Jobs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A message on stderr says so; an existing image is not pulled."""
+    """A message on stderr says so. An existing image isn't pulled."""
     (tmp_path / "layer").write_bytes(shell())
     command = [*jobs.daemon.enter(), sys.executable, registry.__file__, "5000", tmp_path / "layer"]
     command.append(jobs.daemon.client.version()["Arch"])
@@ -173,7 +173,7 @@ def test_missing_image_is_pulled(
 
 
 def test_followed_logs_end_with_replica(jobs: Jobs) -> None:
-    """Lines arrive while it runs."""
+    """Lines appear while it is running."""
     app_id = jobs.submit(sh("echo one; sleep 1; echo two"))
     lines = jobs.scheduler.logs(app_id, LogQuery("main", 0, follow=True))
     assert next(lines) == "one"
@@ -181,7 +181,7 @@ def test_followed_logs_end_with_replica(jobs: Jobs) -> None:
     assert list(lines) == ["two"]
 
 
-def test_long_lines_of_both_streams_stay_whole(jobs: Jobs) -> None:
+def test_long_lines_in_both_streams_stay_whole(jobs: Jobs) -> None:
     """Docker splits them, and the streams alternate."""
     text = (
         "import sys, time\n"
@@ -194,7 +194,7 @@ def test_long_lines_of_both_streams_stay_whole(jobs: Jobs) -> None:
     assert sorted(jobs.lines(app_id)) == ["e" * 27000, "o" * 27000]
 
 
-# The client leaves sockets behind that it could not connect.
+# The client doesn't close sockets that it failed to connect.
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_lost_daemon_is_one_line_error(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,7 +218,7 @@ def test_lost_daemon_is_one_line_error(jobs: Jobs, monkeypatch: pytest.MonkeyPat
     gc.collect()
 
 
-def test_logs_between_two_times(jobs: Jobs) -> None:
+def test_logs_can_be_limited_to_a_time_range(jobs: Jobs) -> None:
     app_id = jobs.submit(sh("echo one; sleep 0.2; echo two; sleep 0.2; echo three"))
     jobs.wait(app_id)
     container = jobs.daemon.containers()[0]["Id"]

@@ -69,7 +69,7 @@ def test_job_brings_launcher_only_if_needed(command: str, launcher: str, brings_
 
 
 def test_each_replica_is_a_container() -> None:
-    """It has the role's command, expanded macros and labels."""
+    """It has the role's command with expanded macros, and labels."""
     args = ("--id=${app_id}", "${replica_id}", "$${${rank0_env}:=localhost}", "$$ ${x} $HOME")
     its = role(args=args, num_replicas=2, resource=Resource(2, 0, 1024))
     found = body(its)
@@ -100,8 +100,8 @@ def test_missing_resources_mean_no_limits() -> None:
     assert configs(role(), shm_size="2g")[0]["HostConfig"]["ShmSize"] == 2 << 30
 
 
-def test_request_with_gpus_and_mounts_is_json() -> None:
-    """The request is all that is sent."""
+def test_request_with_gpus_and_mounts_is_plain_json() -> None:
+    """Nothing besides the request is sent."""
     mounts = (
         BindMount("/a", "/b", read_only=True),
         VolumeMount("v", "/v"),
@@ -128,7 +128,7 @@ def test_request_with_gpus_and_mounts_is_json() -> None:
 
 
 def test_replicas_on_one_host_share_no_device() -> None:
-    """GPUs and numbered devices are dealt out over all roles."""
+    """GPUs and numbered devices are divided among all roles."""
     roles = (
         role("a", num_replicas=2, resource=Resource(1, 2, 1, devices={EFA: 2})),
         role("b", resource=Resource(1, 1, 1, devices={EFA: 1})),
@@ -148,7 +148,7 @@ def test_replicas_on_one_host_share_no_device() -> None:
 
 
 def test_role_variables_override_options_and_copies() -> None:
-    """Options override copied ones."""
+    """Options take precedence over copied variables."""
     variables = Environment({"A1": "shell", "A2": "shell", "A3": "shell", "B": "no"})
     its = role(env={"A1": "role"})
     found = body(its, variables=variables, copy_env=["A*"], env={"A1": "cfg", "A2": "cfg"})
@@ -158,7 +158,7 @@ def test_role_variables_override_options_and_copies() -> None:
 
 
 def test_port_is_published_only_on_request() -> None:
-    """It is on loopback of the daemon's machine, one port per replica."""
+    """Each replica has its own port on the loopback interface of the daemon's machine."""
     its = role(num_replicas=2, port_map={"http": 8080, "c10d": 29500})
     assert "PortBindings" not in configs(its)[0]["HostConfig"]
     found = [config["HostConfig"]["PortBindings"] for config in configs(its, publish=["http:90"])]
@@ -185,7 +185,7 @@ def test_port_is_published_only_on_request() -> None:
     ],
 )
 def test_invalid_app_is_rejected(parts: dict[str, Any], cfg: dict[str, Any], said: str) -> None:
-    """As a usage error, before anything is sent."""
+    """It is a usage error, raised before anything is sent."""
     with pytest.raises(UsageError, match=said):
         body(role(**parts), **cfg)
 
@@ -197,8 +197,8 @@ def test_replicas_on_host_network_meet_on_localhost() -> None:
     assert "Hostname" not in config
 
 
-def test_networks_without_dns_are_noted() -> None:
-    """Several replicas can't find each other there."""
+def test_network_without_dns_prints_a_note() -> None:
+    """Replicas can't find each other there."""
     app = AppDef("app", (role(num_replicas=2),))
     for network in ("bridge", "none"):
         (note,) = docker.Docker().render(app, {"network": network}, "app-x7k2m").notes
@@ -208,7 +208,7 @@ def test_networks_without_dns_are_noted() -> None:
 
 
 def test_dry_run_shows_one_shell_command_per_container() -> None:
-    """It has all arguments, wrapped for reading."""
+    """It has all arguments, wrapped for readability."""
     words = ("-c", "echo 'a b'; echo $HOME")
     its = role(args=words, env={"A": "x y"}, resource=Resource(2, 1, 10))
     text = docker.Docker().render(AppDef("app", (its,)), {}, "app-x7k2m").text
@@ -220,13 +220,13 @@ def test_dry_run_shows_one_shell_command_per_container() -> None:
     assert " \\\n  '--env=A=x y' \\\n" in text
 
 
-def test_workspace_travels_only_on_request() -> None:
-    """Without --workspace, the image stays unchanged."""
+def test_workspace_is_sent_only_on_request() -> None:
+    """Without --workspace, the image is used unchanged."""
     assert body(role())["builds"] == []
 
 
 def test_dry_run_with_workspace_builds_nothing(tmp_path: Path) -> None:
-    """It says what would be built, once per image."""
+    """It says what would be built, once for each image."""
     roles = (role("a"), role("b"), role("c", image="other"))
     found = body(*roles, workspace=str(tmp_path))
     assert [build["base"] for build in found["builds"]] == ["img:1", "other"]
@@ -235,15 +235,15 @@ def test_dry_run_with_workspace_builds_nothing(tmp_path: Path) -> None:
 
 
 def test_secrets_are_redacted() -> None:
-    """What people read of a request hides them by their names."""
+    """The printed request hides values with secret-looking names."""
     its = role(env={"API_TOKEN": "s3cret", "PLAIN": "seen"}, args=("--password", "hunter2"))
     text = docker.Docker().render(AppDef("app", (its,)), {}, "app-x7k2m").text
     assert "s3cret" not in text and "hunter2" not in text
     assert "PLAIN=seen" in text
 
 
-def test_options_without_effect_are_noted() -> None:
-    """A device without a known file, and a policy that Docker doesn't have."""
+def test_options_without_effect_print_notes() -> None:
+    """These are a device without a known file, and a policy that Docker doesn't support."""
     its = role(resource=Resource(1, 0, 1, devices={"x.org/y": 1}), max_retries=1)
     notes = docker.Docker().render(AppDef("app", (its,)), {}, "app-x7k2m").notes
     assert len(notes) == 2 and "x.org/y" in notes[0]
@@ -257,7 +257,9 @@ def test_options_without_effect_are_noted() -> None:
     replicas=st.integers(1, 12),
 )
 def test_container_names_are_valid_and_unique(app_id: str, names: list[str], replicas: int) -> None:
-    """They are hostnames with the random end of the app's id, whatever app and roles are called."""
+    """They are hostnames ending in the random part of the app's id, whatever the names of the app
+    and its roles.
+    """
     app = AppDef("a", tuple(role(name, num_replicas=replicas) for name in names))
     app_id += "-x7k2mb9"
     found = [name for its in container_names(app, app_id) for name in its]
@@ -270,7 +272,7 @@ def test_container_names_are_valid_and_unique(app_id: str, names: list[str], rep
 def test_missing_client_error_gives_install_command(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A dry run works without it."""
+    """A dry run still works."""
     monkeypatch.setitem(sys.modules, "docker", None)
     scheduler = docker.Docker()
     scheduler.render(AppDef("app", (role(),)), {}, "app-x7k2m")
@@ -285,7 +287,7 @@ def test_missing_client_error_gives_install_command(
 def test_missing_daemon_is_reported_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The error has address and reason."""
+    """The error has the address and the reason."""
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
     scheduler = docker.Docker()
     assert scheduler.affinity() == 0
@@ -306,7 +308,7 @@ def test_denied_socket_error_names_required_group(
         server.listen()
         path.chmod(0)
         try:
-            os.seteuid(user or 65534)  # root may use any
+            os.seteuid(user or 65534)  # root may use any socket
             with pytest.raises(MachineError, match="Permission denied") as caught:
                 docker.Docker().list()
         finally:
@@ -318,10 +320,10 @@ def test_denied_socket_error_names_required_group(
 def test_missing_ssh_package_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A daemon over ssh needs an additional package."""
+    """A daemon over ssh requires an additional package."""
     from docker.api import client
 
-    monkeypatch.delattr(client, "SSHHTTPAdapter", raising=False)  # as if it were not installed
+    monkeypatch.delattr(client, "SSHHTTPAdapter", raising=False)  # as if it weren't installed
     monkeypatch.setenv("DOCKER_HOST", "ssh://nobody@127.0.0.1:1")
     with pytest.raises(UsageError, match="requires the paramiko package"):
         docker.Docker().list()
@@ -329,10 +331,8 @@ def test_missing_ssh_package_is_named(
 
 @pytest.mark.needs_docker_client
 @pytest.mark.parametrize("host", ["tcp://127.0.0.1:1", "nonsense", "gopher://x"])
-def test_invalid_docker_host_is_repeated_in_error(
-    host: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The error is one line."""
+def test_error_quotes_invalid_docker_host(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error is a single line."""
     monkeypatch.setenv("DOCKER_HOST", host)
     with pytest.raises(MachineError, match=f"no answer from the Docker daemon at {host}") as caught:
         docker.Docker().list()

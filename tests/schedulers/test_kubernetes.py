@@ -1,4 +1,4 @@
-"""Jobs on a stand-in for a Kubernetes cluster (`clusters/kubernetes.py`), with real agents."""
+"""Jobs on a fake Kubernetes cluster (`clusters/kubernetes.py`), with real agents."""
 
 import json
 import time
@@ -33,7 +33,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServe
 
 
 class Jobs:
-    """The scheduler, and what tests do with it."""
+    """The scheduler, with helpers for its jobs."""
 
     def __init__(self, server: ApiServer) -> None:
         self.server = server
@@ -74,7 +74,7 @@ def sh(text: str, **parts: Any) -> AppDef:
 
 
 def train(folder: Path, text: str, **options: Any) -> AppDef:
-    """A job of a script; it meets at a free port of this host."""
+    """Return a job that runs a script, with an endpoint at a free port on this host."""
     path = folder / "train.py"
     path.write_text("import os, sys, time\nrank = os.environ['RANK']\n" + text)
     known = {"script": str(path), "image": "img", "rdzv_port": free_port(), "name": "train"}
@@ -85,7 +85,7 @@ KINDS = ("job", "jobset", "volcano", "trainjob")
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
-def test_single_pod_job_runs_and_is_read_back(jobs: Jobs, tmp_path: Path) -> None:
+def test_single_pod_job_runs_and_can_be_queried(jobs: Jobs, tmp_path: Path) -> None:
     app = train(tmp_path, "print('rank', rank, 'trains')\n", j="1x2")
     app_id = jobs.submit(app)
     assert app_id == "ns:job-x1"
@@ -98,8 +98,10 @@ def test_single_pod_job_runs_and_is_read_back(jobs: Jobs, tmp_path: Path) -> Non
 
 
 @every_kind
-def test_pods_rendezvous_with_travelling_launcher(jobs: Jobs, tmp_path: Path, kind: str) -> None:
-    """It comes from the ConfigMap, and is preferred to the tests' own."""
+def test_pods_rendezvous_with_launcher_from_config_map(
+    jobs: Jobs, tmp_path: Path, kind: str
+) -> None:
+    """It is preferred over the tests' own launcher."""
     text = "print('rank', rank, 'of', os.environ['WORLD_SIZE'])\n"
     app = train(tmp_path, text, j="2x1", env={"RELIGHT_LAUNCHER": "travels"})
     app_id = jobs.submit(app, kind=kind)
@@ -114,8 +116,8 @@ def test_pods_rendezvous_with_travelling_launcher(jobs: Jobs, tmp_path: Path, ki
     assert not any("no token" in line for line in lines)
 
 
-def test_ranks_follow_zones_of_pods(jobs: Jobs, tmp_path: Path) -> None:
-    """Not their indexes; a label that pods lack changes nothing."""
+def test_ranks_follow_the_pods_zones(jobs: Jobs, tmp_path: Path) -> None:
+    """The pods' indexes don't matter, nor does a label that pods lack."""
     jobs.server.kubelet.zones = {0: "z10", 1: "z9"}
     app = train(tmp_path, "print('rank', rank, 'trains')\n", j="2x1")
     labels = ["topology.kubernetes.io/zone", "example.com/rack"]
@@ -138,11 +140,11 @@ def test_user_error_ends_job_immediately(jobs: Jobs, tmp_path: Path, kind: str) 
     assert "exit code 1" in status.message
     lines = jobs.lines(app_id, "train", 0) + jobs.lines(app_id, "train", 1)
     assert any("ValueError: wrong data" in line for line in lines)
-    assert jobs.server.pods_made == 2  # none was made again
+    assert jobs.server.pods_made == 2  # none was recreated
 
 
 def test_drained_pod_returns_and_group_continues(jobs: Jobs, tmp_path: Path) -> None:
-    """Neither the Job nor --max-restarts counts it as a failure."""
+    """Neither the Job nor --max-restarts counts the drain as a failure."""
     text = (
         "print('begin', rank, os.environ['WORLD_SIZE'], flush=True)\n"
         f"while not os.path.exists({str(tmp_path / 'go')!r}):\n    time.sleep(0.05)\n"
@@ -186,7 +188,9 @@ def test_elastic_job_starts_with_scheduled_pods_and_grows(jobs: Jobs, tmp_path: 
 
 @pytest.mark.needs_hosts
 def test_job_survives_loss_of_pod_0(jobs: Jobs, tmp_path: Path) -> None:
-    """Pods on separate hosts: the first, which coordinates, is lost with its node."""
+    """Pods are on separate hosts, and the first one, the coordinator, is lost along
+    with its node.
+    """
     text = (
         "print('begin', rank, 'of', os.environ['WORLD_SIZE'], flush=True)\n"
         f"while not os.path.exists({str(tmp_path / 'go')!r}):\n    time.sleep(0.05)\n"
@@ -209,7 +213,7 @@ def test_job_survives_loss_of_pod_0(jobs: Jobs, tmp_path: Path) -> None:
         assert jobs.wait(app_id).state is SUCCEEDED
 
 
-def test_logs_are_followed_to_the_end(jobs: Jobs, tmp_path: Path) -> None:
+def test_logs_can_be_followed_to_the_end(jobs: Jobs, tmp_path: Path) -> None:
     go = tmp_path / "go"
     app_id = jobs.submit(sh(f"echo first; until [ -e {go} ]; do sleep 0.1; done; printf last"))
     lines = jobs.scheduler.logs(app_id, LogQuery("main", 0, follow=True))
@@ -219,8 +223,8 @@ def test_logs_are_followed_to_the_end(jobs: Jobs, tmp_path: Path) -> None:
 
 
 @every_kind
-def test_logs_of_role_are_found_by_its_own_name(jobs: Jobs, kind: str) -> None:
-    """The name need not be valid as a label."""
+def test_logs_are_found_by_the_roles_own_name(jobs: Jobs, kind: str) -> None:
+    """The name isn't necessarily a valid label."""
     app = AppDef("job", [Role("My Role", "img", entrypoint="echo", args=["hello"])])
     app_id = jobs.submit(app, kind=kind)
     assert jobs.wait(app_id).state is SUCCEEDED
@@ -240,7 +244,7 @@ def test_followed_logs_survive_lost_connections(jobs: Jobs, tmp_path: Path) -> N
 
 
 @every_kind
-def test_cancel_ends_pods_and_keeps_job(jobs: Jobs, kind: str) -> None:
+def test_cancel_stops_pods_and_keeps_job(jobs: Jobs, kind: str) -> None:
     app_id = jobs.submit(sh("exec sleep 1000"), kind=kind)
     jobs.until(lambda: jobs.status(app_id).state is RUNNING)
     jobs.scheduler.cancel(app_id)
@@ -258,27 +262,27 @@ def test_volcano_restarts_whole_job_up_to_limit(jobs: Jobs, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("kind", ["job", "jobset", "volcano"])
-def test_job_fails_by_the_replica_that_was_not_stopped(jobs: Jobs, kind: str) -> None:
-    """Replica 0 ends with 143 because replica 1 failed."""
+def test_failure_is_that_of_the_replica_that_was_not_stopped(jobs: Jobs, kind: str) -> None:
+    """Replica 0 exits with 143 because replica 1 failed."""
     app = sh("[ ${replica_id} = 0 ] && exec sleep 1000; exit 3", num_replicas=2)
     status = jobs.wait(jobs.submit(app, kind=kind))
     assert status.message == "main/1: exit code 3"
 
 
 @pytest.mark.parametrize("kind", ["job", "jobset"])
-def test_retried_pod_knows_its_restart_count(jobs: Jobs, tmp_path: Path, kind: str) -> None:
+def test_retried_pod_can_read_its_restart_count(jobs: Jobs, tmp_path: Path, kind: str) -> None:
     text = f'echo $RELIGHT_REQUEUES >> {tmp_path}/tries; [ "$RELIGHT_REQUEUES" = 2 ]'
     app = sh(text, max_retries=2)
     assert jobs.wait(jobs.submit(app, kind=kind)).state is SUCCEEDED
     assert (tmp_path / "tries").read_text().split() == ["0", "1", "2"]
 
 
-def test_preempted_agent_is_restarted_without_a_retry(jobs: Jobs, tmp_path: Path) -> None:
+def test_preempted_agent_is_restarted_without_using_a_retry(jobs: Jobs, tmp_path: Path) -> None:
     app = sh(f"[ -e {tmp_path}/saved ] || {{ touch {tmp_path}/saved; exit 75; }}")
     assert jobs.wait(jobs.submit(app)).state is SUCCEEDED
 
 
-def test_jobs_are_found_if_other_kinds_are_not_installed(jobs: Jobs) -> None:
+def test_jobs_are_found_even_if_other_kinds_are_not_installed(jobs: Jobs) -> None:
     jobs.server.installed -= {"jobsets", "jobs.volcano", "trainjobs"}
     app_id = jobs.submit(sh("true"))
     assert jobs.wait(app_id).state is SUCCEEDED
@@ -290,17 +294,17 @@ def test_jobs_are_found_if_other_kinds_are_not_installed(jobs: Jobs) -> None:
 
 
 def test_all_objects_are_validated_before_any_is_created(jobs: Jobs) -> None:
-    """`-cfg validate_spec=false` skips that, as in TorchX."""
+    """As in TorchX, `-cfg validate_spec=false` skips the validation."""
     jobs.wait(jobs.submit(sh("true")))
     assert jobs.server.dry_runs == ["services", "secrets", "jobs"]
     jobs.wait(jobs.submit(sh("true"), validate_spec=False))
     assert len(jobs.server.dry_runs) == 3
 
 
-def test_job_is_found_in_context_it_was_sent_to(
+def test_job_is_found_in_the_context_it_was_submitted_to(
     jobs: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever the current one is by then; EKS names have colons and slashes."""
+    """The current context may have changed since. On EKS, names contain colons and slashes."""
     arn = "arn:aws:eks:eu:1:cluster/a@b"
     config = json.loads(jobs.server.kubeconfig.read_text())
     config["contexts"][0]["name"] = arn
@@ -322,7 +326,7 @@ def test_job_is_found_in_context_it_was_sent_to(
 
 @every_kind
 def test_delete_leaves_nothing(jobs: Jobs, kind: str) -> None:
-    """Deleting the pods' controller with another tool leaves nothing either."""
+    """Nothing is left either if the pods' controller is deleted with another tool."""
     first = jobs.submit(sh("true relight run"), kind=kind)
     (native,) = jobs.scheduler.native(first)
     assert native["metadata"]["name"] == first.partition(":")[2]
@@ -342,8 +346,8 @@ def test_delete_leaves_nothing(jobs: Jobs, kind: str) -> None:
             verb(app_id)
 
 
-def test_foreign_config_map_is_not_used_as_launcher(jobs: Jobs) -> None:
-    """Its name is a hash of its content, but anyone may take the name first."""
+def test_config_map_created_by_others_is_not_used_as_launcher(jobs: Jobs) -> None:
+    """Its name is a hash of its content, but anyone could take that name first."""
     jobs.submit(sh("true relight run"))
     (launcher,) = jobs.server.of("configmaps")
     launcher["binaryData"] = {"relight": "AAAA"}
@@ -354,7 +358,7 @@ def test_foreign_config_map_is_not_used_as_launcher(jobs: Jobs) -> None:
 
 @pytest.mark.parametrize("kind", ["services", "secrets", "jobs"])
 def test_partial_failure_is_rolled_back(jobs: Jobs, kind: str) -> None:
-    """The missing permission is named."""
+    """The error names the missing permission."""
     group = "batch" if kind == "jobs" else ""
     said = (
         f'{kind} is forbidden: User "u" cannot create resource "{kind}" in API group "{group}" in '
@@ -385,7 +389,7 @@ def test_server_error_is_one_line(jobs: Jobs, code: int, said: str, expected: st
 
 
 def test_throttled_request_is_retried(jobs: Jobs) -> None:
-    """The delay is the server's, and creations are retried too."""
+    """The server determines the delay. Create requests are retried as well."""
     busy = [(429, "too many requests")] * 2
     jobs.server.refuse = lambda *_: busy.pop() if busy else None
     assert jobs.wait(jobs.submit(sh("true"))).state is SUCCEEDED
@@ -401,7 +405,7 @@ def test_existing_name_is_rejected(jobs: Jobs) -> None:
     assert jobs.wait("ns:same-x1").state is SUCCEEDED
 
 
-def test_pending_reason_of_pod_is_reported(jobs: Jobs) -> None:
+def test_reports_why_pod_is_pending(jobs: Jobs) -> None:
     jobs.server.unschedulable = {1}
     app_id = jobs.submit(sh("exec sleep 1000", num_replicas=2))
     waiting = jobs.status(app_id).replicas[1]
@@ -416,7 +420,7 @@ def test_pending_reason_of_pod_is_reported(jobs: Jobs) -> None:
     assert status.message == f"main/0: ImagePullBackOff: {said}"
 
 
-def test_logs_between_two_times(jobs: Jobs) -> None:
+def test_logs_can_be_limited_to_a_time_range(jobs: Jobs) -> None:
     app_id = jobs.submit(
         sh("echo 2026-01-01T00:00:00.123456789Z old; echo $(date -u +%FT%T.%NZ) new")
     )
@@ -481,7 +485,7 @@ def _config(
 
 
 def _asks(program: str) -> dict[str, Any]:
-    """A user whose credentials a program prints, as those of clouds do."""
+    """Return a kubeconfig user whose credentials are printed by a program, as on most clouds."""
     version = "client.authentication.k8s.io/v1"
     return {"apiVersion": version, "command": program, "interactiveMode": "Never"}
 

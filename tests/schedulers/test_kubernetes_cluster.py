@@ -1,10 +1,11 @@
-"""Jobs on a real cluster, if RELIGHT_KUBECONFIG names one; without it, on the stand-in for one, so
-that these tests are themselves tried.
+"""Jobs on a real cluster if RELIGHT_KUBECONFIG is set.
+
+Without it, these tests are themselves tested on a fake cluster.
 
     make kubernetes KUBECONFIG=~/.kube/config    # tests/real_cluster.py
 
-They run in the namespace of the current context, need Python 3.11 in the image (RELIGHT_IMAGE), and
-remove what they have made. The first line of a docstring is the row of the table.
+They run in the current context's namespace, need Python 3.11 in the image (RELIGHT_IMAGE), and
+remove everything they have created. The first line of each docstring is a row in the results table.
 """
 
 import os
@@ -32,14 +33,14 @@ CONFIG = os.environ.get("RELIGHT_KUBECONFIG", "")
 IMAGE = os.environ.get("RELIGHT_IMAGE", "python:3.11-slim")
 LIMIT_S = 180.0 if CONFIG else conftest.LIMIT_S
 pytestmark = [
-    pytest.mark.long,  # on the stand-in, test_kubernetes.py has the same promises
+    pytest.mark.long,  # on the fake cluster, test_kubernetes.py tests the same
     pytest.mark.needs_kubernetes,
     pytest.mark.timeout(2 * LIMIT_S),
 ]
 
 
 class Jobs:
-    """The scheduler, and the jobs that a test has submitted."""
+    """The scheduler, and the jobs submitted by a test."""
 
     def __init__(self) -> None:
         self.scheduler = kubernetes.make()
@@ -87,7 +88,7 @@ def sh(text: str, **parts: Any) -> AppDef:
 
 
 def ddp(text: str, **options: Any) -> AppDef:
-    """A job whose agents travel, with a shell command instead of a script."""
+    """Return a job whose agents bring the launcher, with a shell command instead of a script."""
     app = dist.ddp(m="x", image=IMAGE, env={"RELIGHT_LAUNCHER": "travels"},
                    rdzv_port=29500 if CONFIG else free_port(), **options)  # fmt: skip
     (role,) = app.roles
@@ -100,14 +101,14 @@ real_only = pytest.mark.skipif(not CONFIG, reason="the stand-in has no such cont
 
 
 def refused(error: UsageError, kind: str) -> None:
-    """Skip a test of what is not installed in the cluster."""
+    """Skip the test if this kind isn't installed in the cluster."""
     if CONFIG and "could not find the requested resource" in error.message:
         pytest.skip(f"{kind} is not installed")
     raise error
 
 
-def test_single_pod_job_runs_and_is_read_back(jobs: Jobs) -> None:
-    """A Job runs; its logs and its status are read."""
+def test_single_pod_job_runs_and_can_be_queried(jobs: Jobs) -> None:
+    """A Job runs, and its logs and status can be read."""
     app_id = jobs.submit(sh("echo here; exit 0"))
     assert jobs.wait(app_id).state is AppState.SUCCEEDED
     assert jobs.lines(app_id, "main") == ["here"]
@@ -115,7 +116,7 @@ def test_single_pod_job_runs_and_is_read_back(jobs: Jobs) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_pods_rendezvous_with_travelling_launcher(jobs: Jobs, kind: str) -> None:
+def test_pods_rendezvous_with_launcher_from_config_map(jobs: Jobs, kind: str) -> None:
     """Pods find each other by name, with the launcher from the ConfigMap."""
     try:
         app_id = jobs.submit(ddp("echo rank $RANK of $WORLD_SIZE", j="2x2"), kind=kind)
@@ -134,21 +135,21 @@ def test_elastic_job_runs(jobs: Jobs) -> None:
 
 
 def test_user_error_ends_job(jobs: Jobs) -> None:
-    """An error of the program ends the Job, with its exit code."""
+    """A program error ends the Job with the program's exit code."""
     app_id = jobs.submit(ddp("exit 7", j="2x1"))
     status = jobs.wait(app_id)
     assert (status.state, status.exitcode) == (AppState.FAILED, 7)
 
 
-def test_saved_checkpoint_is_no_failure(jobs: Jobs) -> None:
-    """A pod that exits with 75 is made again, and knows it."""
+def test_exit_after_checkpoint_is_not_a_failure(jobs: Jobs) -> None:
+    """A pod that exits with 75 is recreated and can tell that it is."""
     app_id = jobs.submit(sh('[ "$RELIGHT_PREEMPTIONS" = 1 ] || exit 75'))
     assert jobs.wait(app_id).state is AppState.SUCCEEDED
 
 
 @real_only
-def test_evicted_pod_is_made_again(jobs: Jobs) -> None:
-    """An evicted pod (Eviction API) is made again."""
+def test_evicted_pod_is_recreated(jobs: Jobs) -> None:
+    """An evicted pod (Eviction API) is recreated."""
     import kubernetes as package
 
     text = '[ -z "$RELIGHT_PREEMPTIONS" ] || exit 0; trap "exit 1" TERM; sleep 1000 & wait'
@@ -165,26 +166,26 @@ def test_evicted_pod_is_made_again(jobs: Jobs) -> None:
 
 
 def test_secret_variable_reaches_program(jobs: Jobs) -> None:
-    """A secret of --env reaches the program through a Secret."""
+    """A secret from --env reaches the program through a Secret."""
     app_id = jobs.submit(sh('[ "$HF_TOKEN" = mine ]', env={"HF_TOKEN": "mine"}))
     assert jobs.wait(app_id).state is AppState.SUCCEEDED
 
 
-def test_root_writes_to_directory_of_another_user(jobs: Jobs) -> None:
-    """Root in the container may write where another user owns the directory."""
+def test_root_can_write_to_another_users_directory(jobs: Jobs) -> None:
+    """Root in the container may write to a directory owned by another user."""
     text = "mkdir /tmp/o && chown 1000 /tmp/o && chmod 700 /tmp/o && touch /tmp/o/file"
     app_id = jobs.submit(sh(text if CONFIG else "true"))
     assert jobs.wait(app_id).state is AppState.SUCCEEDED
 
 
-def test_restricted_pod_runs(jobs: Jobs) -> None:
-    """A pod of the restricted standard runs, with the travelling launcher."""
+def test_pod_under_restricted_standard_runs(jobs: Jobs) -> None:
+    """A pod under the restricted standard runs with the bundled launcher."""
     app_id = jobs.submit(ddp("true", j="1x1"), restricted=True, user=1000)
     assert jobs.wait(app_id).state is AppState.SUCCEEDED
 
 
 def test_capability_is_granted(jobs: Jobs) -> None:
-    """-cfg capabilities=IPC_LOCK runs."""
+    """A pod with -cfg capabilities=IPC_LOCK runs."""
     app_id = jobs.submit(sh("true"), capabilities=["IPC_LOCK"])
     assert jobs.wait(app_id).state is AppState.SUCCEEDED
 
@@ -198,7 +199,7 @@ def test_pods_rendezvous_behind_network_policy(jobs: Jobs) -> None:
 
 @real_only
 def test_time_limit_ends_job(jobs: Jobs) -> None:
-    """-cfg timeout=1 ends a job whose pods exit with 75 again and again."""
+    """-cfg timeout=1 ends a job whose pods keep exiting with 75."""
     app_id = jobs.submit(sh("sleep 5; exit 75"), timeout=1)
     status = jobs.wait(app_id)
     assert status.state is AppState.FAILED
@@ -207,15 +208,15 @@ def test_time_limit_ends_job(jobs: Jobs) -> None:
 
 @real_only
 def test_ended_job_is_removed(jobs: Jobs) -> None:
-    """-cfg ttl=1 removes an ended job and what it owns."""
+    """-cfg ttl=1 removes an ended job and everything it owns."""
     app_id = jobs.submit(sh("true"), ttl=1)
     jobs.until(lambda: app_id not in jobs.scheduler.status([app_id]))
 
 
 @real_only
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="there is no kubectl")
-def test_kubectl_applies_dry_run(jobs: Jobs) -> None:
-    """A dry run is applied by kubectl apply --server-side, and runs."""
+def test_dry_run_can_be_applied_with_kubectl(jobs: Jobs) -> None:
+    """The output of a dry run can be applied with kubectl apply --server-side, and runs."""
     name = f"relight-test-{uuid.uuid4().hex[:6]}"
     request = jobs.scheduler.render(ddp("true", j="2x1"), {}, name)
     jobs.submitted.append(request.app_id)
@@ -224,8 +225,8 @@ def test_kubectl_applies_dry_run(jobs: Jobs) -> None:
     assert jobs.wait(request.app_id).state is AppState.SUCCEEDED
 
 
-def test_cancel_ends_pods(jobs: Jobs) -> None:
-    """The pods end with relight cancel."""
+def test_cancel_stops_pods(jobs: Jobs) -> None:
+    """The pods are stopped by relight cancel."""
     app_id = jobs.submit(sh("exec sleep 1000", num_replicas=2))
     jobs.until(lambda: jobs.status(app_id).state is AppState.RUNNING)
     jobs.scheduler.cancel(app_id)
@@ -233,7 +234,7 @@ def test_cancel_ends_pods(jobs: Jobs) -> None:
 
 
 def test_delete_leaves_nothing(jobs: Jobs) -> None:
-    """Nothing is left after relight delete."""
+    """Nothing is left behind by relight delete."""
     app_id = jobs.submit(sh("exec sleep 1000"))
     jobs.scheduler.delete(app_id)
     jobs.until(lambda: app_id not in jobs.scheduler.status([app_id]))
@@ -243,7 +244,7 @@ def test_delete_leaves_nothing(jobs: Jobs) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_server_accepts_every_known_kind(jobs: Jobs, kind: str) -> None:
-    """The server accepts the manifest, all fields checked."""
+    """The server accepts the manifest with strict field validation."""
     try:
         app_id = jobs.submit(sh("true"), kind=kind)
     except UsageError as error:

@@ -1,7 +1,7 @@
-"""relight submit in a pod: the cluster is the one that the pod runs in, as its service account.
+"""Submitting from within a pod, to the pod's own cluster and with its service account.
 
-The files that a kubelet mounts are there for the command alone, in a mount namespace of its own;
-the stand-in for the API server (`clusters/kubernetes.py`) speaks TLS and demands the token.
+Only the command sees the files that a kubelet mounts, in its own mount namespace. The fake API
+server (`clusters/kubernetes.py`) uses TLS and requires the token.
 """
 
 import shutil
@@ -38,7 +38,7 @@ def server(tmp_path: Path) -> Iterator[ApiServer]:
 
 @pytest.fixture
 def account(server: ApiServer, tmp_path: Path) -> Path:
-    """The files of a service account."""
+    """Create a service account's files."""
     folder = tmp_path / "serviceaccount"
     folder.mkdir()
     shutil.copy(tmp_path / "certificates" / "ca.pem", folder / "ca.crt")
@@ -49,7 +49,7 @@ def account(server: ApiServer, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def in_pod(launch: Launch, server: ApiServer, account: Path, tmp_path: Path) -> Command:
-    """Run a command of relight in the pod."""
+    """Run a relight command in the pod."""
 
     def run(*words: str, **variables: str) -> "subprocess.CompletedProcess[str]":
         where = {
@@ -64,8 +64,8 @@ def in_pod(launch: Launch, server: ApiServer, account: Path, tmp_path: Path) -> 
     return run
 
 
-def test_pod_submits_jobs_to_its_own_namespace(in_pod: Command, server: ApiServer) -> None:
-    """It reads, lists and deletes them too, without a kubeconfig."""
+def test_pod_can_submit_jobs_to_its_own_namespace(in_pod: Command, server: ApiServer) -> None:
+    """It can also query, list and delete them, all without a kubeconfig."""
     submitted = in_pod("submit", "-s", "kubernetes", "utils.echo", "--msg", "hello", "--image", "i")
     assert submitted.returncode == 0, submitted.stderr
     handle = submitted.stdout.strip()
@@ -83,7 +83,7 @@ def test_pod_is_recognized_by_service_account(in_pod: Command) -> None:
     assert "kubernetes  yes" in in_pod("schedulers").stdout
 
 
-def test_list_uses_namespace_of_settings(
+def test_list_uses_namespace_from_settings(
     in_pod: Command, server: ApiServer, tmp_path: Path
 ) -> None:
     (tmp_path / ".relightconfig").write_text("[kubernetes]\nnamespace = other\n")
@@ -118,7 +118,7 @@ def test_invalid_service_account_is_one_line_error(
     assert not server.objects
 
 
-def test_server_with_foreign_ca_is_not_trusted(
+def test_server_with_another_ca_is_not_trusted(
     in_pod: Command, account: Path, tmp_path: Path, server: ApiServer
 ) -> None:
     other = make_certificates(tmp_path / "other")

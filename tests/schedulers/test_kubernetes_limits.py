@@ -1,4 +1,4 @@
-"""Facts for a pod: the earlier starts of its replica, and the end of its time."""
+"""What a pod can find out: its replica's earlier starts, and its deadline."""
 
 import time
 from collections.abc import Iterator
@@ -39,10 +39,10 @@ def ended() -> AppStatus:
 
 
 @pytest.mark.parametrize("kind", ["job", "jobset"])
-def test_pod_knows_its_restart_count(
+def test_pod_can_read_its_restart_count(
     server: ApiServer, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Preemptions count too, though Kubernetes counts them apart from failures, and without
+    """Preemptions count too, although Kubernetes counts them separately from failures and without
     retries.
     """
     tries = tmp_path / "tries"
@@ -59,14 +59,14 @@ def test_pod_knows_its_restart_count(
     assert worker.membership().requeues == 2
 
 
-def test_volcano_pod_knows_its_restart_count(server: ApiServer, tmp_path: Path) -> None:
+def test_volcano_pod_can_read_its_restart_count(server: ApiServer, tmp_path: Path) -> None:
     command = f'echo $RELIGHT_REQUEUES >> {tmp_path}/tries; [ "$RELIGHT_REQUEUES" = 1 ]'
     submit(command, max_retries=2, kind="volcano")
     assert ended().state is AppState.SUCCEEDED
     assert (tmp_path / "tries").read_text().split() == ["0", "1"]
 
 
-def test_pod_knows_its_deadline(server: ApiServer, tmp_path: Path) -> None:
+def test_pod_can_read_its_deadline(server: ApiServer, tmp_path: Path) -> None:
     begin = time.time()
     submit(f"echo $RELIGHT_END_TIME > {tmp_path}/end", timeout=5)
     with until(lambda: (tmp_path / "end").exists() and (tmp_path / "end").read_text()):
@@ -74,9 +74,7 @@ def test_pod_knows_its_deadline(server: ApiServer, tmp_path: Path) -> None:
     assert begin + 299 <= end <= time.time() + 300
 
 
-def test_pod_made_again_does_not_claim_to_know_its_deadline(
-    server: ApiServer, tmp_path: Path
-) -> None:
+def test_recreated_pod_has_no_deadline_variable(server: ApiServer, tmp_path: Path) -> None:
     command = (
         f'echo "end: $RELIGHT_END_TIME" >> {tmp_path}/ends; [ $RELIGHT_PREEMPTIONS ] || exit 75'
     )

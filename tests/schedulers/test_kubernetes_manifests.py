@@ -1,4 +1,4 @@
-"""What manifests need on a real cluster, beyond what schemas say; each with its source."""
+"""What manifests need on a real cluster beyond the schemas, each with its source."""
 
 import json
 from dataclasses import replace
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.needs_kubernetes
 every_kind = pytest.mark.parametrize("kind", ["job", "jobset", "volcano", "trainjob"])
 own_pods = pytest.mark.parametrize("kind", ["job", "jobset", "volcano"])
 ANNOTATIONS_LIMIT = 256 << 10
-"""Of all annotations of an object together: TotalAnnotationSizeLimitB in apimachinery's
+"""Maximum total size of an object's annotations: TotalAnnotationSizeLimitB in apimachinery's
 pkg/api/validation/objectmeta.go.
 """
 
@@ -37,7 +37,7 @@ def maker(app: AppDef | None = None, **cfg: Any) -> dict[str, Any]:
 
 
 def pod(app: AppDef | None = None, **cfg: Any) -> dict[str, Any]:
-    """The pod of the first role."""
+    """Return the first role's pod."""
     spec = maker(app, **cfg)["spec"]
     if "replicatedJobs" in spec:
         spec = spec["replicatedJobs"][0]["template"]["spec"]
@@ -58,9 +58,9 @@ def main_role(**parts: Any) -> AppDef:
 # Volcano
 
 
-def test_volcano_gives_pods_host_names_and_their_service() -> None:
-    """Volcano sets no `spec.hostname` without the plug-in svc, and a Service names only pods that
-    have one: OnPodCreate in pkg/controllers/job/plugins/svc/svc.go.
+def test_volcano_gives_pods_hostnames_and_a_service() -> None:
+    """Without the svc plug-in, Volcano doesn't set `spec.hostname`, and a Service only resolves
+    pods that have one (OnPodCreate in pkg/controllers/job/plugins/svc/svc.go).
     """
     spec = maker(kind="volcano")["spec"]
     assert "--publish-not-ready-addresses" in spec["plugins"]["svc"]
@@ -71,17 +71,17 @@ def test_volcano_gives_pods_host_names_and_their_service() -> None:
     assert spec["tasks"][0]["template"]["spec"]["subdomain"] == "train-x7abc"
 
 
-def test_volcano_makes_pod_again_that_was_taken_away() -> None:
-    """The kubelet reports a deleted pod as failed first, and the first policy that fits counts:
-    applyPolicies in pkg/controllers/job/job_controller_util.go.
+def test_volcano_recreates_a_deleted_pod() -> None:
+    """The kubelet first reports a deleted pod as failed, and the first matching policy applies
+    (applyPolicies in pkg/controllers/job/job_controller_util.go).
     """
     *again, fails = maker(kind="volcano")["spec"]["policies"]
     assert again == [{"exitCode": code, "action": "RestartPod"} for code in (75, 143)]
     assert fails == {"event": "PodFailed", "action": "TerminateJob"}
 
 
-def test_volcano_restarts_all_pods_of_other_launchers_with_an_evicted_one() -> None:
-    """As in TorchX (RETRY_POLICIES): torchrun can't take a pod in again after its restarts."""
+def test_volcano_restarts_other_launchers_as_a_whole_after_eviction() -> None:
+    """TorchX does the same (RETRY_POLICIES), as torchrun can't readmit a pod after its restarts."""
     events = {"PodEvicted": "RestartJob", "PodFailed": "RestartJob"}
     app = main_role(args=["torchrun train.py"], num_replicas=2, max_retries=3)
     policies = maker(app, kind="volcano")["spec"]["policies"]
@@ -89,30 +89,30 @@ def test_volcano_restarts_all_pods_of_other_launchers_with_an_evicted_one() -> N
 
 
 @pytest.mark.parametrize(("max_retries", "restarts"), [(1, 1), (3, 3)])
-def test_volcano_restarts_as_often_as_said(max_retries: int, restarts: int) -> None:
-    """A Job that was restarted maxRetry times has failed: restartingUpdateStatus in
-    pkg/controllers/job/state/restarting.go.
+def test_volcano_restarts_up_to_max_retries(max_retries: int, restarts: int) -> None:
+    """A Job that has been restarted maxRetry times has failed (restartingUpdateStatus in
+    pkg/controllers/job/state/restarting.go).
     """
     spec = maker(ddp(max_retries=max_retries), kind="volcano")["spec"]
     assert spec["policies"][-1]["action"] == "RestartJob"
     assert spec["maxRetry"] - 1 == restarts
 
 
-def test_volcano_webhook_does_not_change_retries_without_retries() -> None:
-    """It makes 3 of 0: patchDefaultMaxRetry in pkg/webhooks/admission/jobs/mutate."""
+def test_volcano_webhook_does_not_raise_max_retry() -> None:
+    """It would change 0 to 3 (patchDefaultMaxRetry in pkg/webhooks/admission/jobs/mutate)."""
     assert maker(kind="volcano")["spec"]["maxRetry"] > 0
 
 
 # The launcher
 
 
-def test_jobs_of_a_namespace_share_one_launcher() -> None:
+def test_jobs_in_a_namespace_share_one_launcher() -> None:
     first, second = (request.objects(ddp(), {}, name, "ns", "secret")[1] for name in ("a-1", "b-2"))
     (launcher,) = (each for each in first if each["kind"] == "ConfigMap")
     assert launcher in second
     assert launcher["immutable"] is True
     assert launcher["metadata"]["name"] == f"relight-launcher-{launcher_file.digest()}"
-    assert "relight/app-id" not in launcher["metadata"]["labels"]  # it stays when the job goes
+    assert "relight/app-id" not in launcher["metadata"]["labels"]  # outlives the job
     for objects in (first, second):
         (volume,) = (
             each
@@ -123,8 +123,8 @@ def test_jobs_of_a_namespace_share_one_launcher() -> None:
 
 
 @every_kind
-def test_kubectl_apply_keeps_all_but_the_launcher_in_an_annotation(kind: str) -> None:
-    """`kubectl apply` stores the object in an annotation, except with --server-side."""
+def test_objects_except_the_launcher_fit_into_kubectls_annotation(kind: str) -> None:
+    """`kubectl apply` stores each object in an annotation, except with --server-side."""
     for each in made(kind=kind):
         if each["kind"] != "ConfigMap":
             assert len(json.dumps(each)) < ANNOTATIONS_LIMIT
@@ -137,27 +137,27 @@ def test_dry_run_says_how_to_apply_the_launcher() -> None:
     assert not kubernetes.make().render(app, {"namespace": "ns"}, "train-x7abc").text.count("#")
 
 
-# Rights
+# Permissions
 
 
 @own_pods
-def test_container_has_rights_of_container_runtime(kind: str) -> None:
-    """As in TorchX: without CAP_DAC_OVERRIDE, root can't write to a volume of another user."""
+def test_container_keeps_the_runtimes_default_permissions(kind: str) -> None:
+    """This is as in TorchX: without CAP_DAC_OVERRIDE, root can't write to another user's volume."""
     found = pod(kind=kind)
     assert "securityContext" not in found
     assert "securityContext" not in found["containers"][0]
 
 
 @own_pods
-def test_capabilities_are_added(kind: str) -> None:
+def test_requested_capabilities_are_added(kind: str) -> None:
     (main,) = pod(kind=kind, capabilities=["IPC_LOCK", "cap_sys_ptrace"])["containers"]
     assert main["securityContext"] == {"capabilities": {"add": ["IPC_LOCK", "SYS_PTRACE"]}}
 
 
 @every_kind
-def test_pods_get_no_token_of_the_api_server(kind: str) -> None:
-    """Unless the user names a service account, which then says so."""
-    if kind == "trainjob":  # its runtime says it
+def test_pods_get_no_api_server_token(kind: str) -> None:
+    """If the user names a service account, that account decides."""
+    if kind == "trainjob":  # its runtime decides this
         assert "automountServiceAccountToken" not in pod(kind=kind)
         return
     assert pod(kind=kind)["automountServiceAccountToken"] is False
@@ -174,7 +174,7 @@ def test_pods_get_no_token_of_the_api_server(kind: str) -> None:
         (main_role(), {"capabilities": ["IPC_LOCK"]}, r"NET_BIND_SERVICE \(IPC_LOCK\)"),
     ],
 )
-def test_restricted_profile_refuses_what_it_forbids(
+def test_restricted_profile_rejects_what_it_forbids(
     app: AppDef, cfg: dict[str, Any], said: str
 ) -> None:
     made(app, **cfg)
@@ -188,7 +188,7 @@ def test_invalid_capability_is_rejected() -> None:
 
 
 @every_kind
-def test_network_policy_admits_only_pods_of_the_job(kind: str) -> None:
+def test_network_policy_admits_only_the_jobs_own_pods(kind: str) -> None:
     (found,) = (x for x in made(kind=kind, network_policy=True) if x["kind"] == "NetworkPolicy")
     of_job = {"podSelector": {"matchLabels": {"relight/app-id": "train-x7abc"}}}
     assert found["spec"] == {
@@ -204,28 +204,30 @@ def test_network_policy_validates_against_schema() -> None:
         kubernetes_validate.validate(each, "1.33", strict=True)
 
 
-# The end of a job, and failed pods
+# Job end and failed pods
 
 
-def test_elastic_job_may_lose_pods_for_good_down_to_its_minimum() -> None:
-    """The Job fails when more indexes have failed: maxFailedIndexes of JobSpec, batch/v1."""
+def test_elastic_job_may_permanently_lose_pods_down_to_its_minimum() -> None:
+    """The Job fails once more indexes than that have failed (maxFailedIndexes in JobSpec,
+    batch/v1).
+    """
     assert maker(ddp(j="2:5x8"))["spec"]["maxFailedIndexes"] == 3
     assert maker(ddp(j="5x8"))["spec"]["maxFailedIndexes"] == 0
 
 
-def test_time_limit_bounds_the_whole_job() -> None:
-    """That of a pod begins again when the pod is made again after exit code 75."""
+def test_time_limit_applies_to_the_whole_job() -> None:
+    """A pod's own limit would start over when the pod is recreated after exit code 75."""
     for kind in ("job", "jobset"):
         assert "activeDeadlineSeconds" not in pod(kind=kind, timeout=60)
     assert maker(timeout=60)["spec"]["activeDeadlineSeconds"] == 3600
     (job,) = maker(timeout=60, kind="jobset")["spec"]["replicatedJobs"]
     assert job["template"]["spec"]["activeDeadlineSeconds"] == 3600
-    assert pod(timeout=60, kind="volcano")["activeDeadlineSeconds"] == 3600  # it has no other
+    assert pod(timeout=60, kind="volcano")["activeDeadlineSeconds"] == 3600  # its only limit
 
 
-def test_several_jobs_own_the_rest_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first may end and be removed while others run: an object goes with the last of its
-    owners, attemptToDeleteItem in pkg/controller/garbagecollector.
+def test_several_jobs_jointly_own_the_other_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first Job may end and be removed while others are running. An object is deleted with the
+    last of its owners (attemptToDeleteItem in pkg/controller/garbagecollector).
     """
     patched: dict[str, list[str]] = {}
 
@@ -262,11 +264,11 @@ def test_ended_job_is_removed_after_a_while(kind: str) -> None:
         (main_role(args=["relight run --membership-change=at-checkpoint a.py"]), 130),
     ],
 )
-def test_pod_gets_the_time_that_workers_have_to_save(app: AppDef, seconds: int) -> None:
+def test_pod_grace_period_is_the_workers_time_to_save(app: AppDef, seconds: int) -> None:
     assert pod(app)["terminationGracePeriodSeconds"] == seconds
 
 
-def test_assumed_times_are_defaults_of_relight_run() -> None:
+def test_assumed_times_are_the_defaults_of_relight_run() -> None:
     role = main_role().roles[0]
     at_checkpoint = main_role(args=["--membership-change=at-checkpoint"]).roles[0]
     assert run_times.join_timeout_s(role) == Conf().join_timeout
@@ -275,14 +277,16 @@ def test_assumed_times_are_defaults_of_relight_run() -> None:
 
 
 @every_kind
-def test_pod_leaves_lost_node_while_the_others_wait_for_it(kind: str) -> None:
-    """Kubernetes leaves it there for 300 s: plugin/pkg/admission/defaulttolerationseconds."""
+def test_pod_leaves_lost_node_while_others_are_waiting(kind: str) -> None:
+    """By default, Kubernetes leaves it there for 300 s
+    (plugin/pkg/admission/defaulttolerationseconds).
+    """
     assert "tolerations" not in pod(kind=kind)
     for each in pod(ddp(rdzv_conf="join_timeout=120"), kind=kind)["tolerations"]:
         assert (each["effect"], each["tolerationSeconds"]) == ("NoExecute", 60)
 
 
-def test_toleration_of_user_is_kept() -> None:
+def test_users_toleration_is_kept() -> None:
     lost = "node.kubernetes.io/unreachable"
     found = pod(ddp(rdzv_conf="join_timeout=120"), tolerations=[f"{lost}:NoExecute"])
     keys = [each["key"] for each in found["tolerations"]]
@@ -295,8 +299,8 @@ def test_toleration_of_user_is_kept() -> None:
 
 @every_kind
 def test_excluded_nodes_get_no_pod(kind: str) -> None:
-    """By the name that `relight status` shows, not by a label; a field takes one value:
-    validateNodeFieldSelectorRequirement in pkg/apis/core/validation.
+    """Nodes are matched by the name shown in `relight status`, not by a label. Each field takes
+    one value (validateNodeFieldSelectorRequirement in pkg/apis/core/validation).
     """
     affinity = pod(kind=kind, exclude=["n1", "n2"], topology="zone")["affinity"]
     assert "podAffinity" in affinity
@@ -309,7 +313,9 @@ def test_excluded_nodes_get_no_pod(kind: str) -> None:
 
 @every_kind
 def test_ranks_follow_labels_on_request(kind: str) -> None:
-    """The kubelet joins their values, from the widest domain, before it starts the agent."""
+    """The kubelet joins the labels' values, starting with the widest domain, before it starts the
+    agent.
+    """
     labels = ["topology.kubernetes.io/zone", "example.com/rack"]
     if kind == "trainjob":
         env = maker(kind=kind, rank_order=labels)["spec"]["trainer"]["env"]
@@ -326,7 +332,7 @@ def test_ranks_follow_labels_on_request(kind: str) -> None:
     assert found["RELIGHT_RANK_ORDER"]["value"] == "topology"
 
 
-def test_agent_that_remembers_bad_nodes_knows_its_node() -> None:
+def test_agent_that_remembers_bad_nodes_gets_its_node_name() -> None:
     app = ddp(env={"RELIGHT_BAD_NODES": "/shared/bad"})
     names = [each for each in pod(app)["containers"][0]["env"] if "NODE" in each["name"]]
     assert {"fieldRef": {"fieldPath": "spec.nodeName"}} in [each.get("valueFrom") for each in names]
@@ -344,9 +350,9 @@ def test_coscheduling_starts_pods_together(j: str, members: int) -> None:
     assert label == group["metadata"]["name"]
 
 
-def test_volcano_scheduler_starts_pods_of_plain_job_together() -> None:
-    """It makes the group from an annotation of the Job: getMinMemberFromUpperRes in
-    pkg/controllers/podgroup.
+def test_volcano_scheduler_starts_a_plain_jobs_pods_together() -> None:
+    """It creates the group from an annotation on the Job (getMinMemberFromUpperRes in
+    pkg/controllers/podgroup).
     """
     key, cfg = "scheduling.volcano.sh/group-min-member", {"gang": True, "scheduler": "volcano"}
     job = maker(ddp(j="2:4x8"), **cfg)
@@ -358,7 +364,7 @@ def test_volcano_scheduler_starts_pods_of_plain_job_together() -> None:
     assert "PodGroup" not in [each["kind"] for each in made(gang=True, kind="volcano")]
 
 
-def test_trainjob_refuses_what_its_runtime_says() -> None:
+def test_trainjob_rejects_options_that_its_runtime_decides() -> None:
     for cfg in ({"gang": True}, {"scheduler": "volcano"}):
         with pytest.raises(UsageError, match="is not supported for TrainJob"):
             made(kind="trainjob", **cfg)

@@ -1,4 +1,4 @@
-"""What jobs become on Kubernetes: objects that its schemas allow, and that a server accepts."""
+"""A job's Kubernetes objects: valid for the schemas, and accepted by a server."""
 
 import base64
 import json
@@ -47,7 +47,7 @@ def variables(made: list[dict[str, Any]]) -> dict[str, str]:
 
 
 def check(each: dict[str, Any]) -> None:
-    """The schemas, and further refusals of a server."""
+    """Check an object against the schemas and a server's further rules."""
     if "." not in each["apiVersion"].partition("/")[0]:
         import kubernetes_validate
 
@@ -62,13 +62,13 @@ def check(each: dict[str, Any]) -> None:
 
 
 def check_job(job: dict[str, Any]) -> None:
-    """A server's verdict on a Job."""
+    """Check a Job as a server does."""
     spec, pod = job["spec"], job["spec"]["template"]["spec"]
     assert len(f"{job['metadata']['name']}-{spec['completions'] - 1}-00000") <= 63
     assert spec["completionMode"] == "Indexed"
-    assert spec["podReplacementPolicy"] == "Failed"  # demanded by podFailurePolicy
-    assert pod["restartPolicy"] == "Never"  # demanded by podFailurePolicy
-    assert "backoffLimitPerIndex" in spec  # else pods do not know how often they were tried
+    assert spec["podReplacementPolicy"] == "Failed"  # required by podFailurePolicy
+    assert pod["restartPolicy"] == "Never"  # required by podFailurePolicy
+    assert "backoffLimitPerIndex" in spec  # tells pods their number of earlier attempts
     for rule in spec["podFailurePolicy"]["rules"]:
         values = rule.get("onExitCodes", {}).get("values", [])
         assert values == sorted(set(values)) and len(values) <= 255
@@ -77,7 +77,7 @@ def check_job(job: dict[str, Any]) -> None:
 
 
 def check_pod(pod: dict[str, Any]) -> None:
-    """A server's verdict on the specification of a pod."""
+    """Check a pod spec as a server does."""
     names = [each["name"] for each in pod["volumes"]]
     assert len(names) == len(set(names))
     for its in pod["containers"]:
@@ -89,7 +89,7 @@ def check_pod(pod: dict[str, Any]) -> None:
         assert all(re.fullmatch(r"[-._a-zA-Z][-._a-zA-Z0-9]*", v["name"]) for v in its["env"])
         limits, requests = its["resources"].get("limits", {}), its["resources"].get("requests", {})
         for name in (limits.keys() | requests.keys()) - {"cpu", "memory"}:
-            assert limits[name] == requests[name]  # demanded of extended resources
+            assert limits[name] == requests[name]  # required for extended resources
 
 
 APPS = {
@@ -151,7 +151,7 @@ def test_dry_run_is_valid_for_kubectl(name: str, monkeypatch: pytest.MonkeyPatch
 
 
 def test_arguments_and_variables_reach_program_unchanged() -> None:
-    """The kubelet expands `$(NAME)`, and turns `$$` into `$`."""
+    """The kubelet expands `$(NAME)` and changes `$$` to `$`."""
     text = "$(hostname) $$ $$(x) $HOME ${x} $$$ \\ '"
     role = Role("a", "i", entrypoint="echo", args=[text], env={"A": text})
     made = objects(AppDef("a", [role]))
@@ -171,7 +171,7 @@ def test_kubelet_fills_in_replica_number() -> None:
 
 @pytest.mark.parametrize(("j", "hosts"), [("2x8", 2), ("5x8", 3), ("2:9x8", 3)])
 def test_endpoint_survives_loss_of_first_pod(j: str, hosts: int) -> None:
-    """It lists several replicas, of which agents elect one."""
+    """It lists several replicas, from which the agents elect a coordinator."""
     made = objects(ddp(j=j))
     shell = container(made)["command"][-1].replace("relight run ", "echo ")
     done = subprocess.run(
@@ -195,7 +195,7 @@ def test_torchrun_gets_one_host() -> None:
     assert "ConfigMap" not in {each["kind"] for each in made}
 
 
-def test_launcher_travels_in_config_map() -> None:
+def test_launcher_is_in_a_config_map() -> None:
     made = objects(ddp())
     data = find_object("ConfigMap", made)["binaryData"]
     assert base64.b64decode(data["relight"]) == launcher_file.build()
@@ -203,7 +203,7 @@ def test_launcher_travels_in_config_map() -> None:
     assert "ConfigMap" not in {each["kind"] for each in objects(installed)}
 
 
-def test_preemption_is_no_failure_but_error_ends_job() -> None:
+def test_preemption_is_not_a_failure_but_error_ends_job() -> None:
     spec = find_object("Job", objects(ddp()))["spec"]
     lost, preempted, fails = spec["podFailurePolicy"]["rules"]
     assert (lost["action"], preempted["action"]) == ("Ignore", "Ignore")
@@ -225,7 +225,7 @@ def test_shrinkable_role_succeeds_with_fewer_pods() -> None:
 
 
 def test_pods_pass_restricted_pod_security_standard() -> None:
-    """The user is the image's, or `user`."""
+    """The user is the image's or `user`."""
     made = objects(ddp(), user=1000, restricted=True)
     pod = find_object("Job", made)["spec"]["template"]["spec"]
     assert pod["securityContext"] == {
@@ -242,7 +242,7 @@ def test_pods_pass_restricted_pod_security_standard() -> None:
 def test_names_are_valid_and_unique(app_id: str) -> None:
     for each in objects(ddp(j="12x8"), app_id):
         check(each)
-        if each["kind"] != "ConfigMap":  # all jobs share it
+        if each["kind"] != "ConfigMap":  # shared by all jobs
             assert "abc123" in each["metadata"]["name"]
 
 
@@ -270,7 +270,7 @@ def test_invalid_app_is_rejected(role: Role, cfg: dict[str, Any], said: str) -> 
 
 
 def jobs_of(jobset: dict[str, Any]) -> list[dict[str, Any]]:
-    """The Jobs that the controller of JobSets makes."""
+    """Return the Jobs that the JobSet controller creates."""
     name = jobset["metadata"]["name"]
     return [
         {
@@ -284,7 +284,7 @@ def jobs_of(jobset: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", APPS)
-def test_jobset_contains_jobs_of_all_roles(name: str) -> None:
+def test_jobset_contains_jobs_for_all_roles(name: str) -> None:
     app, cfg = APPS[name]
     *others, jobset = objects(app, **cfg, kind="jobset")
     assert jobset["apiVersion"] == "jobset.x-k8s.io/v1alpha2"
@@ -314,14 +314,14 @@ def test_volcano_job_has_one_task_per_role(name: str) -> None:
     assert spec["minAvailable"] <= sum(task["replicas"] for task in spec["tasks"])
 
 
-def test_volcano_runs_elastic_job_with_fewer_pods() -> None:
+def test_volcano_starts_elastic_job_with_fewer_pods() -> None:
     spec = objects(ddp(j="2:5x8"), kind="volcano")[-1]["spec"]
     assert (spec["minAvailable"], spec["minSuccess"]) == (2, 2)
     assert spec["tasks"][0]["replicas"] == 5
 
 
 def test_volcano_request_matches_torchx() -> None:
-    """The command line is the same; TorchX has one task per replica."""
+    """The command line is the same. TorchX has one task per replica."""
     lines = (Path(__file__).parents[1] / "job" / "torchx-golden.jsonl").read_text().splitlines()
     golden = next(json.loads(x) for x in lines if '"-s", "kubernetes", "-cfg"' in x)
     options = golden["argv"][golden["argv"].index("-cfg") + 1].split(",")
@@ -335,7 +335,7 @@ def test_volcano_request_matches_torchx() -> None:
     for name in ("schedulerName", "queue", "priorityClassName"):
         assert ours["spec"][name] == theirs["spec"][name]
     pod = ours["spec"]["tasks"][0]["template"]["spec"]
-    text = theirs["spec"]["tasks"][0]["template"]  # Python's text of the client's object
+    text = theirs["spec"]["tasks"][0]["template"]  # the repr of the client's object
     (main,) = pod["containers"]
     found = main["resources"]
     assert found["limits"].pop("vpc.amazonaws.com/efa") == "2"
@@ -438,8 +438,8 @@ def test_overrides_are_merged_into_each_pod(tmp_path: Path, kind: str) -> None:
     assert [x["mountPath"] for x in main["volumeMounts"]][-1] == "/scratch"
 
 
-def test_pods_have_the_labels_of_torchx() -> None:
-    """All but `replica-id`, as the pods of a Job have one template."""
+def test_pods_have_torchx_labels() -> None:
+    """The exception is `replica-id`, since a Job's pods share one template."""
     app = AppDef("job", [Role(name, "img", entrypoint="true") for name in ("a", "b")])
     a, b = (pod_of(each) for each in objects(app) if each["kind"] == "Job")
     for number, (name, pod) in enumerate((("a", a), ("b", b))):
@@ -461,8 +461,8 @@ OVERLAY = {
 
 
 @pytest.mark.parametrize("kind", ["job", "jobset", "volcano"])
-def test_torchx_overlay_is_merged_into_pods_of_its_role(kind: str) -> None:
-    """Its macros have their values."""
+def test_torchx_overlay_is_merged_into_its_roles_pods(kind: str) -> None:
+    """Macros in it are expanded."""
     app = AppDef("job", [Role(name, "img", entrypoint="true") for name in ("a", "b")])
     set_overlay(app.roles[1], "kubernetes", "V1Pod", OVERLAY)
     made = objects(app, kind=kind)
@@ -482,9 +482,9 @@ def test_torchx_overlay_is_merged_into_pods_of_its_role(kind: str) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["", "file://"])
-def test_overlay_of_command_line_is_a_file(tmp_path: Path, scheme: str) -> None:
-    """`dist.ddp --metadata kubernetes=file:///po.yaml`, as TorchX's page shows it; a tuple replaces
-    a list.
+def test_overlay_can_be_read_from_a_file(tmp_path: Path, scheme: str) -> None:
+    """The form `dist.ddp --metadata kubernetes=file:///po.yaml` is from TorchX's documentation. A
+    tuple replaces a list.
     """
     path = tmp_path / "po.yaml"
     path.write_text(
@@ -540,8 +540,8 @@ def test_invalid_overrides_are_rejected(tmp_path: Path, text: str | None, said: 
 
 
 @pytest.mark.parametrize(("context", "expected"), [("", "ns:job-x1"), ("prod", "prod@ns:job-x1")])
-def test_job_knows_its_own_id(context: str, expected: str) -> None:
-    """`relight status $RELIGHT_JOB_ID` works in it. TorchX leaves out the namespace."""
+def test_job_can_read_its_own_id(context: str, expected: str) -> None:
+    """`relight status $RELIGHT_JOB_ID` works inside the job. TorchX omits the namespace."""
     names = {"RELIGHT_JOB_ID": "relight", "TORCHX_JOB_ID": "torchx"}
     env = {name: f"kubernetes://{session}/${{app_id}}" for name, session in names.items()}
     app = AppDef("job", [Role("main", "img", entrypoint="true", env=env)])
@@ -550,7 +550,7 @@ def test_job_knows_its_own_id(context: str, expected: str) -> None:
     assert found["TORCHX_JOB_ID"] == "kubernetes://torchx/job-x1"
 
 
-def test_option_of_another_kind_is_noted() -> None:
+def test_option_for_another_kind_prints_a_note() -> None:
     def notes(**cfg: Any) -> str:
         app = ddp(memMB=65536, cpu=8, h=None)
         return "; ".join(kubernetes.make().render(app, {"namespace": "ns", **cfg}, "x-x1").notes)

@@ -1,4 +1,4 @@
-"""Secrets in the variables of a job on Kubernetes: a note on what others can read, and a Secret."""
+"""Secrets in a Kubernetes job's variables: a note about what others can read, and a Secret."""
 
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ def test_secret_looking_arguments_are_named_in_one_note() -> None:
 
 @every_kind
 def test_secret_looking_variables_reach_pod_through_secret(kind: str) -> None:
-    """Permission to read jobs or pods does not reveal them."""
+    """Permission to read jobs or pods doesn't reveal them."""
     *_, secret, job = rendered({**SECRETS, "EPOCHS": "3"}, kind=kind).body["objects"]
     assert secret["metadata"]["name"] == "job-x1-env"
     assert secret["stringData"] == {f"main.{name}": value for name, value in SECRETS.items()}
@@ -40,7 +40,7 @@ def test_secret_looking_variables_reach_pod_through_secret(kind: str) -> None:
         assert str({"name": name, "valueFrom": reference}) in str(job)
 
 
-def test_roles_may_have_different_secrets_of_one_name() -> None:
+def test_roles_may_have_different_secrets_with_the_same_name() -> None:
     roles = [
         Role(name, "img", entrypoint="sh", env={"HF_TOKEN": f"hf-{name}"}) for name in ("a", "b")
     ]
@@ -50,14 +50,16 @@ def test_roles_may_have_different_secrets_of_one_name() -> None:
 
 
 def test_secret_with_replica_number_is_filled_in_by_kubelet() -> None:
-    """In a Secret it would be one for all replicas."""
+    """In a Secret, all replicas would get the same number."""
     *_, job = rendered({"HF_TOKEN": "of-${replica_id}"}).body["objects"]
     assert "{'name': 'HF_TOKEN', 'value': 'of-$(RELIGHT_REPLICA_ID)'}" in str(job)
 
 
 @every_kind
 def test_dry_run_names_the_secret_to_create_first(kind: str) -> None:
-    """It lacks the user's secrets, and kubectl applies no placeholder for one."""
+    """It doesn't contain the user's secrets, and kubectl never applies a placeholder in their
+    place.
+    """
     import yaml
 
     request = rendered({**SECRETS, "EPOCHS": "3"}, kind=kind)
@@ -70,7 +72,7 @@ def test_dry_run_names_the_secret_to_create_first(kind: str) -> None:
     assert list(yaml.safe_load_all(request.text)) == sent
 
 
-def test_dry_run_says_that_hidden_arguments_can_not_be_applied() -> None:
+def test_dry_run_says_that_hidden_arguments_cannot_be_applied() -> None:
     request = rendered({}, "--password", "p-mine")
     assert "mine" not in request.text
     assert "are replaced by <hidden>, also for\n# kubectl" in request.text
@@ -78,14 +80,14 @@ def test_dry_run_says_that_hidden_arguments_can_not_be_applied() -> None:
 
 
 def test_dry_run_without_secrets_equals_request() -> None:
-    """It includes the agents' token, so kubectl accepts it."""
+    """It includes the agents' token, so that kubectl accepts it."""
     import yaml
 
     request = rendered({"EPOCHS": "3"}, "-c", "echo $EPOCHS")
     assert list(yaml.safe_load_all(request.text)) == request.body["objects"]
 
 
-def test_documented_recipes_give_pod_the_secret(tmp_path: Path) -> None:
+def test_documented_recipes_pass_the_secret_to_the_pod(tmp_path: Path) -> None:
     import kubernetes_validate
 
     section = PAGE.read_text().split("\n## Secrets\n")[1].split("\n## ")[0]

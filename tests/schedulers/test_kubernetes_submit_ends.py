@@ -1,6 +1,4 @@
-"""relight submit -s kubernetes that is stopped, or whose state directory fails, and the objects
-left behind.
-"""
+"""Interrupted Kubernetes submissions and failing state directories, and the objects left behind."""
 
 import json
 import os
@@ -43,7 +41,7 @@ def records(variables: dict[str, str]) -> list[str]:
 def stopped_half_way(
     server: ApiServer, variables: dict[str, str], number: signal.Signals
 ) -> "subprocess.CompletedProcess[str]":
-    """Submit a job and send a signal while the server makes the second of its objects."""
+    """Submit a job, and send a signal while the server creates the second object."""
     reached, may_go_on = threading.Event(), threading.Event()
 
     def wait(method: str, plural: str, _: object) -> None:
@@ -75,10 +73,10 @@ def test_interrupted_submit_leaves_nothing(
     assert records(variables) == []
 
 
-def test_leftovers_of_killed_submit_can_be_deleted(
+def test_objects_left_by_killed_submit_can_be_deleted(
     server: ApiServer, variables: dict[str, str], launch: Launch
 ) -> None:
-    """The record precedes the first object, and says so."""
+    """The record is written before the first object, and says so."""
     assert stopped_half_way(server, variables, signal.SIGKILL).returncode == -signal.SIGKILL
     (name,) = records(variables)
     assert server.objects
@@ -102,7 +100,7 @@ def test_full_state_directory_rejects_before_creation(
     assert not server.objects
 
 
-def test_two_simultaneous_submits_make_two_jobs(
+def test_two_simultaneous_submits_create_two_jobs(
     server: ApiServer, variables: dict[str, str], launch: Launch
 ) -> None:
     found: list[subprocess.CompletedProcess[str]] = []
@@ -118,10 +116,10 @@ def test_two_simultaneous_submits_make_two_jobs(
     assert len(server.of("jobs")) == len(records(variables)) == 2
 
 
-def test_following_many_replicas_queries_each_alone(
+def test_following_many_replicas_queries_each_separately(
     server: ApiServer, variables: dict[str, str], launch: Launch
 ) -> None:
-    """Following hundreds of replicas must not fetch all pods for each."""
+    """Following hundreds of replicas must not fetch all pods for each of them."""
     words = ("--num_replicas", "3", "--msg", "hello")
     handle = launch(*ECHO, *words, **variables).stdout.strip()
     assert launch("wait", handle, **variables).returncode == 0
@@ -134,10 +132,10 @@ def test_following_many_replicas_queries_each_alone(
     assert all("job-completion-index=" in each for each in of_pods)
 
 
-def test_server_dying_midway_is_named_and_nothing_recorded(
+def test_server_that_dies_midway_is_named_and_nothing_is_recorded(
     server: ApiServer, variables: dict[str, str], launch: Launch
 ) -> None:
-    """Its objects can't be removed, as nobody answers; the message names them."""
+    """Its objects can't be removed without the server, so the message names them."""
     dies = threading.Event()
 
     def die(method: str, plural: str, _: object) -> None:

@@ -1,7 +1,7 @@
-"""Twelve command lines, and what TorchX 0.7.0 makes of them on Kubernetes.
+"""Twelve command lines, compared with TorchX 0.7.0's objects for them on Kubernetes.
 
-The file beside this one has what `torchx run --dryrun -s kubernetes` printed, with one name for all
-jobs. Each difference is a row of "Differences from TorchX" in docs/clusters/kubernetes.md.
+The file next to this one has the output of `torchx run --dryrun -s kubernetes`, with one name for
+all jobs. Each difference is a row in "Differences from TorchX" in docs/clusters/kubernetes.md.
 """
 
 import json
@@ -19,7 +19,7 @@ CASES = [json.loads(line) for line in GOLDEN.read_text().splitlines()]
 
 
 def rendered(case: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
-    """Our objects for the same command line, with torchrun in the pods as in TorchX."""
+    """Return our objects for the same command line, with torchrun in the pods as in TorchX."""
     import yaml
 
     words = ["submit", "--dryrun", "--launcher=torchrun", "-s", "kubernetes"]
@@ -37,7 +37,7 @@ def container(task: dict[str, Any]) -> dict[str, Any]:
 
 
 def variables(task: dict[str, Any]) -> dict[str, str]:
-    """The variables that TorchX has too, but where rank 0 is, and secrets."""
+    """Return the variables that TorchX also has, except for rank 0's address and secrets."""
     return {
         each["name"]: each["value"]
         for each in container(task)["env"]
@@ -49,7 +49,7 @@ def variables(task: dict[str, Any]) -> dict[str, str]:
 
 
 def command(task: dict[str, Any], replica: int) -> list[str]:
-    """The command, with one name for the variable of rank 0's host."""
+    """Return the command, with one name for the variable with rank 0's host."""
     words = [
         word.replace("$(RELIGHT_REPLICA_ID)", str(replica)) for word in container(task)["command"]
     ]

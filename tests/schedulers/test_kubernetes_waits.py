@@ -1,5 +1,7 @@
-"""A job that a Kubernetes cluster accepts, and that waits for what is not there: `relight status`
-says what it is. The stand-in (`clusters/kubernetes.py`) refuses pods as a server's admission does.
+"""Jobs that a Kubernetes cluster accepts but that wait for something missing.
+
+`relight status` names what is missing. The fake cluster (`clusters/kubernetes.py`) rejects pods as a
+server's admission does.
 """
 
 from collections.abc import Iterator
@@ -70,8 +72,8 @@ def test_missing_priority_class_is_named(server: ApiServer) -> None:
     assert "no PriorityClass with name hihg was found" in status().replicas[0].error
 
 
-def test_restricted_namespace_demands_and_accepts_a_user(server: ApiServer) -> None:
-    """Pod Security Standards, restricted."""
+def test_restricted_namespace_requires_and_accepts_a_user(server: ApiServer) -> None:
+    """The namespace enforces the restricted Pod Security Standard."""
     server.restricted = {"ns"}
     submit()
     assert 'violates PodSecurity "restricted:latest": ' in status().message
@@ -103,7 +105,7 @@ def test_missing_kueue_queue_is_named(server: ApiServer, kind: str) -> None:
         assert status().replicas[0].error == ""
 
 
-def test_queue_is_named_without_right_to_read_events(server: ApiServer) -> None:
+def test_queue_is_named_without_permission_to_read_events(server: ApiServer) -> None:
     server.queues = set()
     server.refuse = lambda _, plural, __: FORBIDDEN if plural in ("events", "workloads") else None
     submit(queue="gpu")
@@ -111,7 +113,7 @@ def test_queue_is_named_without_right_to_read_events(server: ApiServer) -> None:
 
 
 def test_unmountable_volume_is_named(server: ApiServer) -> None:
-    """The pod itself only says that its container is being created."""
+    """The pod itself only reports that its container is being created."""
     server.waiting = {"reason": "ContainerCreating"}
     submit()
     (pod,) = server.of("pods")
@@ -122,8 +124,8 @@ def test_unmountable_volume_is_named(server: ApiServer) -> None:
     assert status().message == f"main/0: {said}"
 
 
-def test_logs_say_why_there_are_none(server: ApiServer, launch: Launch) -> None:
-    """With -f they say so before waiting for the first line."""
+def test_missing_logs_are_explained(server: ApiServer, launch: Launch) -> None:
+    """With -f, the explanation precedes the wait for the first line."""
     server.unschedulable = {0}
     submit()
     said = "note: main/0 PENDING: Unschedulable: 0/1 nodes are available"
@@ -156,7 +158,9 @@ def test_missing_permission_is_named_even_if_cleanup_fails(server: ApiServer) ->
 
 
 def test_conflicting_update_is_retried(server: ApiServer) -> None:
-    """The controller updates the Job concurrently; an existing name is a different conflict."""
+    """The controller updates the Job at the same time. A name that already exists is a different
+    conflict.
+    """
     submit("exec sleep 1000")
     said = 'Operation cannot be fulfilled on jobs.batch "job-x1": the object has been modified'
     collisions = [(409, said)] * 2

@@ -1,4 +1,4 @@
-"""Jobs on this machine: replicas are started and ended together, each with its logs."""
+"""Local jobs: replicas start and end together, each with its own logs."""
 
 import json
 import os
@@ -24,23 +24,23 @@ from schedulers.local_jobs import files_below, lines, own_place, render, shell, 
 
 @pytest.fixture(autouse=True)
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the jobs of a test are recorded."""
+    """Return the directory in which a test's jobs are recorded."""
     return own_place(tmp_path, monkeypatch)
 
 
 @pytest.fixture
 def scheduler() -> Iterator[Local]:
-    """The scheduler; its jobs end with the test."""
+    """Provide the scheduler. Its jobs end with the test."""
     scheduler = Local()
     yield scheduler
     scheduler.close()
 
 
-# What would be done.
+# Dry runs.
 
 
-def test_request_has_keys_of_torchx_local_cwd(scheduler: Local, tmp_path: Path) -> None:
-    """It has commands, environments and files of all replicas."""
+def test_request_has_the_keys_of_torchx_local_cwd(scheduler: Local, tmp_path: Path) -> None:
+    """It contains all replicas' commands, environments and files."""
     args = ("${app_id}", "${replica_id}")
     role = Role("echo", "img", entrypoint="echo", args=args, env={"A": "b"}, num_replicas=2)
     request = render(scheduler, role, log_dir=str(tmp_path / "logs"))
@@ -90,8 +90,8 @@ def test_duplicate_role_names_are_rejected(scheduler: Local) -> None:
         render(scheduler, shell("true"), shell("false"))
 
 
-def test_options_without_effect_are_noted(scheduler: Local) -> None:
-    """Mounts, and GPUs shared by several replicas."""
+def test_options_without_effect_print_notes(scheduler: Local) -> None:
+    """These are mounts, and GPUs shared by several replicas."""
     gpus = shell("true", replicas=2, resource=Resource(1, 2, 3), mounts=(BindMount("/a", "/b"),))
     notes = render(scheduler, gpus).notes
     assert [note.split(" ")[0] for note in notes] == ["mounts", "each"]
@@ -107,10 +107,10 @@ def test_options_without_effect_are_noted(scheduler: Local) -> None:
 @pytest.mark.parametrize(
     ("visible", "expected"), [(None, ["0,1", "2,3", ""]), ("4,6,7,5", ["4,6", "7,5", ""])]
 )
-def test_each_replica_has_own_gpus(
+def test_each_replica_has_its_own_gpus(
     scheduler: Local, monkeypatch: pytest.MonkeyPatch, visible: str | None, expected: list[str]
 ) -> None:
-    """The option deals them out over roles and replicas, from those that we may use."""
+    """The option divides the available GPUs among roles and replicas."""
     monkeypatch.setattr(devices, "gpus", lambda env: [Device(n, "") for n in range(4)])
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible:
@@ -120,7 +120,7 @@ def test_each_replica_has_own_gpus(
     assert [r["env"]["CUDA_VISIBLE_DEVICES"] for r in [*params["a"], *params["b"]]] == expected
 
 
-def test_too_few_gpus_are_noted_and_none_assigned(
+def test_too_few_gpus_print_a_note_and_none_are_assigned(
     scheduler: Local, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(devices, "gpus", lambda env: [Device(0, "")])
@@ -134,7 +134,7 @@ def test_too_few_gpus_are_noted_and_none_assigned(
 
 
 def test_streams_are_logged_separately_and_combined(scheduler: Local) -> None:
-    """The combined log has the order of writing."""
+    """The combined log has the lines in the order they were written."""
     command = "echo out$RELIGHT_RANK0_HOST; sleep 0.2; echo err >&2; sleep 0.2; printf 'caf\\351'"
     app_id = submit(scheduler, shell(command, replicas=2))
     status = wait(scheduler, app_id)
@@ -145,8 +145,8 @@ def test_streams_are_logged_separately_and_combined(scheduler: Local) -> None:
         assert lines(scheduler, app_id, k=k) == ["outlocalhost", "err", "caf\ufffd"]
 
 
-def test_success_file_says_that_logs_are_complete(scheduler: Local, tmp_path: Path) -> None:
-    """It has the keys of TorchX's (nightly 2026.10.26), and is there however the job ended."""
+def test_success_file_marks_logs_as_complete(scheduler: Local, tmp_path: Path) -> None:
+    """It has the same keys as TorchX's (nightly 2026.10.26), and exists however the job ended."""
     app_id = submit(scheduler, shell("echo out; exit 3"), log_dir=str(tmp_path))
     wait(scheduler, app_id)
     found = json.loads((tmp_path / app_id / "SUCCESS").read_text())
@@ -161,8 +161,8 @@ def test_success_file_says_that_logs_are_complete(scheduler: Local, tmp_path: Pa
         scheduler.native("job-nope")
 
 
-def test_arguments_arrive_verbatim(scheduler: Local) -> None:
-    """Apparent variables, quotes and empty ones included."""
+def test_arguments_are_passed_verbatim(scheduler: Local) -> None:
+    """This includes text that looks like a variable, quotes and empty arguments."""
     words = ("$$", "${x}", "$HOME", "a b", "", "'\"\\", "--x", "--x", "ü\n")
     code = "import sys, json; print(json.dumps(sys.argv[1:]))"
     role = Role("main", "img", entrypoint=sys.executable, args=("-c", code, *words))
@@ -172,7 +172,7 @@ def test_arguments_arrive_verbatim(scheduler: Local) -> None:
 
 
 def test_two_replicas_meet_over_loopback(scheduler: Local) -> None:
-    """`-j 2x2` is one job of 4 workers, with the job's token."""
+    """`-j 2x2` is one job with 4 workers and the job's token."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     command = (
@@ -188,8 +188,8 @@ def test_two_replicas_meet_over_loopback(scheduler: Local) -> None:
     assert not any("no token" in line for line in lines(scheduler, app_id, stream="stderr"))
 
 
-def test_two_jobs_on_one_port_run_in_sequence(scheduler: Local) -> None:
-    """The second of the same user continues when the first, which had the port, ends."""
+def test_two_jobs_on_the_same_port_run_one_after_the_other(scheduler: Local) -> None:
+    """The same user's second job continues once the first one releases the port."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     command = (
@@ -206,8 +206,8 @@ def test_two_jobs_on_one_port_run_in_sequence(scheduler: Local) -> None:
         assert wait(scheduler, app_id).state is AppState.SUCCEEDED, lines(scheduler, app_id)
 
 
-def test_all_replicas_end_when_one_fails(scheduler: Local) -> None:
-    """The first failure sets the exit code; children are stopped too."""
+def test_all_replicas_are_stopped_when_one_fails(scheduler: Local) -> None:
+    """The first failure determines the exit code. Child processes are stopped as well."""
     marker = f"{os.getpid()}01.25"
     stuck = f"setsid sleep {marker} & sleep {marker}"
     app_id = submit(scheduler, shell(stuck, "a", 2), shell("sleep 0.3; exit 7", "b"))
@@ -223,8 +223,8 @@ def test_all_replicas_end_when_one_fails(scheduler: Local) -> None:
     assert marked(marker) == []
 
 
-def test_status_shows_error_file_of_replica(scheduler: Local) -> None:
-    """It is shown in one line."""
+def test_status_shows_replicas_error_file(scheduler: Local) -> None:
+    """It is shown on one line."""
     record = {"message": {"message": "ValueError: no\ndata", "extraInfo": {"py_callstack": ""}}}
     command = f"printf %s '{json.dumps(record)}' >$TORCHELASTIC_ERROR_FILE; exit 1"
     status = wait(scheduler, submit(scheduler, shell(command)))
@@ -233,7 +233,7 @@ def test_status_shows_error_file_of_replica(scheduler: Local) -> None:
 
 
 def test_last_stderr_line_is_the_cause(scheduler: Local) -> None:
-    """An error file of the replica would take precedence."""
+    """An error file from the replica would take precedence."""
     role = shell("echo fine; nosuchcommand; sleep 0; echo >&2; exit 127")
     status = wait(scheduler, submit(scheduler, role))
     assert status.replicas[0].error.endswith("nosuchcommand: not found")
@@ -247,8 +247,8 @@ def test_replica_killed_by_signal_exits_128_plus_n(scheduler: Local) -> None:
     assert (status.message, status.exitcode) == ("main/0 failed with SIGKILL", 137)
 
 
-def test_last_message_of_killed_agent_is_not_the_cause(scheduler: Local) -> None:
-    """Anything else it wrote may be."""
+def test_killed_agents_last_message_is_not_the_cause(scheduler: Local) -> None:
+    """Any other line it wrote may be."""
     said = "relight: generation 0: 4 workers"
     for line, kept in ((said, ""), ("double free", ": double free")):
         role = shell(f"echo '{line}' >&2; kill -ABRT $$")
@@ -258,8 +258,8 @@ def test_last_message_of_killed_agent_is_not_the_cause(scheduler: Local) -> None
     assert status.message == f"main/0 failed with exit code 1: {said}"
 
 
-def test_retried_job_runs_again_as_a_whole(scheduler: Local) -> None:
-    """It does so until it succeeds or no retry is left."""
+def test_retry_restarts_the_whole_job(scheduler: Local) -> None:
+    """This is repeated until it succeeds or no retries are left."""
     again = shell("echo try; mkdir seen || exit 0; exit 3", max_retries=5)
     app_id = submit(scheduler, again)
     status = wait(scheduler, app_id)
@@ -271,8 +271,8 @@ def test_retried_job_runs_again_as_a_whole(scheduler: Local) -> None:
     assert lines(scheduler, never) == ["try"] * 3
 
 
-def test_followed_lines_arrive_while_replica_runs(scheduler: Local) -> None:
-    """They end with it."""
+def test_followed_lines_appear_while_replica_is_running(scheduler: Local) -> None:
+    """Following ends when the replica does."""
     command = "echo one; while [ ! -e go ]; do sleep 0.02; done; echo two; printf three"
     app_id = submit(scheduler, shell(command))
     seen: list[str] = []
@@ -292,7 +292,7 @@ def _each(scheduler: Local, app_id: str) -> Iterator[str]:
 
 
 def test_job_runs_in_copy_of_workspace(scheduler: Local, tmp_path: Path) -> None:
-    """Later changes to the workspace don't matter."""
+    """Later changes to the workspace don't affect it."""
     source = tmp_path / "source"
     source.mkdir()
     (source / "main.sh").write_text("while [ ! -e go ]; do sleep 0.02; done; cat data")

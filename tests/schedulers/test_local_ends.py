@@ -1,4 +1,4 @@
-"""Jobs on this machine end, however they do, with nothing left behind."""
+"""Local jobs leave nothing behind, however they end."""
 
 import errno
 import json
@@ -28,23 +28,23 @@ from schedulers.local_jobs import files_below, lines, own_place, render, shell, 
 
 @pytest.fixture(autouse=True)
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the jobs of a test are recorded."""
+    """Return the directory in which a test's jobs are recorded."""
     return own_place(tmp_path, monkeypatch)
 
 
 @pytest.fixture
 def scheduler() -> Iterator[Local]:
-    """The scheduler; its jobs end with the test."""
+    """Provide the scheduler. Its jobs end with the test."""
     scheduler = Local()
     yield scheduler
     scheduler.close()
 
 
-# Ends.
+# How jobs end.
 
 
 def test_cancel_returns_once_job_is_over(scheduler: Local) -> None:
-    """All its processes are gone."""
+    """By then all its processes have exited."""
     marker = f"{os.getpid()}02.25"
     app_id = submit(scheduler, shell(f"setsid sleep {marker} & sleep {marker}", replicas=2))
     until(lambda: len(marked(marker)) >= 4)
@@ -57,7 +57,7 @@ def test_cancel_returns_once_job_is_over(scheduler: Local) -> None:
     assert scheduler.status([app_id])[app_id] == status
 
 
-def test_replica_ignoring_sigterm_is_killed_after_grace(
+def test_replica_that_ignores_sigterm_is_killed_after_grace_period(
     scheduler: Local, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jobs, "GRACE_S", 0.3)
@@ -68,7 +68,7 @@ def test_replica_ignoring_sigterm_is_killed_after_grace(
 
 
 def test_unknown_job_has_no_status(scheduler: Local) -> None:
-    """No command works on it."""
+    """Every command rejects it."""
     for app_id in ("nosuch-1", "../x", ""):
         assert scheduler.status([app_id]) == {}
         for verb in (scheduler.cancel, scheduler.delete):
@@ -117,7 +117,7 @@ def test_full_disk_loses_logs_not_job(scheduler: Local) -> None:
 
 
 def make_state(state: str, error: str = "") -> dict[str, Any]:
-    """A state as the runner writes it."""
+    """Return a state as written by the runner."""
     files = dict.fromkeys(("stdout", "stderr", "combined"), "/x")
     texts = ("scheduler", "app_id", "name", "log_dir", "message", "submitted", "host")
     one = {"role": "main", "replica": 0, "state": state, "pid": 1, "exitcode": None}
@@ -126,8 +126,8 @@ def make_state(state: str, error: str = "") -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", '{"state": "RUNNING"}', "null", "unknown"])
-def test_malformed_state_counts_as_lost(scheduler: Local, text: str) -> None:
-    """It is not an error in any command."""
+def test_job_with_malformed_state_counts_as_lost(scheduler: Local, text: str) -> None:
+    """No command fails because of it."""
     app_id = submit(scheduler, shell("true"))
     wait(scheduler, app_id)
     file = Path(records.path(app_id)) / "local" / "state.json"
@@ -138,7 +138,7 @@ def test_malformed_state_counts_as_lost(scheduler: Local, text: str) -> None:
         lines(scheduler, app_id)
 
 
-def test_fifo_as_state_or_log_blocks_no_command(scheduler: Local) -> None:
+def test_fifo_as_state_or_log_does_not_block_commands(scheduler: Local) -> None:
     """Devices don't either."""
     app_id = submit(scheduler, shell("true"))
     wait(scheduler, app_id)
@@ -159,7 +159,7 @@ def test_fifo_as_state_or_log_blocks_no_command(scheduler: Local) -> None:
 
 
 def test_replaced_state_is_seen_immediately(tmp_path: Path) -> None:
-    """It may follow the previous one very soon."""
+    """It may follow the previous state very quickly."""
     record = LocalRecord(str(tmp_path))
     record.make()
     lock = record.lock()
@@ -176,7 +176,7 @@ def test_replaced_state_is_seen_immediately(tmp_path: Path) -> None:
 
 
 def test_last_state_is_kept_on_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Overwriting in place needs no more room."""
+    """Overwriting in place needs no additional space."""
     record = LocalRecord(str(tmp_path))
     record.make()
     record.write(make_state("RUNNING"))
@@ -194,7 +194,7 @@ def test_last_state_is_kept_on_full_disk(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_job_with_unwritable_state_is_not_started(scheduler: Local, state: Path) -> None:
-    """The error is one line."""
+    """The error is a single line."""
     request = render(scheduler, shell("touch begun"))
     make_directory = LocalRecord.make
     with pytest.MonkeyPatch.context() as patch:
@@ -212,8 +212,8 @@ def test_job_with_unwritable_state_is_not_started(scheduler: Local, state: Path)
     assert not Path("begun").exists()
 
 
-def test_request_is_submitted_only_once(scheduler: Local) -> None:
-    """The first keeps running."""
+def test_request_can_be_submitted_only_once(scheduler: Local) -> None:
+    """The first job keeps running."""
     request = render(scheduler, shell("sleep 0.5; echo once"))
     app_id = scheduler.submit(request)
     with pytest.raises(UsageError, match="already submitted"):
@@ -223,7 +223,7 @@ def test_request_is_submitted_only_once(scheduler: Local) -> None:
 
 
 def test_deleted_job_leaves_nothing(scheduler: Local, tmp_path: Path) -> None:
-    """Its logs may be anywhere."""
+    """This includes logs stored elsewhere."""
     app_id = submit(scheduler, shell("sleep 100"), log_dir=str(tmp_path / "logs"))
     other = submit(scheduler, shell("true"))
     wait(scheduler, other)
@@ -251,7 +251,7 @@ def test_job_without_state_can_be_deleted(scheduler: Local) -> None:
 def test_undeletable_job_directory_is_an_error(
     scheduler: Local, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The job still exists then."""
+    """The job still exists afterwards."""
     app_id = submit(scheduler, shell("true"))
     wait(scheduler, app_id)
     with monkeypatch.context() as patch:
@@ -274,7 +274,7 @@ def test_missing_log_is_named_in_one_line(scheduler: Local, tmp_path: Path) -> N
 
 
 def test_replicas_may_exceed_open_file_limit(scheduler: Local) -> None:
-    """The runner raises its own limit; replicas keep the one that was set."""
+    """The runner raises its own limit. Replicas keep the original one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
     try:
@@ -318,7 +318,7 @@ while True:
 
 
 def start(how: str, command: str, lifetime_s: float) -> "subprocess.Popen[str]":
-    """Start a process that submits a job, and wait until it has."""
+    """Start a process that submits a job, and wait until it has done so."""
     process = subprocess.Popen(
         [sys.executable, "-c", SUBMITTER, how, command, str(lifetime_s)],
         stdout=subprocess.PIPE,
@@ -332,7 +332,7 @@ def start(how: str, command: str, lifetime_s: float) -> "subprocess.Popen[str]":
 
 
 def test_detached_job_outlives_submitter(scheduler: Local) -> None:
-    """With `detach`; others can follow it to its end."""
+    """Others can follow a job submitted with `detach` until it ends."""
     process = start("detach", "while [ ! -e go ]; do sleep 0.02; done; echo done", 0)
     assert process.wait(LIMIT_S) == 0
     assert scheduler.status(["job-x1"])["job-x1"].state is AppState.RUNNING
@@ -342,7 +342,7 @@ def test_detached_job_outlives_submitter(scheduler: Local) -> None:
 
 
 def test_held_job_ends_with_submitter(scheduler: Local) -> None:
-    """Without `detach`, even on SIGKILL of the submitter, and nothing is left."""
+    """Without `detach`, a job ends even if its submitter gets SIGKILL, and nothing is left."""
     marker = f"{os.getpid()}03.25"
     process = start("hold", f"setsid sleep {marker} & sleep {marker}", 100)
     until(lambda: len(marked(marker)) >= 4)
@@ -369,7 +369,7 @@ jobs.GRACE_S = jobs._CLOSE_S = {2 * LIMIT_S}
 from relight.cli.main import entry
 entry()
 """
-"""relight with a grace time that the test would not wait for."""
+"""Runs relight with a grace period far longer than the test waits."""
 
 
 def test_second_ctrl_c_kills_remaining_processes() -> None:
@@ -395,7 +395,7 @@ def test_second_ctrl_c_kills_remaining_processes() -> None:
 def test_second_ctrl_c_may_come_at_any_time(
     scheduler: Local, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Even between asking for the stop and waiting for it: all jobs are killed."""
+    """If it comes between requesting the stop and waiting for it, all jobs are still killed."""
     monkeypatch.setattr(jobs, "GRACE_S", 2 * LIMIT_S)
     monkeypatch.setattr(jobs, "_CLOSE_S", LIMIT_S)
     stubborn = "trap '' TERM; touch up$$; while :; do sleep 0.1; done"

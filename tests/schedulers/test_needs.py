@@ -1,4 +1,4 @@
-"""The resources of a job are compared with the needs of its workers before submission."""
+"""Before submission, a job's resources are compared with its workers' needs."""
 
 import shlex
 from pathlib import Path
@@ -46,6 +46,8 @@ NO_GPU = (
         ("local dist.ddp -j 2x8 --script train.py", []),
     ],
 )
-def test_insufficient_resources_are_noted(line: str, expected: list[str]) -> None:
-    """Memory, CPUs and missing GPUs give notes with a remedy; unknown numbers give none."""
+def test_insufficient_resources_print_notes(line: str, expected: list[str]) -> None:
+    """Too little memory, too few CPUs and missing GPUs each print a note with a remedy. Unknown
+    numbers print none.
+    """
     assert notes(line) == expected

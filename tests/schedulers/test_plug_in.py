@@ -1,5 +1,5 @@
-"""A scheduler is a plug-in: the distribution in `plugin/` uses what docs/clusters/your-own.md says,
-and is installed by pip. Its jobs run on hosts of its own, with real agents.
+"""A scheduler as a plug-in: the distribution in `plugin/` uses what docs/clusters/your-own.md
+documents, and is installed with pip. Its jobs run on its own hosts with real agents.
 """
 
 import json
@@ -20,9 +20,9 @@ Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory in which pip has installed the distribution, and nothing else."""
+    """Install the distribution with pip, and return the directory, which contains nothing else."""
     folder = tmp_path_factory.mktemp("plugin")
-    shutil.copytree(PROJECT, folder / "source")  # the build writes there
+    shutil.copytree(PROJECT, folder / "source")  # the build writes to it
     pip = ["-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-build-isolation"]
     subprocess.run(
         [sys.executable, *pip, "--target", folder / "site", folder / "source"], check=True
@@ -31,7 +31,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Place:
-    """A working directory, a home and a pool."""
+    """A working directory, a home directory and a pool."""
 
     def __init__(self, folder: Path, installed: Path, launch: Launch) -> None:
         self.work, self.pool = folder / "work", folder / "pool"
@@ -45,7 +45,7 @@ class Place:
         }
 
     def __call__(self, *words: str | Path) -> "subprocess.CompletedProcess[str]":
-        """Run a command of relight to its end."""
+        """Run a relight command to completion."""
         return self._launch(*words, cwd=self.work, **self.variables)
 
     def submit(self, *words: str) -> str:
@@ -56,7 +56,7 @@ class Place:
         return result.stdout.strip()
 
     def is_empty(self) -> bool:
-        """Whether neither the pool nor relight has anything of a job."""
+        """Return whether neither the pool nor relight has anything left from a job."""
         jobs = self._state / "jobs"
         return not [*self.pool.iterdir(), *(jobs.iterdir() if jobs.exists() else ())]
 
@@ -68,7 +68,7 @@ def place(tmp_path: Path, installed: Path, launch: Launch) -> Place:
 
 @pytest.fixture
 def hosts(place: Place) -> Iterator[list[str]]:
-    """Two hosts that take replicas from the pool."""
+    """Start two hosts that take replicas from the pool."""
     names = ["alpha", "beta"]
     processes = [
         subprocess.Popen(
@@ -87,7 +87,7 @@ def script(place: Place, text: str) -> None:
     (place.work / "train.py").write_text(f"import os, sys, time\n{text}")
 
 
-def test_plugin_is_listed_with_options_and_completed(place: Place) -> None:
+def test_plugin_is_listed_with_its_options_and_can_be_completed(place: Place) -> None:
     """It appears wherever relight's own schedulers do."""
     assert "pool        yes   retries, elastic, survives_caller" in place("schedulers").stdout
     options = place("schedulers", "pool").stdout
@@ -108,7 +108,9 @@ def test_plugin_is_listed_with_options_and_completed(place: Place) -> None:
         ("directry={pool}", "pool has no option directry\nhint: did you mean directory?"),
     ],
 )
-def test_invalid_plugin_option_leaves_nothing(place: Place, options: str, message: str) -> None:
+def test_invalid_plugin_option_leaves_nothing_behind(
+    place: Place, options: str, message: str
+) -> None:
     words = ("-cfg", options.format(pool=place.pool)) if options else ()
     result = place("submit", "-s", "pool", *words, "utils.echo")
     assert (result.returncode, result.stdout) == (2, "")
@@ -116,7 +118,7 @@ def test_invalid_plugin_option_leaves_nothing(place: Place, options: str, messag
     assert place.is_empty()
 
 
-def test_plugin_dry_run_leaves_nothing_and_hides_secrets(place: Place) -> None:
+def test_plugin_dry_run_leaves_nothing_behind_and_hides_secrets(place: Place) -> None:
     words = ("dist.ddp", "-j", "2x1", "--env", "MY_TOKEN=xyzzy", "--script", "train.py")
     result = place("submit", "-s", "pool", "-cfg", f"directory={place.pool}", "--dryrun", *words)
     assert result.returncode == 0, result.stderr
@@ -126,9 +128,9 @@ def test_plugin_dry_run_leaves_nothing_and_hides_secrets(place: Place) -> None:
 
 
 @pytest.mark.slow
-def test_agents_of_plugin_job_rendezvous(place: Place, hosts: list[str]) -> None:
-    """The launcher travels, and options come from .relightconfig; the script exists on the hosts
-    only.
+def test_agents_in_a_plugin_job_rendezvous(place: Place, hosts: list[str]) -> None:
+    """The job brings its launcher, options come from .relightconfig, and the script exists only on
+    the hosts.
     """
     script(place, "print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], sys.argv[1])")
     (place.work / ".relightconfig").write_text(
@@ -151,7 +153,7 @@ def test_agents_of_plugin_job_rendezvous(place: Place, hosts: list[str]) -> None
 
 
 @pytest.mark.slow
-def test_plugin_job_is_followed_cancelled_and_deleted(place: Place, hosts: list[str]) -> None:
+def test_plugin_job_can_be_followed_cancelled_and_deleted(place: Place, hosts: list[str]) -> None:
     script(place, "print('first', flush=True)\ntime.sleep(1000)")
     handle = place.submit("dist.ddp", "--script", "train.py")
     with subprocess.Popen(
@@ -165,7 +167,7 @@ def test_plugin_job_is_followed_cancelled_and_deleted(place: Place, hosts: list[
         assert timed_out.returncode == 124
         described = place("describe", handle).stdout
         assert "options    directory=" in described
-        assert "image" not in described  # replicas have none here
+        assert "image" not in described  # replicas have no image here
         assert place("cancel", handle).returncode == 0
         assert follower.wait(LIMIT_S) == 0
     assert f"{handle} CANCELLED" in place("status", handle).stdout
@@ -177,7 +179,7 @@ def test_plugin_job_is_followed_cancelled_and_deleted(place: Place, hosts: list[
 
 @pytest.mark.slow
 def test_plugin_job_has_exit_code_and_retries(place: Place, hosts: list[str]) -> None:
-    """A replica knows its restart count."""
+    """A replica can read its restart count."""
     script(place, "print('try', os.environ['RELIGHT_REQUEUES'])\nsys.exit(7)")
     handle = place.submit("dist.ddp", "-j", "1x1", "--max_retries", "1", "--script", "train.py")
     assert place("wait", handle).returncode == 7

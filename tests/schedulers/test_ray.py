@@ -1,4 +1,4 @@
-"""Jobs on a real Ray cluster of several nodes on this machine (`clusters/ray.py`), with agents."""
+"""Jobs on a real multi-node Ray cluster on this machine (`clusters/ray.py`), with agents."""
 
 import contextlib
 import os
@@ -39,7 +39,7 @@ while not os.path.exists(sys.argv[1]):
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[RayCluster]:
-    """Two nodes of one CPU; the second one also has a `spot`."""
+    """Start two nodes with one CPU each. The second one also has a `spot`."""
     cluster = RayCluster()
     try:
         cluster.start()
@@ -50,7 +50,7 @@ def cluster() -> Iterator[RayCluster]:
 
 
 class Jobs:
-    """The scheduler, and what tests do with it."""
+    """The scheduler, with helpers for its jobs."""
 
     def __init__(self, cluster: RayCluster, name: str) -> None:
         self.cluster = cluster
@@ -74,7 +74,7 @@ class Jobs:
             time.sleep(0.1)
 
     def _said(self) -> list[str]:
-        """What drivers and replicas have written, for the message of a failed test."""
+        """Return the output of drivers and replicas, for a failed test's message."""
         logs = (self.cluster.directory / "2" / "session_latest" / "logs").resolve()
         return [
             text
@@ -146,7 +146,7 @@ def test_two_replicas_rendezvous_with_launcher_and_workspace(jobs: Jobs, tmp_pat
 
 
 def test_user_error_ends_job_immediately(jobs: Jobs, tmp_path: Path) -> None:
-    """With its exit code."""
+    """The job has the user's exit code."""
     failing = "import os, sys, time\nsys.exit(17) if os.environ['RANK'] == '1' else time.sleep(900)"
     app_id = jobs.submit(train(j="2x1"), workspace=workspace(tmp_path, failing))
     status = jobs.wait(app_id)
@@ -156,11 +156,11 @@ def test_user_error_ends_job_immediately(jobs: Jobs, tmp_path: Path) -> None:
     assert status.restarts == 0
 
 
-def test_job_grows_survives_first_node_and_takes_replacement(
+def test_job_grows_survives_loss_of_first_node_and_accepts_replacement(
     jobs: Jobs, cluster: RayCluster, tmp_path: Path
 ) -> None:
-    """Nodes have one `spot` each, except the head with the driver. Replacing a lost node is neither
-    a failure nor a retry.
+    """Each node has one `spot`, except for the head with the driver. Replacing a lost node is
+    neither a failure nor a retry.
     """
     go = tmp_path / "go"
     work = workspace(tmp_path, TRAINS)
@@ -183,7 +183,7 @@ def test_job_grows_survives_first_node_and_takes_replacement(
     assert status.restarts == 1
 
 
-def test_coordinator_process_loss_disturbs_no_worker(jobs: Jobs, tmp_path: Path) -> None:
+def test_losing_coordinator_process_does_not_disturb_workers(jobs: Jobs, tmp_path: Path) -> None:
     go = tmp_path / "go"
     app_id = jobs.submit(train(str(go), j="2x1"), workspace=workspace(tmp_path, TRAINS))
     jobs.until(lambda: jobs.have_said(app_id, "begin 1 of 2", 2))
@@ -200,7 +200,7 @@ def test_coordinator_process_loss_disturbs_no_worker(jobs: Jobs, tmp_path: Path)
 
 
 def _coordinators(cluster: RayCluster) -> list[int]:
-    """The processes of coordinators on the head."""
+    """Return the coordinator processes on the head node."""
     return [
         pid
         for pid in of_variable(cluster.mark(2))
@@ -209,14 +209,14 @@ def _coordinators(cluster: RayCluster) -> list[int]:
 
 
 def _command_line(pid: int) -> bytes:
-    """The command line of a process, empty for one that has ended."""
+    """Return a process's command line, or an empty one if it has exited."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     return b""
 
 
 def test_replicas_are_spread_over_nodes(jobs: Jobs) -> None:
-    """If one node has room for several, the surplus still waits."""
+    """Even if one node has room for several replicas, the surplus waits."""
     resource = Resource(cpu=0, gpu=0, memMB=64)
     app = sh("exec sleep 1000", resource=resource, num_replicas=3, min_replicas=1)
     app_id = jobs.submit(app)
@@ -229,7 +229,7 @@ def test_replicas_are_spread_over_nodes(jobs: Jobs) -> None:
     assert {x.host for x in status.replicas} == {"127.0.0.2", "127.0.0.3", ""}
 
 
-def test_replicas_may_share_a_node_on_request(jobs: Jobs, tmp_path: Path) -> None:
+def test_replicas_can_share_a_node_on_request(jobs: Jobs, tmp_path: Path) -> None:
     go = tmp_path / "go"
     work = workspace(tmp_path, TRAINS)
     app = train(str(go), j="1:3x1", cpu=0)
@@ -239,7 +239,7 @@ def test_replicas_may_share_a_node_on_request(jobs: Jobs, tmp_path: Path) -> Non
     assert jobs.wait(app_id).state is SUCCEEDED
 
 
-def test_cancel_ends_all_processes_gracefully(jobs: Jobs, tmp_path: Path) -> None:
+def test_cancel_stops_all_processes_gracefully(jobs: Jobs, tmp_path: Path) -> None:
     """One of them has left its session and its parent."""
     mark = f"MARK_OF_TEST={tmp_path}"
     app = sh(
@@ -277,7 +277,7 @@ def test_no_process_outlives_killed_driver(jobs: Jobs, tmp_path: Path) -> None:
 
 
 def _driver(app_id: str) -> int:
-    """The process of a job's driver."""
+    """Return a job's driver process."""
     name = app_id.rpartition(":")[2]
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -289,7 +289,7 @@ def _driver(app_id: str) -> int:
     raise AssertionError("there is no driver")
 
 
-def test_pending_reason_of_replica_is_reported(jobs: Jobs) -> None:
+def test_reports_why_replica_is_pending(jobs: Jobs) -> None:
     app_id = jobs.submit(sh("true", resource=Resource(cpu=1, gpu=8, memMB=64)))
     jobs.until(lambda: "Unschedulable" in jobs.status(app_id).message)
     status = jobs.status(app_id)
@@ -299,7 +299,7 @@ def test_pending_reason_of_replica_is_reported(jobs: Jobs) -> None:
     assert jobs.wait(app_id).state is CANCELLED
 
 
-def test_logs_are_followed_through_a_retry(jobs: Jobs, tmp_path: Path) -> None:
+def test_following_logs_continues_across_a_retry(jobs: Jobs, tmp_path: Path) -> None:
     go = tmp_path / "go"
     text = (
         f"echo first; until [ -e {go} ]; do sleep 0.1; done; printf last; "
@@ -362,8 +362,8 @@ def test_existing_name_is_rejected(jobs: Jobs, cluster: RayCluster) -> None:
     jobs.scheduler.delete(app_id)
 
 
-def test_timed_out_replica_may_ask_to_restart(jobs: Jobs) -> None:
-    """It knows its deadline."""
+def test_timed_out_replica_can_request_a_restart(jobs: Jobs) -> None:
+    """It can read its deadline."""
     limit_s = 3  # not a minute
     text = (
         "trap 'exit 75' TERM; echo $RELIGHT_END_TIME $(date +%s) $RELIGHT_REQUEUES\n"
@@ -376,10 +376,10 @@ def test_timed_out_replica_may_ask_to_restart(jobs: Jobs) -> None:
     app_id = jobs.scheduler.submit(request)
     status = jobs.wait(app_id)
     lines = [line.split() for line in jobs.lines(app_id, "main")]
-    first, second = (line for line in lines if line != ["Terminated"])  # the shell's
+    first, second = (line for line in lines if line != ["Terminated"])  # printed by the shell
     jobs.scheduler.delete(app_id)
     assert (status.state, status.restarts) == (SUCCEEDED, 1)
     assert (first[2], second[2]) == ("0", "1")
     for end, now in ((int(first[0]), int(first[1])), (int(second[0]), int(second[1]))):
         assert begun <= end - limit_s <= now
-        begun = end  # the second time is its own
+        begun = end  # the second attempt has its own time limit

@@ -1,4 +1,4 @@
-"""The process that runs a command on a node of a Ray cluster, without Ray."""
+"""The process that runs a command on a Ray cluster's node, tested without Ray."""
 
 import json
 import os
@@ -22,7 +22,7 @@ Begin = Callable[[str], socket.socket]
 
 @pytest.fixture(params=["none", "both"])
 def begin(request: pytest.FixtureRequest) -> Iterator[Begin]:
-    """Start the guard of a shell command, and return the socket to it."""
+    """Start the guard for a shell command, and return its socket."""
     system = SYSTEMS.get(request.param, variables())
     ours: list[socket.socket] = []
 
@@ -53,15 +53,15 @@ def answer(channel: socket.socket) -> dict[str, object]:
         return found
 
 
-def test_exit_code_is_reported_once_everything_ended(begin: Begin, marker: str) -> None:
-    """Processes that left its session are ended first."""
+def test_exit_code_is_reported_once_all_processes_have_exited(begin: Begin, marker: str) -> None:
+    """Processes that left its session are stopped first."""
     channel = begin(f"(setsid true &); (setsid sleep {marker} &); exit 7")
     assert answer(channel) == {"exitcode": 7, "error": ""}
     wait_until_gone(marker)
 
 
 def test_command_gets_sigterm_before_sigkill(begin: Begin, marker: str, tmp_path: Path) -> None:
-    """Closing the socket ends the command after its grace period."""
+    """Closing the socket kills the command after its grace period."""
     saved = tmp_path / "saved"
     channel = begin(f"trap 'echo > {saved}; exit' TERM; sleep {marker} & wait")
     wait_until_up(marker, 2)

@@ -34,11 +34,11 @@ def role(number: int = 1, **parts: Any) -> Role:
     return Role("main", "", entrypoint="prog", num_replicas=number, **parts)
 
 
-# The order.
+# The launch request.
 
 
-def test_agent_job_matches_golden_order() -> None:
-    """The order has all that the driver needs."""
+def test_agent_job_matches_recorded_launch_request() -> None:
+    """It contains everything that the driver needs."""
     app = ddp("--lr", "a b", j="2:5x8", env={"X": "1"}, max_retries=2)
     made = order(app, strategy="PACK", resources={"spot": "0.5"})
     assert made == {
@@ -88,7 +88,7 @@ def test_agent_job_matches_golden_order() -> None:
         ddp(rdzv_backend="static"),
         AppDef("job", [role(2, args=["--to", "$${${rank0_env}:=localhost}:29500"])]),
     ],
-    ids=["one node", "another register", "static", "no agents"],
+    ids=["one node", "another registry", "static", "no agents"],
 )
 def test_only_c10d_agents_get_a_coordinator(app: AppDef) -> None:
     """Others get the first replica's host and their own port."""
@@ -97,7 +97,7 @@ def test_only_c10d_agents_get_a_coordinator(app: AppDef) -> None:
     assert "RELIGHT_RANK0_PORT" not in json.dumps(made)
 
 
-def test_replica_number_and_directory_are_left_to_driver() -> None:
+def test_driver_fills_in_replica_number_and_directory() -> None:
     app = AppDef("job", [role(args=["${replica_id}", "${img_root}/x", "${app_id}", "$$", "${y}"])])
     assert order(app)["roles"][0]["argv"][1:] == [
         "${replica_id}", "${img_root}/x", "train-x7", "$$", "${y}",
@@ -134,7 +134,7 @@ def test_request_names_owner_and_replicas(tmp_path: Path) -> None:
 
 
 def test_package_has_driver_launcher_and_workspace(tmp_path: Path) -> None:
-    """Modes are kept, and links are replaced by their targets."""
+    """File modes are kept, and links are replaced with their targets."""
     (tmp_path / "ws" / "sub").mkdir(parents=True)
     (tmp_path / "far").mkdir()
     (tmp_path / "far" / "deep.txt").write_text("deep")
@@ -156,7 +156,7 @@ def test_package_has_driver_launcher_and_workspace(tmp_path: Path) -> None:
     assert request.package(order(ddp(j="3x8")), str(tmp_path / "ws"))[0] != name
 
 
-def test_launcher_is_not_sent_if_not_needed() -> None:
+def test_launcher_is_sent_only_if_needed() -> None:
     _, data = request.package(order(AppDef("job", [role()])), None)
     assert ".relight/relight" not in zipfile.ZipFile(io.BytesIO(data)).namelist()
 
@@ -172,7 +172,7 @@ def test_dry_run_needs_no_cluster_and_hides_secrets() -> None:
     assert json.loads(json.dumps(made.body))["order"]["roles"][0]["env"]["HF_TOKEN"] == "hf_mine"
 
 
-def test_options_without_effect_are_noted() -> None:
+def test_options_without_effect_print_notes() -> None:
     app = AppDef("job", [role(mounts=[BindMount("/a", "/b")], max_retries=1)])
     notes = ray.Ray().render(app, {}, "x").notes
     assert any("mounts have no effect" in note for note in notes)
@@ -214,14 +214,14 @@ def test_invalid_option_is_rejected(cfg: dict[str, Any], said: str, hint: str) -
         ("[::1]:8265", "http://[::1]:8265", "[::1]:8265:job"),
     ],
 )
-def test_job_id_leads_back_to_its_dashboard(address: str | None, url: str, app_id: str) -> None:
+def test_job_id_contains_its_dashboard(address: str | None, url: str, app_id: str) -> None:
     assert dashboard.url_of(address) == url
     assert dashboard.app_id_of(url, "job") == app_id
     assert dashboard.parts_of(app_id) == (url, "job")
 
 
-def test_ray_variables_name_the_dashboard(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", "auto")  # a cluster here
+def test_dashboard_is_taken_from_rays_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "auto")  # a local cluster
     assert dashboard.url_of(None) == "http://127.0.0.1:8265"
     assert ray.Ray().affinity() == 0
     monkeypatch.setenv("RAY_ADDRESS", "http://10.0.0.1:8265")
@@ -262,12 +262,12 @@ def test_id_without_dashboard_is_rejected(app_id: str) -> None:
         ray.Ray().status([app_id])
 
 
-# A server that is no cluster, or refuses.
+# Servers that aren't a cluster, or that refuse.
 
 
 class Server:
-    """A stand-in for a dashboard: the answers by paths (code 0: the connection is lost), and the
-    headers and paths that it has seen.
+    """A fake dashboard: the responses by path (code 0 drops the connection), and the headers and
+    paths it has received.
     """
 
     def __init__(self) -> None:
@@ -315,7 +315,7 @@ def submit(server: Server) -> str:
     return scheduler.submit(scheduler.render(ddp(), cfg, "train-x7"))
 
 
-def test_missing_answer_is_one_line_with_hint(server: Server) -> None:
+def test_missing_response_is_one_line_with_hint(server: Server) -> None:
     server.close()
     with pytest.raises(MachineError, match="no answer from a Ray dashboard at") as caught:
         submit(server)
@@ -334,7 +334,7 @@ def test_missing_answer_is_one_line_with_hint(server: Server) -> None:
         (503, "Traceback:\n  a\nValueError: GCS is\n slow", "Ray: 503 GCS is slow"),
     ],
 )
-def test_server_fault_is_one_line_error(
+def test_server_error_is_one_line_error(
     server: Server, code: int, said: str, expected: str
 ) -> None:
     server.answers["/api/version"] = code, said
@@ -366,7 +366,7 @@ def test_rejected_job_is_one_line_error(
         scheduler.submit(rendered)
 
 
-def test_freshly_started_cluster_is_retried(server: Server) -> None:
+def test_request_to_freshly_started_cluster_is_retried(server: Server) -> None:
     starts = [(500, "No available agent to submit job, please try again later.")]
 
     class Answers(dict[str, tuple[int, str]]):
@@ -411,7 +411,7 @@ def test_job_with_lost_response_is_stopped(
     assert server.paths[-1] == "/api/jobs/train-x7/stop"
 
 
-def test_token_is_the_one_ray_would_send(
+def test_token_is_the_one_that_ray_would_send(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.answers["/api/jobs/"] = 200, "[]"
@@ -432,7 +432,7 @@ def test_token_is_the_one_ray_would_send(
 # The status.
 
 
-def test_status_falls_back_to_ray_without_driver_status() -> None:
+def test_status_is_rays_if_driver_has_written_none() -> None:
     job = {"status": "FAILED", "message": "the runtime\nenvironment is wrong"}
     status = states.status(job, None, {"main": 2})
     assert status.state is AppState.FAILED
@@ -440,7 +440,7 @@ def test_status_falls_back_to_ray_without_driver_status() -> None:
     assert [x.state for x in status.replicas] == [AppState.FAILED] * 2
 
 
-def test_job_runs_only_when_a_replica_runs() -> None:
+def test_job_is_running_only_when_a_replica_is() -> None:
     waiting = ["main", 0, "PENDING", "", None, "Unschedulable: it needs 8 GPU"]
     written = {"message": "", "restarts": 0, "replicas": [waiting]}
     status = states.status({"status": "RUNNING"}, written, {"main": 1})
@@ -452,14 +452,14 @@ def test_job_runs_only_when_a_replica_runs() -> None:
     ("code", "expected"),
     [(-9, "the driver of the job was killed"), (1, "the driver of the job has failed: Oops: no")],
 )
-def test_killed_or_failed_driver_is_the_reason(code: int, expected: str) -> None:
+def test_killed_or_failed_driver_is_given_as_the_reason(code: int, expected: str) -> None:
     written = {"message": "", "restarts": 0, "replicas": [["main", 0, "RUNNING", "h", None, ""]]}
     found = {"status": "FAILED", "driver_exit_code": code, "message": "Traceback:\n a\nOops: no\n"}
     status = states.status(found, written, {"main": 1})
     assert (status.message, status.replicas[0].error) == (expected, expected)
 
 
-# Decisions of the driver.
+# The driver's decisions.
 
 
 def job(least: int = 2, most: int = 3, retries: int = 0) -> JobCore:
@@ -535,7 +535,7 @@ def test_preempted_agent_always_returns() -> None:
     assert driver.PREEMPTED == EXIT_PREEMPTED
 
 
-def test_timed_out_replica_ends_job_unless_it_asks_for_more() -> None:
+def test_timed_out_replica_ends_job_unless_it_requests_more_time() -> None:
     made = job(1, 1, retries=5)
     (slot,) = made.slots
     start(made, 0)
@@ -579,7 +579,7 @@ def test_cancelled_job_is_not_successful() -> None:
     assert made.slots[0].state == driver.CANCELLED
 
 
-def test_roles_end_together() -> None:
+def test_all_roles_end_together() -> None:
     roles = [{"name": name, "least": 1, "most": 1, "retries": 0} for name in ("reader", "trainer")]
     made = JobCore(roles)
     start(made, 0, 1)

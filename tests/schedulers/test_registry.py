@@ -1,4 +1,4 @@
-"""Which schedulers there are, and how they are found."""
+"""Which schedulers exist, and how they are found."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +12,7 @@ from relight.schedulers.docker import scheduler as docker
 
 
 class Entry:
-    """An entry point, as an installed package would have one."""
+    """An entry point as defined by an installed package."""
 
     value = "package.module:make"
 
@@ -33,7 +33,7 @@ def test_scheduler_is_found_by_name_and_alias() -> None:
     assert registry.same("local_docker", "docker") and not registry.same("docker", "local")
 
 
-def test_unknown_scheduler_suggests_nearest_or_lists_all() -> None:
+def test_unknown_scheduler_suggests_closest_or_lists_all() -> None:
     with pytest.raises(UsageError, match="unknown scheduler: dokcer") as caught:
         registry.find("dokcer")
     assert caught.value.hint == "did you mean docker?"
@@ -43,8 +43,8 @@ def test_unknown_scheduler_suggests_nearest_or_lists_all() -> None:
 
 
 def test_packages_add_schedulers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From modules with `make`, or functions; one that doesn't load is an error of one line, only
-    when requested.
+    """They can be modules with `make`, or functions. One that fails to load is a one-line error,
+    and only when requested.
     """
     broken = Entry("broken", ImportError("no module\nanywhere"))
     module = SimpleNamespace(make=docker.Docker)

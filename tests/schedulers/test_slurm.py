@@ -1,4 +1,4 @@
-"""Jobs on a real Slurm: a slurmctld, and a slurmd on each of 4 hosts; accounting is off."""
+"""Jobs on a real Slurm: slurmctld, and a slurmd on each of 4 hosts, without accounting."""
 
 import json
 import os
@@ -34,7 +34,7 @@ class Jobs:
         self.slurm = slurm
 
     def do(self, *words: str, expected: int = 0, **options: Any) -> Any:
-        """Do one thing; return its output, parsed if it is JSON."""
+        """Run one command, and return its output, parsed if it is JSON."""
         command = [sys.executable, VERBS, *words]
         environment = {**SHELL, **options.pop("env", {})}
         text, code = self.slurm.run(command, env=environment, **options)
@@ -45,14 +45,14 @@ class Jobs:
             return text
 
     def submit(self, *roles: dict[str, Any], **options: Any) -> str:
-        """Submit a job of these roles; return its id."""
+        """Submit a job with these roles, and return its id."""
         cfg = options.pop("cfg", {})
         app_id = self.do("submit", "job", json.dumps(cfg), *map(json.dumps, roles), **options)
         assert app_id.isdecimal()
         return str(app_id)
 
     def status(self, app_id: str) -> dict[str, Any]:
-        """The status of a job."""
+        """Return a job's status."""
         found: dict[str, Any] = self.do("status", app_id)[app_id]
         return found
 
@@ -67,8 +67,9 @@ class Jobs:
         return status
 
     def _await_news(self, app_id: str) -> None:
-        """Wait until Slurm shows another state of a job, for a moment at most: squeue costs a
-        hundredth of what relight's status does.
+        """Wait briefly until Slurm shows a different state for a job.
+
+        squeue is a hundred times cheaper than relight's status.
         """
         command = ["squeue", "--noheader", "--states=all", f"--jobs={app_id}", "--format=%i %T %r"]
         before, end = self.slurm.run(command), time.monotonic() + NEWS_S
@@ -76,14 +77,14 @@ class Jobs:
             time.sleep(0.1)
 
     def logs(self, app_id: str, replica: str = "main/0", stream: str = "combined") -> list[str]:
-        """The lines of a replica."""
+        """Return a replica's lines."""
         command = [sys.executable, VERBS, "logs", app_id, *replica.split("/"), stream, "once"]
         text, code = self.slurm.run(command, env=SHELL)
         assert code == 0, text
         return text.splitlines()
 
     def directory(self, app_id: str) -> Path:
-        """The directory of a job."""
+        """Return a job's directory."""
         for path in self.slurm.directory.rglob("slurm.json"):
             record = json.loads(path.read_text())
             if record["app_id"] == app_id:
@@ -91,12 +92,12 @@ class Jobs:
         raise AssertionError(f"no job {app_id}")
 
     def said(self, app_id: str) -> str:
-        """The messages of the batch script."""
+        """Return the batch script's messages."""
         path = self.directory(app_id) / "batch.log"
         return path.read_text() if path.exists() else ""
 
     def wait_for(self, path: Path) -> None:
-        """Wait until a file is there."""
+        """Wait until a file exists."""
         end = time.monotonic() + LIMIT_S
         while not path.exists():
             assert time.monotonic() < end, f"no {path}\n{self.slurm.logs()}"
@@ -105,7 +106,7 @@ class Jobs:
 
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
-    """The scheduler, on a Slurm of four nodes and a login node."""
+    """Provide the scheduler, on a Slurm with four nodes and a login node."""
     directory = tmp_path_factory.mktemp("slurm")
     with Lab(hosts=["login", *NODES]) as lab, Slurm(lab, directory) as slurm:
         yield Jobs(slurm)
@@ -113,19 +114,19 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
 
 @pytest.fixture(autouse=True)
 def idle(jobs: Jobs) -> Iterator[None]:
-    """Leftovers of a test do not reach the next one."""
+    """Keep one test's leftovers from affecting the next."""
     yield
     jobs.slurm.clear()
 
 
 def bash(command: str, name: str = "main", replicas: int = 1, **fields: Any) -> dict[str, Any]:
-    """A role that runs a command in bash."""
+    """Return a role that runs a bash command."""
     return {"name": name, "args": ["-c", command], "num_replicas": replicas, **fields}
 
 
-def test_agents_of_slurm_job_rendezvous(jobs: Jobs) -> None:
-    """`-j 2x2`: one agent per node, four ranks; variables arrive unchanged; logs by replica and by
-    rank; the script is readable by the user only.
+def test_agents_in_a_slurm_job_rendezvous(jobs: Jobs) -> None:
+    """`-j 2x2` has one agent per node and four ranks. Variables are passed unchanged, logs can be
+    read by replica and by rank, and the script is readable only by the user.
     """
     value = "a,b\n'\"$HOME `id` \\"
     command = RUN + "--nnodes 2 --tee 3 --no-python bash -c 'echo $RANK/$WORLD_SIZE \"$VALUE\"'"
@@ -158,7 +159,7 @@ def test_agents_of_slurm_job_rendezvous(jobs: Jobs) -> None:
 
 
 def test_job_can_bring_its_launcher(jobs: Jobs) -> None:
-    """The nodes may have another relight, or none."""
+    """The nodes may have a different relight, or none."""
     command = RUN + "--nnodes 2 --tee 3 --no-python bash -c 'echo $(command -v relight) $RANK'"
     app_id = jobs.submit(bash(command, replicas=2, env={"RELIGHT_LAUNCHER": "travels"}))
     assert jobs.until(app_id, *OVER)["state"] == "SUCCEEDED"
@@ -168,7 +169,7 @@ def test_job_can_bring_its_launcher(jobs: Jobs) -> None:
     assert stat.S_IMODE(brought.stat().st_mode) == 0o500
 
 
-def test_job_exits_with_code_of_culprit(jobs: Jobs) -> None:
+def test_job_exits_with_the_failed_ranks_code(jobs: Jobs) -> None:
     """The message names the rank."""
     command = RUN + "--nnodes 2 --no-python bash -c 'sleep 0.3; [ $RANK != 3 ] || exit 7; sleep 99'"
     app_id = jobs.submit(bash(command, replicas=2))
@@ -178,7 +179,7 @@ def test_job_exits_with_code_of_culprit(jobs: Jobs) -> None:
 
 
 def test_replicas_end_together(jobs: Jobs) -> None:
-    """Replicas without agents: the first failure stops the others and sets the exit code."""
+    """Without agents, the first failure stops the other replicas and determines the exit code."""
     command = "sleep 0.3; [ $SLURM_PROCID != 1 ] || { echo no data >&2; exit 7; }; exec sleep 99"
     app_id = jobs.submit(bash(command, replicas=3))
     status = jobs.until(app_id, *OVER)
@@ -189,7 +190,7 @@ def test_replicas_end_together(jobs: Jobs) -> None:
     assert "ExitCode=7:0" in said, "and Slurm knows it as well"
 
 
-def test_logs_are_followed_and_cancel_ends_whole_job(jobs: Jobs) -> None:
+def test_logs_can_be_followed_and_cancel_ends_whole_job(jobs: Jobs) -> None:
     pids = jobs.slurm.directory / "pids"
     pids.mkdir()
     command = f"touch {pids}/$$; echo one; sleep 1; echo two; sleep 999"
@@ -225,7 +226,7 @@ def _runs(pid: int) -> bool:
 
 
 def test_lost_node_requeues_job(jobs: Jobs) -> None:
-    """A fixed-size job starts over when a node is set down, as the same job."""
+    """When a node is set down, a fixed-size job starts over with the same id."""
     here = jobs.slurm.directory
     command = (
         f"touch {here}/again.$SLURM_PROCID.${{SLURM_RESTART_COUNT:-0}}; "
@@ -246,7 +247,7 @@ def test_lost_node_requeues_job(jobs: Jobs) -> None:
 
 
 def set_state(jobs: Jobs, node: str, state: str) -> None:
-    """Set a node down, or back."""
+    """Set a node down, or bring it back."""
     said, code = jobs.slurm.run(
         ["scontrol", "update", f"nodename={node}", f"state={state}", "reason=test"]
     )
@@ -254,7 +255,9 @@ def set_state(jobs: Jobs, node: str, state: str) -> None:
 
 
 def test_elastic_job_continues_without_a_node(jobs: Jobs) -> None:
-    """`-j 2:3x2`: when a node is set down, the others train on and the job succeeds."""
+    """With `-j 2:3x2`, the other nodes continue training after one is set down, and the job
+    succeeds.
+    """
     here = jobs.slurm.directory
     (here / "elastic.sh").write_text(
         f"touch {here}/elastic.$WORLD_SIZE.$RANK\n"
@@ -278,7 +281,9 @@ def test_elastic_job_continues_without_a_node(jobs: Jobs) -> None:
 
 
 def test_elastic_job_succeeds_without_an_unhealthy_node(jobs: Jobs) -> None:
-    """`-j 2:3x2`: a node fails its health check and leaves; no retry runs the trained job again."""
+    """With `-j 2:3x2`, a node fails its health check and leaves. No retry runs the finished job
+    again.
+    """
     check = "--health-check '[ $(hostname) != node3 ]' "
     command = RUN + f"--nnodes 2:3 {check} --no-python bash -c 'echo of $WORLD_SIZE'"
     role = bash(command, replicas=3, min_replicas=2, max_retries=1)
@@ -305,7 +310,7 @@ exec env "${drop[@]}" IMAGE="$image" "$@"
 
 
 def test_replicas_run_in_containers(jobs: Jobs) -> None:
-    """Agents are in them: with their launcher, in the working directory."""
+    """The agents run in the containers with their launcher, in the working directory."""
     tools = jobs.slurm.directory / "container tools"
     tools.mkdir()
     (tools / "apptainer").write_text(APPTAINER)
@@ -345,8 +350,8 @@ while True:
 
 
 @pytest.mark.long
-def test_time_limit_is_a_preemption(jobs: Jobs) -> None:
-    """Workers get SIGUSR1 before it, checkpoint, and resume in the job's next attempt."""
+def test_time_limit_counts_as_a_preemption(jobs: Jobs) -> None:
+    """Workers get SIGUSR1 before it, save a checkpoint, and resume in the job's next attempt."""
     here = jobs.slurm.directory
     (here / "worker.py").write_text(WORKER.format(here=str(here)))
     role = bash(RUN + f"--nnodes 2 {here}/worker.py", replicas=2, max_retries=1)
@@ -383,7 +388,7 @@ while True:
 
 @pytest.mark.long
 def test_all_ranks_checkpoint_before_time_limit_and_resume(jobs: Jobs) -> None:
-    """Without a retry: exit code 75 requeues the job."""
+    """No retry is needed, because exit code 75 requeues the job."""
     here = jobs.slurm.directory
     (here / "saves.py").write_text(SAVES.format(here=str(here)))
     role = bash(RUN + f"--nnodes 2 --nproc-per-node 2 {here}/saves.py", replicas=2)
@@ -402,7 +407,7 @@ def test_all_ranks_checkpoint_before_time_limit_and_resume(jobs: Jobs) -> None:
 
 
 def test_roles_end_together(jobs: Jobs) -> None:
-    """They are one heterogeneous job, with the exit code of the role that failed."""
+    """They form one heterogeneous job, with the failed role's exit code."""
     shown = "echo $RELIGHT_RANK0_HOST $SLURM_NNODES ${replica_id} $WORD; "
     a = bash(f"{shown} sleep 1; exit 9", "a", env={"WORD": "one"})
     b = bash(f"{shown} exec sleep 99", "b", 2, env={"WORD": "two"})
@@ -420,7 +425,7 @@ def test_roles_end_together(jobs: Jobs) -> None:
 
 
 def test_options_reach_slurm(jobs: Jobs) -> None:
-    """They arrive whatever characters they contain; so does the directory."""
+    """Options and the directory may contain any characters."""
     shared = jobs.slurm.directory / "shared dir"
     source = jobs.slurm.directory / "source"
     source.mkdir()
@@ -442,7 +447,7 @@ def test_options_reach_slurm(jobs: Jobs) -> None:
 
 
 def test_bad_nodes_are_excluded(jobs: Jobs, tmp_path: Path) -> None:
-    """A node that Slurm does not know is not: sbatch would refuse the job."""
+    """A node unknown to Slurm is left out, because sbatch would reject the job."""
     bad = tmp_path / "bad"
     bad.mkdir()
     env = {**SHELL, "RELIGHT_BAD_NODES": str(bad)}
@@ -463,8 +468,8 @@ def test_bad_nodes_are_excluded(jobs: Jobs, tmp_path: Path) -> None:
     assert code != 0 and "Invalid node name" in text
 
 
-def test_rejected_job_is_one_line_and_leaves_nothing(jobs: Jobs) -> None:
-    """An unknown partition lists the existing ones."""
+def test_rejected_job_is_one_line_error_and_leaves_nothing(jobs: Jobs) -> None:
+    """For an unknown partition, the error lists the existing ones."""
     before = sorted(jobs.slurm.directory.rglob("job.sbatch"))
     role = json.dumps(bash("true"))
     text = jobs.do("submit", "job", '{"partition": "nope"}', role, expected=1)
@@ -476,7 +481,7 @@ def test_rejected_job_is_one_line_and_leaves_nothing(jobs: Jobs) -> None:
 
 
 def test_many_statuses_take_one_squeue_call(jobs: Jobs) -> None:
-    """Unknown ids are included; the list has them all."""
+    """This includes unknown ids. The list contains all of the jobs."""
     ids = [jobs.submit(bash("true")) for _ in range(3)]
     for app_id in ids:
         jobs.until(app_id, *OVER)

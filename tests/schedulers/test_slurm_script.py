@@ -1,4 +1,4 @@
-"""The batch script for Slurm and the parsing of its answers, without a Slurm."""
+"""Slurm's batch script and the parsing of Slurm's output, without a Slurm."""
 
 import json
 import os
@@ -27,20 +27,20 @@ RUN = (
 
 
 def ddp(nodes: str = "2", replicas: int = 2, **fields: Any) -> Role:
-    """The role of dist.ddp."""
+    """Return dist.ddp's role."""
     args = ("-c", RUN % nodes)
     return Role("main", "img", entrypoint="bash", args=args, num_replicas=replicas, **fields)
 
 
 def rendered(*roles: Role, **cfg: Any) -> str:
-    """The script of an app with these roles."""
+    """Return the script for an app with these roles."""
     app = AppDef("main", roles)
     place = "/home/u/jobs/main-x7/slurm", "/home/u/work", "/opt/relight/bin"
     return script.render(app, cfg, "main-x7", *place)
 
 
 def sbatch_lines(*roles: Role, **cfg: Any) -> list[str]:
-    """The script's options for sbatch, without the dashes."""
+    """Return the script's sbatch options, without the dashes."""
     lines = rendered(*roles, **cfg).splitlines()
     return [line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH")]
 
@@ -77,7 +77,7 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_scripts_match_recorded_ones(name: str) -> None:
-    """The texts are slurm/NAME.sbatch."""
+    """The recorded scripts are in slurm/NAME.sbatch."""
     path = GOLDEN / f"{name}.sbatch"
     if os.environ.get("UPDATE_GOLDEN"):
         path.write_text(CASES[name])
@@ -110,10 +110,10 @@ ALL_FAILED = "srun: error: n[1-3]: tasks 0-2: Exited with exit code 7"
         ("ddp", UNFIT, "4 main"),
     ],
 )
-def test_elastic_step_succeeds_if_an_agent_does(
+def test_elastic_step_succeeds_if_any_agent_does(
     tmp_path: Path, name: str, said: str, expected: str
 ) -> None:
-    """Also if other agents have left the job before, or lost their node."""
+    """Other agents may have left the job earlier, or lost their nodes."""
     functions = CASES[name][CASES[name].index("# Print the exit code or signal") :]
     functions = functions[: functions.index("\n}\n", functions.index("step() {")) + 3]
     scontrol = "scontrol() { tr , '\\n' <<<\"${3/n\\[1-/n1,n2,n}\" | tr -d ]; }"
@@ -131,7 +131,7 @@ def test_elastic_step_succeeds_if_an_agent_does(
     assert (failed.read_text().strip() if failed.exists() else "") == expected
 
 
-def test_reason_of_failure_is_not_its_hint(tmp_path: Path) -> None:
+def test_failure_reason_is_not_the_hint(tmp_path: Path) -> None:
     stderr = tmp_path / "stderr.log"
     stderr.write_text("relight: error: no such file\nrelight:   hint: look at it\n\n")
     assert failure_reason.cause("", str(stderr), 4) == "relight: error: no such file"
@@ -173,9 +173,9 @@ def test_every_option_becomes_an_sbatch_line() -> None:
     assert names == set(options)
 
 
-def test_each_job_of_an_array_has_its_own_id_and_directory() -> None:
-    """Slurm's commands would reach the whole array by SLURM_JOB_ID, which it shares with one job;
-    the launcher is there once.
+def test_each_job_in_an_array_has_its_own_id_and_directory() -> None:
+    """One of the jobs has the array's own SLURM_JOB_ID, with which Slurm's commands would affect
+    the whole array. The launcher is stored only once.
     """
     role = ddp(env={"ID": "slurm://relight/${app_id}", "MINE": "'$SLURM_JOB_ID"}, max_retries=1)
     text = rendered(role, array="0-3,8%2")
@@ -201,7 +201,7 @@ def test_each_job_of_an_array_has_its_own_id_and_directory() -> None:
 
 
 @pytest.mark.parametrize("array", ["x", "3-1", "0-9%0", "1,", "0-5:2", "-1"])
-def test_wrong_array_is_refused(array: str) -> None:
+def test_invalid_array_is_rejected(array: str) -> None:
     with pytest.raises(UsageError, match=f"array={array}: expected indices"):
         rendered(ddp(), array=array)
     with pytest.raises(UsageError, match="several roles"):
@@ -217,7 +217,9 @@ def test_wrong_array_is_refused(array: str) -> None:
         ("gres", None, ["--gres=gpu:2"]),
     ],
 )
-def test_gpus_are_requested_in_cluster_form(form: str, kind: str | None, lines: list[str]) -> None:
+def test_gpus_are_requested_in_the_clusters_form(
+    form: str, kind: str | None, lines: list[str]
+) -> None:
     found = sbatch_lines(ddp(resource=Resource(-1, 2, -1)), gpus=form, gpu_type=kind)
     assert found[-len(lines) :] == lines
 
@@ -238,7 +240,7 @@ def test_gpus_are_requested_in_cluster_form(form: str, kind: str | None, lines: 
 def test_agents_get_signal_before_time_limit(
     signal: str | None, time: str | None, role: Role, expected: str | None
 ) -> None:
-    """Other programs get one only on request; never at the job's start."""
+    """Other programs get one only on request. A signal is never sent right at the job's start."""
     lines = [line for line in sbatch_lines(role, signal=signal, time=time) if "signal" in line]
     assert lines == ([f"--signal={expected}"] if expected else [])
 
@@ -259,15 +261,17 @@ def test_agents_get_signal_before_time_limit(
          "needs a fixed number of nodes"),
     ],
 )  # fmt: skip
-def test_ambiguous_words_are_rejected(roles: list[Role], cfg: dict[str, Any], message: str) -> None:
-    """Slurm or a shell would misread them."""
+def test_ambiguous_values_are_rejected(
+    roles: list[Role], cfg: dict[str, Any], message: str
+) -> None:
+    """Slurm or a shell would misinterpret them."""
     with pytest.raises(UsageError, match=message):
         rendered(*roles, **cfg)
 
 
 @given(st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=40))
 @settings(max_examples=60)
-def test_quoted_words_arrive_verbatim(text: str) -> None:
+def test_quoted_arguments_are_passed_verbatim(text: str) -> None:
     command = f"printf '%s\\0' {script.word(text)}"
     printed = subprocess.run(["bash", "-c", command], capture_output=True, check=True).stdout
     assert printed.decode() == text + "\0"
@@ -282,7 +286,7 @@ def test_time_limits_parse_as_in_sbatch(text: str, expected: float | None) -> No
     assert script.minutes(text) == expected
 
 
-# Answers.
+# Slurm's output.
 
 
 def squeue_line(**values: str) -> str:
@@ -290,7 +294,7 @@ def squeue_line(**values: str) -> str:
 
 
 def test_parses_squeue_output() -> None:
-    """Heterogeneous components are distinguished; exit codes are those of wait(2)."""
+    """Components of a heterogeneous job are distinguished. Exit codes are in wait(2) format."""
     text = "\n".join(
         [
             squeue_line(JobID="7", State="FAILED", exit_code="2304", RestartCnt="2", Name="a b",
@@ -312,8 +316,8 @@ def test_parses_squeue_output() -> None:
     assert states.state_of(jobs["8"]) is AppState.RUNNING
 
 
-def test_parses_jobs_of_an_array() -> None:
-    """They are parts of the array, in the order of their indices."""
+def test_parses_jobs_in_an_array() -> None:
+    """They are parts of the array, ordered by index."""
     pending = squeue_line(JobID="5", ArrayJobID="5", ArrayTaskID="10", State="PENDING")
     running = squeue_line(JobID="6", ArrayJobID="5", ArrayTaskID="2", State="RUNNING")
     found = [states.from_squeue(f"{pending}\n{running}")]
@@ -328,10 +332,10 @@ def test_parses_jobs_of_an_array() -> None:
     assert states.array_of("5_10") == ("5", 10) and states.array_of("5") == ("5", None)
 
 
-def test_array_that_slurm_forgot_has_the_states_of_its_files(
+def test_array_forgotten_by_slurm_has_states_from_its_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A job that was cancelled before it started leaves none."""
+    """A job that was cancelled before it started has no files."""
     directory = tmp_path / "jobs" / "sweep-x7"
     for index, ended in enumerate(("0", "3", "")):
         (directory / "slurm" / str(index)).mkdir(parents=True)
@@ -358,7 +362,7 @@ def test_array_that_slurm_forgot_has_the_states_of_its_files(
 
 
 def test_parses_sacct_output() -> None:
-    """That is, components, codes, signals and who cancelled."""
+    """This covers components, exit codes, signals, and who cancelled the job."""
     text = (
         "7|CANCELLED by 1000|0:15|2026-01-02T03:04:05|None assigned|a|b\n"
         "8+0|TIMEOUT|0:0|2026-01-02T03:04:05|n1|het\n8+1|COMPLETED|3:0|x|n[2-3]|het\n"
@@ -380,8 +384,8 @@ def test_parses_sacct_output() -> None:
      ("FAILED COMPLETING", "RUNNING"), ("PENDING CONFIGURING", "PENDING"),
      ("RUNNING PENDING", "RUNNING"), ("COMPLETED BRAND_NEW", "UNKNOWN")],
 )  # fmt: skip
-def test_heterogeneous_job_is_over_when_all_parts_are(parts: str, expected: str) -> None:
-    """It has failed if any part has, in any order."""
+def test_heterogeneous_job_is_over_once_all_parts_are(parts: str, expected: str) -> None:
+    """It has failed if any part has, whatever their order."""
     text = "\n".join(f"1+{k}|{state}|0:0|x|n1|a" for k, state in enumerate(parts.split()))
     assert states.state_of(states.from_sacct(text)["1"]) is AppState[expected]
 
@@ -428,7 +432,7 @@ def test_auto_skips_missing_slurm_and_dry_run_works(
          "contact slurm controller (refused)"),
     ],
 )  # fmt: skip
-def test_slurm_without_cluster_is_reported_in_its_own_words(
+def test_missing_cluster_is_reported_with_slurms_message(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str, expected: str
 ) -> None:
     for name in ("sbatch", "squeue"):
@@ -454,7 +458,7 @@ def test_slurm_without_cluster_is_reported_in_its_own_words(
 def test_memory_is_requested_only_if_configured(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str, partition: str, expected: bool
 ) -> None:
-    """Unless the user insists; without Slurm here it is requested."""
+    """The user can force it. If Slurm isn't installed here, memory is requested."""
     sinfo = tmp_path / "sinfo"
     sinfo.write_text(
         f"#!/bin/sh\nprintf '{said}' | grep \"$(echo \"$4\" | sed 's/--partition=//')\"\n"
@@ -477,14 +481,14 @@ FORGOTTEN = {"app_id": "77", "roles": {"main": 2}}
     ("ended", "state", "exitcode"),
     [("0\n", AppState.SUCCEEDED, 0), ("7\n", AppState.FAILED, 7), (None, AppState.UNKNOWN, 1)],
 )
-def test_forgotten_job_is_known_from_its_directory(
+def test_status_of_forgotten_job_comes_from_its_directory(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     ended: str | None,
     state: AppState,
     exitcode: int,
 ) -> None:
-    """Without accounting, it has the exit code and the logs."""
+    """Without accounting, the directory has the exit code and the logs."""
     import json
 
     monkeypatch.setenv("RELIGHT_STATE_DIR", str(tmp_path))

@@ -1,4 +1,4 @@
-"""Jobs over ssh, on real servers: all hosts start and end together, and nothing is left."""
+"""Jobs over ssh on real servers: all hosts start and end together, and nothing is left."""
 
 import json
 import os
@@ -27,35 +27,35 @@ from schedulers.local_jobs import lines, own_place, render, shell, submit, until
 pytestmark = pytest.mark.needs_ssh
 
 STUBBORN = "trap '' TERM; setsid sh -c \"trap '' TERM; sleep {0}\" & while :; do sleep {0}; done"
-"""Neither this nor its child, in a session of its own, ends on SIGTERM."""
+"""Neither this process nor its child, which has its own session, exits on SIGTERM."""
 QUICK = {"grace": 0.5, "silence": 600.0}
-"""Silence does not end a job in tests of anything else."""
+"""A limit that keeps silence from ending a job in tests about anything else."""
 
 
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[Sshd]:
-    """Two servers."""
+    """Start two servers."""
     with Sshd(["alpha", "beta"]) as servers:
         yield servers
 
 
 @pytest.fixture(autouse=True)
 def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory; jobs are recorded beside it."""
+    """Create the working directory. Jobs are recorded next to it."""
     own_place(tmp_path, monkeypatch)
     return tmp_path / "work"
 
 
 @pytest.fixture
 def scheduler() -> Iterator[Ssh]:
-    """The scheduler; its jobs end with the test."""
+    """Provide the scheduler. Its jobs end with the test."""
     scheduler = Ssh()
     yield scheduler
     scheduler.close()
 
 
 def running(marker: str) -> list[int]:
-    """The processes of a job's program, on any host; not the processes that only know of it."""
+    """Return the processes of a job's program on any host, without those that only mention it."""
     names = {"sh", "dash", "bash", "sleep"}
     return [pid for pid in marked(marker) if _name(pid) in names]
 
@@ -74,11 +74,11 @@ def _command_line(pid: int) -> bytes:
         return b""
 
 
-# What would be done.
+# Dry runs.
 
 
 def test_dry_run_shows_everything_and_leaves_no_trace(scheduler: Ssh, tmp_path: Path) -> None:
-    """It is JSON with the ssh commands; nothing is connected or written."""
+    """It is JSON with the ssh commands. Nothing is connected to or written."""
     role = shell("echo $$ ${x} ${app_id} ${replica_id}", replicas=2, env={"A": "b"})
     before = sorted(tmp_path.rglob("*"))
     request = render(scheduler, role, hosts=["ann@nowhere.invalid", "other:2222", "third"])
@@ -101,22 +101,22 @@ def test_dry_run_shows_everything_and_leaves_no_trace(scheduler: Ssh, tmp_path: 
 
 
 def test_too_few_hosts_are_rejected(scheduler: Ssh) -> None:
-    """Each replica needs one, unless a host is listed more than once."""
+    """Each replica needs its own, unless a host is listed more than once."""
     with pytest.raises(UsageError, match="3 replicas for 2 hosts; each needs its own") as caught:
         render(scheduler, shell("true", replicas=2), shell("true", "other"), hosts=["a", "b"])
     assert caught.value.hint == "list a host twice for two replicas"
     render(scheduler, shell("true", replicas=2), hosts=["a", "a"])
 
 
-def test_options_without_effect_are_noted(scheduler: Ssh) -> None:
-    """Mounts, a minimum of replicas, and an unreachable rendezvous."""
+def test_options_without_effect_print_notes(scheduler: Ssh) -> None:
+    """These are mounts, a minimum number of replicas, and an unreachable rendezvous."""
     role = shell("true", replicas=2, min_replicas=1, mounts=(BindMount("/a", "/b"),))
     notes = render(scheduler, role, hosts=["localhost", "node2"]).notes
     assert [note.split(" ")[0] for note in notes] == ["mounts", "node2", "the"]
 
 
 @pytest.mark.parametrize("cfg", [{"grace": 31.0}, {"grace": -1.0}, {"silence": 0.1}])
-def test_time_out_of_range_is_rejected(scheduler: Ssh, cfg: dict[str, float]) -> None:
+def test_time_beyond_limits_is_rejected(scheduler: Ssh, cfg: dict[str, float]) -> None:
     with pytest.raises(UsageError, match="expected"):
         render(scheduler, shell("true"), hosts=["a"], **cfg)
 
@@ -125,7 +125,7 @@ def test_time_out_of_range_is_rejected(scheduler: Ssh, cfg: dict[str, float]) ->
 
 
 def test_each_host_runs_its_replica(scheduler: Ssh, hosts: Sshd, work: Path) -> None:
-    """Replicas run in host order and in the same directory; the streams come back."""
+    """Replicas run in host order and in the same directory, and their output is returned."""
     command = "echo $ON ${replica_id} $PWD ${img_root}; sleep 0.2; echo err >&2; printf 'caf\\351'"
     app_id = submit(scheduler, shell(command, replicas=2), **hosts.cfg())
     status = wait(scheduler, app_id)
@@ -139,8 +139,8 @@ def test_each_host_runs_its_replica(scheduler: Ssh, hosts: Sshd, work: Path) -> 
     assert [each.app_id for each in scheduler.list()] == [app_id]
 
 
-def test_arguments_and_variables_arrive_verbatim(scheduler: Ssh, hosts: Sshd) -> None:
-    """Apparent variables, quotes and empty ones included."""
+def test_arguments_and_variables_are_passed_verbatim(scheduler: Ssh, hosts: Sshd) -> None:
+    """This includes text that looks like a variable, quotes and empty values."""
     words = ("$$", "${x}", "$HOME", "a b", "", "'\"\\!", "--x", "--x", "ü\n", "`x`")
     code = "import sys, os, json; print(json.dumps([sys.argv[1:], os.environ['ODD']]))"
     args, odd = ("-c", code, *words), "a 'b'\n\"$c\" ü"
@@ -150,10 +150,10 @@ def test_arguments_and_variables_arrive_verbatim(scheduler: Ssh, hosts: Sshd) ->
     assert json.loads(lines(scheduler, app_id)[0]) == [list(words), odd]
 
 
-def test_only_named_variables_travel(
+def test_only_named_variables_are_sent(
     scheduler: Ssh, hosts: Sshd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """PATH finds the relight of that Python."""
+    """PATH leads to that Python's relight."""
     monkeypatch.setenv("MY_ONE", "1")
     monkeypatch.setenv("MY_TWO", "2")
     command = 'echo "$MY_ONE,$MY_TWO,$HIS,$(command -v relight)"'
@@ -193,8 +193,8 @@ sys.exit(5)
     assert found == [f"{n} {'x' * 400}" for n in range(40000)]
 
 
-def test_all_hosts_end_when_one_fails(scheduler: Ssh, hosts: Sshd) -> None:
-    """The first failure sets exit code and cause."""
+def test_all_hosts_are_stopped_when_one_fails(scheduler: Ssh, hosts: Sshd) -> None:
+    """The first failure determines the exit code and the cause."""
     marker = f"{os.getpid()}01.25"
     report = json.dumps({"message": {"message": "ValueError: no data", "extraInfo": {}}})
     fail = f"sleep 0.5; printf %s '{report}' >$TORCHELASTIC_ERROR_FILE; exit 7"
@@ -208,14 +208,14 @@ def test_all_hosts_end_when_one_fails(scheduler: Ssh, hosts: Sshd) -> None:
 
 
 def test_replica_killed_by_signal_exits_128_plus_n(scheduler: Ssh, hosts: Sshd) -> None:
-    """255 is an exit code like any other."""
+    """255 is treated like any other exit code."""
     status = wait(scheduler, submit(scheduler, shell("kill -KILL $$"), **hosts.cfg("beta")))
     assert (status.message, status.exitcode) == ("main/0 failed with SIGKILL", 137)
     status = wait(scheduler, submit(scheduler, shell("exit 255"), **hosts.cfg("beta")))
     assert (status.message, status.exitcode) == ("main/0 failed with exit code 255", 255)
 
 
-def test_retried_job_runs_again_as_a_whole(scheduler: Ssh, hosts: Sshd) -> None:
+def test_retry_restarts_the_whole_job(scheduler: Ssh, hosts: Sshd) -> None:
     role = shell("echo try; mkdir seen || exit 0; exit 3", max_retries=5)
     app_id = submit(scheduler, role, **hosts.cfg("alpha"))
     status = wait(scheduler, app_id)
@@ -224,7 +224,7 @@ def test_retried_job_runs_again_as_a_whole(scheduler: Ssh, hosts: Sshd) -> None:
 
 
 def test_sync_copies_working_directory(scheduler: Ssh, hosts: Sshd, work: Path) -> None:
-    """Ignored files stay behind; the job runs in the copy."""
+    """Ignored files aren't copied, and the job runs in the copy."""
     (work / "main.sh").write_text("ls; pwd; cat sub/data; touch made; cp made again")
     (work / "sub").mkdir()
     (work / "sub" / "data").write_text("x" * 3_000_000 + "\n")
@@ -245,7 +245,7 @@ def test_sync_copies_working_directory(scheduler: Ssh, hosts: Sshd, work: Path) 
 
 
 def test_job_runs_in_named_directory(scheduler: Ssh, hosts: Sshd, tmp_path: Path) -> None:
-    """A relative `cwd` is below the home directory, or in the copy."""
+    """A relative `cwd` is below the home directory, or within the copy."""
     home = hosts["alpha"].home
     for cwd, expected in ((str(tmp_path), tmp_path), (".", home), ("~", home)):
         app_id = submit(scheduler, shell("pwd"), cwd=cwd, **hosts.cfg("alpha"))
@@ -259,7 +259,7 @@ def test_job_runs_in_named_directory(scheduler: Ssh, hosts: Sshd, tmp_path: Path
     assert lines(scheduler, app_id) == ["file"]
 
 
-def test_shell_greeting_disturbs_nothing(scheduler: Ssh) -> None:
+def test_shell_greeting_is_harmless(scheduler: Ssh) -> None:
     with Sshd(["noisy"]) as hosts:
         (hosts["noisy"].home / "noise").write_text("echo Welcome; echo Beware >&2\n")
         hosts["noisy"].stop()
@@ -272,7 +272,7 @@ def test_shell_greeting_disturbs_nothing(scheduler: Ssh) -> None:
 def test_variable_values_appear_in_no_file_or_command_line(
     scheduler: Ssh, hosts: Sshd, tmp_path: Path
 ) -> None:
-    """On either side."""
+    """This holds on both sides."""
     secret = "hunter" + os.urandom(4).hex()
     role = shell("touch up; sleep 100", env={"TOKEN": secret})
     submit(scheduler, role, **hosts.cfg("alpha"))
@@ -283,11 +283,11 @@ def test_variable_values_appear_in_no_file_or_command_line(
         assert found == []
 
 
-# A host that can't do its part.
+# Hosts that can't run their replica.
 
 
 def refused(scheduler: Ssh, tmp_path: Path, *roles: Role, **cfg: Any) -> RelightError:
-    """Submit a job that can't be, and return the error, one line; nothing of it is left."""
+    """Submit a job that can't run, and return its one-line error. Check that nothing is left."""
     with pytest.raises(RelightError) as caught:
         submit(scheduler, *roles, **cfg)
     assert "\n" not in caught.value.message + caught.value.hint
@@ -298,7 +298,7 @@ def refused(scheduler: Ssh, tmp_path: Path, *roles: Role, **cfg: Any) -> Relight
 def test_unreachable_host_is_named_and_nothing_runs(
     scheduler: Ssh, hosts: Sshd, tmp_path: Path
 ) -> None:
-    """The name is unknown or the port is closed; the other host runs nothing."""
+    """Its name is unknown or its port is closed. The other host runs nothing either."""
     good, role = hosts.cfg("alpha")["hosts"][0], shell("touch ran", replicas=2)
     cfg = {**hosts.cfg(), "hosts": [good, "nosuch.invalid"]}
     error = refused(scheduler, tmp_path, role, **cfg)
@@ -339,7 +339,7 @@ def test_host_with_unknown_or_changed_key_is_rejected(
 
 
 def bare_python(place: Path) -> str:
-    """A Python without relight."""
+    """Create a Python without relight."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(place / "bare")], check=True)
     return str(place / "bare/bin/python")
 
@@ -347,7 +347,7 @@ def bare_python(place: Path) -> str:
 def test_missing_program_on_host_is_reported_in_one_line(
     scheduler: Ssh, hosts: Sshd, tmp_path: Path
 ) -> None:
-    """It is Python, relight, the directory or the command; each error has a remedy."""
+    """Python, relight, the directory or the command is missing. Each error has a remedy."""
     cfg, alpha = hosts.cfg("alpha"), hosts["alpha"].host
     error = refused(scheduler, tmp_path, shell("true"), python="/no/such/python", **cfg)
     assert error.message.startswith(f"no such Python on {alpha}: ")
@@ -363,10 +363,10 @@ def test_missing_program_on_host_is_reported_in_one_line(
     assert error.message == f"{alpha}: the command nosuchcommand is not there"
 
 
-def test_other_relight_version_is_not_reported_as_missing(
+def test_different_relight_version_is_not_reported_as_missing(
     scheduler: Ssh, hosts: Sshd, tmp_path: Path
 ) -> None:
-    """One that fails isn't either."""
+    """A broken one isn't either."""
     other = tmp_path / "python"
     other.write_text("#!/bin/sh\necho relight ssh 999\ncat >/dev/null\n")
     other.chmod(0o755)
@@ -386,19 +386,19 @@ def test_missing_ssh_is_reported_in_one_line(
     assert error.message == "ssh is not installed on this machine"
 
 
-# Ends. On each host a process that ignores SIGTERM, and one of its own session.
+# How jobs end. Each host has a process that ignores SIGTERM, and one in its own session.
 
 
 def start_stubborn(scheduler: Ssh, hosts: Sshd, marker: str, **cfg: Any) -> str:
-    """Start a job whose processes do not end when they are asked to, and wait until they run."""
+    """Start a job whose processes ignore SIGTERM, and wait until they are running."""
     role = shell(STUBBORN.format(marker), replicas=2)
     app_id = submit(scheduler, role, **{**QUICK, **hosts.cfg(), **cfg})
     until(lambda: len([pid for pid in running(marker) if _name(pid) == "sleep"]) >= 4)
     return app_id
 
 
-def test_job_can_be_cancelled_from_another_process(scheduler: Ssh, hosts: Sshd) -> None:
-    """It is over on all hosts when the call returns."""
+def test_job_can_be_cancelled_by_another_process(scheduler: Ssh, hosts: Sshd) -> None:
+    """When the call returns, the job is over on all hosts."""
     marker = f"{os.getpid()}02.25"
     app_id = start_stubborn(scheduler, hosts, marker)
     code = "from relight.schedulers.ssh.scheduler import Ssh; import sys; "
@@ -419,7 +419,7 @@ def test_closing_ends_held_jobs(scheduler: Ssh, hosts: Sshd) -> None:
 
 
 def test_processes_get_grace_period_to_save(scheduler: Ssh, hosts: Sshd) -> None:
-    """They are read to the last line."""
+    """Their output is read to the last line."""
     command = "trap 'sleep 1; echo saved; exit 0' TERM; touch up; while :; do sleep 0.1; done"
     app_id = submit(scheduler, shell(command), grace=20.0, **hosts.cfg("alpha"))
     until(lambda: Path("up").exists())
@@ -440,7 +440,7 @@ time.sleep(1000 * (not cfg["detach"]))
 
 
 def start_submitter(hosts: Sshd, command: str, **cfg: Any) -> "subprocess.Popen[str]":
-    """Start a process that submits a job, and wait until it has."""
+    """Start a process that submits a job, and wait until it has done so."""
     process = subprocess.Popen(
         [sys.executable, "-c", SUBMITTER, json.dumps({**hosts.cfg(), **cfg}), command],
         stdout=subprocess.PIPE,
@@ -453,7 +453,7 @@ def start_submitter(hosts: Sshd, command: str, **cfg: Any) -> "subprocess.Popen[
     return process
 
 
-def test_nothing_outlives_killed_caller(scheduler: Ssh, hosts: Sshd) -> None:
+def test_no_process_outlives_killed_caller(scheduler: Ssh, hosts: Sshd) -> None:
     marker = f"{os.getpid()}04.25"
     process = start_submitter(hosts, STUBBORN.format(marker), **QUICK)
     until(lambda: len(running(marker)) >= 4)
@@ -464,7 +464,6 @@ def test_nothing_outlives_killed_caller(scheduler: Ssh, hosts: Sshd) -> None:
 
 
 def test_detached_job_outlives_submitter(scheduler: Ssh, hosts: Sshd) -> None:
-    """With `detach`."""
     process = start_submitter(
         hosts, "while [ ! -e go ]; do sleep 0.02; done; echo done", detach=True
     )
@@ -476,7 +475,7 @@ def test_detached_job_outlives_submitter(scheduler: Ssh, hosts: Sshd) -> None:
 
 
 def test_hosts_end_job_if_its_local_processes_are_killed(scheduler: Ssh, hosts: Sshd) -> None:
-    """All are killed together."""
+    """They are all killed at once."""
     marker = f"{os.getpid()}05.25"
     app_id = start_stubborn(scheduler, hosts, marker)
     file = Path(records.path(app_id)) / "local" / "state.json"
@@ -487,7 +486,7 @@ def test_hosts_end_job_if_its_local_processes_are_killed(scheduler: Ssh, hosts: 
 
 @pytest.mark.parametrize("which", ["ssh", "sshd"])
 def test_lost_connection_fails_job_and_names_host(scheduler: Ssh, hosts: Sshd, which: str) -> None:
-    """Either side may end it; nothing is left on the host."""
+    """Either side may close it. Nothing is left on the host."""
     marker = f"{os.getpid()}06.25"
     app_id = start_stubborn(scheduler, hosts, marker)
     alpha = hosts["alpha"]
@@ -520,15 +519,15 @@ def test_replica_dies_with_its_holder_process(scheduler: Ssh, hosts: Sshd) -> No
 
 
 def _serves(pid: int, sessions: list[int]) -> bool:
-    """Whether a process is the one that a session of a server has started."""
+    """Return whether one of the server's sessions has started this process."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) in sessions
     except OSError:
-        return False  # the end of another job
+        return False  # from another job's end
 
 
 def test_unknown_job_has_no_status(scheduler: Ssh, hosts: Sshd) -> None:
-    """No command works on it."""
+    """Every command rejects it."""
     for app_id in ("nosuch-1", "../x", ""):
         assert scheduler.status([app_id]) == {}
         for verb in (scheduler.cancel, scheduler.delete):
@@ -544,7 +543,7 @@ def test_unknown_job_has_no_status(scheduler: Ssh, hosts: Sshd) -> None:
     assert lines(scheduler, app_id) == ["once"]
 
 
-# The command.
+# The whole command.
 
 TRAIN = """
 import os
@@ -553,14 +552,16 @@ print(os.environ["ON"], os.environ["RANK"], os.environ["WORLD_SIZE"], flush=True
 
 
 def cfg_words(cfg: dict[str, Any]) -> str:
-    """Options as -cfg takes them."""
+    """Format options for -cfg."""
     texts = {name: ";".join(v) if isinstance(v, list) else str(v) for name, v in cfg.items()}
     return ",".join(f"{name}={shlex.quote(value)}" for name, value in texts.items())
 
 
 @pytest.mark.slow
 def test_two_nodes_train_as_one_job(launch: Launch, hosts: Sshd, work: Path) -> None:
-    """`-j 2x2` is one agent per host; they meet at the first, as one job of 4 workers."""
+    """With `-j 2x2` there is one agent per host. They meet at the first host and form one job with
+    4 workers.
+    """
     (work / "train.py").write_text(TRAIN)
     port = str(free_ports(1)[0])
     words = ["submit", "-s", "ssh", "-cfg", cfg_words(hosts.cfg()), "dist.ddp", "-j", "2x2"]
@@ -578,7 +579,7 @@ def test_two_nodes_train_as_one_job(launch: Launch, hosts: Sshd, work: Path) -> 
 def test_hosts_without_relight_get_launcher(
     launch: Launch, scheduler: Ssh, hosts: Sshd, work: Path, tmp_path: Path
 ) -> None:
-    """It is sent once, and the agents of the job use it."""
+    """It is sent once, and the job's agents use it."""
     (work / "train.py").write_text(TRAIN)
     cfg = {**hosts.cfg(), "python": bare_python(tmp_path)}
     words = ["submit", "-s", "ssh", "-cfg", cfg_words(cfg), "dist.ddp", "-j", "2x1"]
@@ -615,7 +616,7 @@ def test_host_that_cannot_store_launcher_is_named(
 
 @pytest.mark.slow
 def test_ctrl_c_ends_job_on_all_hosts(hosts: Sshd, work: Path) -> None:
-    """Workers that ignore it are ended too."""
+    """Even workers that ignore it are stopped."""
     marker = f"{os.getpid()}08.25"
     words = ["submit", "-s", "ssh", "-cfg", cfg_words({**hosts.cfg(), "grace": 0.5})]
     words += ["dist.ddp", "-j", "2x1", "--script", "train.py", "--", marker]
@@ -633,7 +634,7 @@ def test_ctrl_c_ends_job_on_all_hosts(hosts: Sshd, work: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.needs_hosts
-def test_each_side_ends_job_on_silent_network(work: Path) -> None:
+def test_each_side_ends_job_if_network_goes_silent(work: Path) -> None:
     marker = f"{os.getpid()}09.25"
     with Lab(["node1", "node2", "node3"]) as lab, Sshd(["node2", "node3"], lab) as hosts:
         cfg = {**hosts.cfg(), "hosts": ["node2", "node3"], "grace": 0.5, "silence": 2.0}

@@ -1,4 +1,4 @@
-"""Which hosts a job over ssh runs on, and the frames between both sides."""
+"""Which hosts an ssh job runs on, and the frames exchanged between the two sides."""
 
 import random
 from pathlib import Path
@@ -33,7 +33,7 @@ def test_parses_host_with_user_and_port(text: str, expected: SshHost) -> None:
      "$(x)", "-l@node1", "[fd77::1", "[fd77::1]2222", "node1;x"],
 )  # fmt: skip
 def test_invalid_host_is_rejected(text: str) -> None:
-    """Ssh or a shell could misread these words."""
+    """Ssh or a shell could misinterpret these."""
     with pytest.raises(UsageError, match="is not a host"):
         hosts.parse(text)
 
@@ -68,8 +68,8 @@ def test_job_without_hosts_is_rejected(tmp_path: Path) -> None:
         hosts.of({"hostfile": str(tmp_path / "nosuch")})
 
 
-def test_user_ssh_arguments_come_first() -> None:
-    """They take precedence; no question can be asked."""
+def test_users_ssh_arguments_come_first() -> None:
+    """They take precedence. Ssh is never allowed to prompt."""
     cfg = {"ssh_args": "-F 'my config' -o LogLevel=DEBUG", "port": 2200, "identity": "~/key"}
     words = hosts.command(SshHost("node1", "ann"), cfg, "/opt/it's/python")
     assert words[:8] == [
@@ -85,7 +85,7 @@ def test_user_ssh_arguments_come_first() -> None:
 
 
 def test_frames_survive_any_fragmentation() -> None:
-    """Earlier output of the shell is dropped."""
+    """Output that the shell printed first is discarded."""
     sent = [(frames.OUT, b"x" * n) for n in (0, 1, 5, 70000)] + [(frames.END, b"{}")]
     stream = b"Welcome to\nrelight ss" + frames.GREETING
     stream += b"".join(frames.frame(kind, payload) for kind, payload in sent)

@@ -1,5 +1,5 @@
-"""relight submit to AWS Batch and Ray that is stopped while the service is slow, or that can't
-write its record. Nothing is left, or the message names it. Kubernetes has a file of its own.
+"""AWS Batch and Ray submissions that are interrupted while the service is slow, or that can't write
+their record. Anything left behind is named in the message. Kubernetes has its own file.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ Result = subprocess.CompletedProcess[str]
 
 
 class Batch:
-    """AWS Batch, with the stand-in for AWS behind the proxy."""
+    """AWS Batch, with the fake AWS behind the proxy."""
 
     def __init__(self, aws: Aws, path: str) -> None:
         aws.reset()
@@ -38,7 +38,7 @@ class Batch:
         self.variables = {**aws.variables, "AWS_ENDPOINT_URL": f"http://{self.held.address}"}
 
     def left(self) -> list[str]:
-        """Objects made and neither ended nor removed."""
+        """Return objects that were created and neither ended nor removed."""
         batch = self._aws.client("batch")
         known = batch.describe_job_definitions(status="ACTIVE")["jobDefinitions"]
         running = [
@@ -50,7 +50,7 @@ class Batch:
 
 
 class Dashboard:
-    """Ray, with a dashboard behind the proxy that knows only the states of jobs."""
+    """Ray, with a dashboard behind the proxy that only knows the jobs' states."""
 
     def __init__(self) -> None:
         self.jobs: dict[str, str] = {}
@@ -127,7 +127,7 @@ def variables(service: Service, tmp_path: Path) -> dict[str, str]:
 
 
 def stopped(service: Service, variables: dict[str, str], signals: int) -> Result:
-    """Submit a job, and send SIGINT while the answer to the request that makes it is held back."""
+    """Submit a job, and send SIGINT while the response to its create request is held back."""
     with subprocess.Popen(
         [*RELIGHT, *service.words], env=clean_environment(**variables), text=True,
         start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -149,7 +149,7 @@ def records(variables: dict[str, str]) -> list[str]:
 
 
 @pytest.mark.slow
-def test_interrupted_submit_to_slow_service_leaves_nothing(
+def test_interrupted_submit_to_slow_service_leaves_nothing_behind(
     service: Service, variables: dict[str, str]
 ) -> None:
     result = stopped(service, variables, 1)
@@ -190,7 +190,7 @@ def test_full_state_directory_rejects_before_submit(
 
 
 class Refusing:
-    """A client of Batch with permission to register definitions, and nothing else."""
+    """A Batch client that may register job definitions and nothing else."""
 
     def describe_job_queues(self, **_: object) -> dict[str, list[str]]:
         return {"jobQueues": ["gpu"]}

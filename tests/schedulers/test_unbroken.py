@@ -1,4 +1,4 @@
-"""A request that makes something is not broken off by a signal."""
+"""A signal doesn't abort a request that creates something."""
 
 import signal
 import threading
@@ -11,7 +11,7 @@ from relight.schedulers.uninterruptible import UnansweredError, finished
 
 
 class Interrupt(Exception):
-    """The exception of a signal handler."""
+    """The exception raised by a signal handler."""
 
 
 @pytest.fixture(autouse=True)
@@ -24,14 +24,14 @@ def _handler() -> Iterator[None]:
     signal.signal(signal.SIGUSR1, before)
 
 
-def test_request_result_or_exception_is_passed_through() -> None:
+def test_result_or_exception_is_passed_through() -> None:
     assert finished(divmod, 7, 2) == (3, 1)
     assert finished(sorted, [1, 2], reverse=True) == [2, 1]
     with pytest.raises(ZeroDivisionError):
         finished(divmod, 7, 0)
 
 
-def test_signal_is_raised_after_request() -> None:
+def test_signal_is_handled_after_request() -> None:
     main, may_end, ended = threading.main_thread().ident, threading.Event(), []
     assert main is not None
 

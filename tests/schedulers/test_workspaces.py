@@ -1,4 +1,4 @@
-"""The part of a working directory that travels with a job, and its git state."""
+"""Which part of a working directory is copied for a job, and the directory's git state."""
 
 import io
 import os
@@ -34,7 +34,7 @@ def git(directory: Path, *arguments: str, stdin: str = "") -> str:
 
 
 def tree(directory: Path) -> set[str]:
-    """The paths of all files and links below a directory."""
+    """Return the paths of all files and links below a directory."""
     return {
         str(path.relative_to(directory))
         for path in directory.rglob("*")
@@ -72,7 +72,7 @@ def test_job_records_and_token_are_excluded(
 
 
 def test_file_contents_and_modes_are_preserved(tmp_path: Path) -> None:
-    """So are times, empty directories and links."""
+    """Times, empty directories and links are preserved as well."""
     here, there = tmp_path / "here", tmp_path / "there"
     fill(here, "main.py", "deep/er/data.bin", "locked/file")
     (here / "empty").mkdir()
@@ -93,7 +93,7 @@ def test_file_contents_and_modes_are_preserved(tmp_path: Path) -> None:
 
 
 def test_pipes_and_sockets_are_excluded(tmp_path: Path) -> None:
-    """A pipe would block the process that opens it, and a socket can't be copied."""
+    """Opening a pipe would block, and a socket can't be copied."""
     here = tmp_path / "here"
     fill(here, "main.py")
     os.mkfifo(here / "pipe")
@@ -108,7 +108,7 @@ def test_destination_inside_workspace_is_not_copied(tmp_path: Path) -> None:
 
 
 def test_second_copy_replaces_first(tmp_path: Path) -> None:
-    """Links there are not followed."""
+    """Links in the copy aren't followed."""
     here, there = tmp_path / "here", tmp_path / "there"
     fill(here, "a")
     fill(tmp_path, "precious")
@@ -129,7 +129,7 @@ def test_ignore_file_excludes_paths(tmp_path: Path) -> None:
     assert found == {"main.py", "data/small.csv", "keep.log", name}
 
 
-# What TorchX's own walk of a workspace leaves of these files (nightly 2026-10).
+# The files that TorchX's own walk of a workspace includes (nightly 2026-10).
 THERE = (
     "data/a",
     "x/data/b",
@@ -150,7 +150,7 @@ TORCHX = {
 }
 
 
-# As docker build leaves of them (the examples of docs.docker.com, moby's pattern matcher).
+# The files that docker build includes (examples from docs.docker.com, moby's pattern matcher).
 DOCKER = {
     "data\n": {*THERE} - {"data/a"},
     "/data/\n": {*THERE} - {"data/a"},
@@ -166,15 +166,17 @@ DOCKER = {
 
 
 @pytest.mark.parametrize(("text", "expected"), DOCKER.items())
-def test_dockerignore_matches_as_docker_does(tmp_path: Path, text: str, expected: set[str]) -> None:
-    """Patterns match the whole path."""
+def test_dockerignore_patterns_match_as_in_docker(
+    tmp_path: Path, text: str, expected: set[str]
+) -> None:
+    """They match the whole path."""
     here = tmp_path / "here"
     fill(here, *THERE)
     (here / ".dockerignore").write_text(text)
     assert packed(here, tmp_path / "there") - {".dockerignore"} == expected
 
 
-def test_history_stays_behind_unless_dockerignore_has_it(tmp_path: Path) -> None:
+def test_git_history_is_excluded_unless_dockerignore_includes_it(tmp_path: Path) -> None:
     here = tmp_path / "here"
     fill(here, ".git/HEAD", "x/__pycache__/a.pyc", "main.py")
     (here / ".dockerignore").write_text("data\n")
@@ -184,19 +186,21 @@ def test_history_stays_behind_unless_dockerignore_has_it(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("text", "expected"), TORCHX.items())
-def test_torchxignore_matches_as_torchx_does(tmp_path: Path, text: str, expected: set[str]) -> None:
-    """Patterns match the whole path, unlike git's rules in .relightignore."""
+def test_torchxignore_patterns_match_as_in_torchx(
+    tmp_path: Path, text: str, expected: set[str]
+) -> None:
+    """They match the whole path, unlike git's rules in .relightignore."""
     here = tmp_path / "here"
     fill(here, *THERE)
     (here / ".torchxignore").write_text(text)
     assert packed(here, tmp_path / "there") - {".torchxignore"} == expected
 
 
-def test_several_directories_merge_into_one_copy(
+def test_directories_are_merged_into_one_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`a;b:c`, or TorchX's mapping, puts b into the copy's directory c; each has its own ignore
-    file.
+    """`a;b:c`, or TorchX's mapping, puts b into the copy's directory c. Each directory has its own
+    ignore file.
     """
     monkeypatch.chdir(tmp_path)
     fill(tmp_path, "a/main.py", "a/x", "b/lib.py", "b/x")
@@ -220,8 +224,8 @@ def test_several_directories_merge_into_one_copy(
             workspaces.projects(text)
 
 
-def test_single_file_is_a_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its target is its path in the copy, as in TorchX, or a directory with a slash at its end."""
+def test_workspace_can_be_a_single_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in TorchX, its target is its path in the copy, or a directory if it ends with a slash."""
     monkeypatch.chdir(tmp_path)
     fill(tmp_path, "a/main.py", "conf.yaml")
     (tmp_path / "conf.yaml").chmod(0o640)
@@ -240,7 +244,7 @@ def test_single_file_is_a_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_relightignore_overrides_dockerignore(tmp_path: Path) -> None:
-    """.dockerignore may be meant for an image."""
+    """.dockerignore may be intended for an image."""
     here = tmp_path / "here"
     fill(here, "a", "b")
     (here / ".dockerignore").write_text("a\n")
@@ -248,8 +252,8 @@ def test_relightignore_overrides_dockerignore(tmp_path: Path) -> None:
     assert packed(here, tmp_path / "there") == {"a", ".dockerignore", ".relightignore"}
 
 
-def test_history_and_bytecode_are_excluded(tmp_path: Path) -> None:
-    """Virtual environments too, unless they are included explicitly."""
+def test_git_history_and_bytecode_are_excluded(tmp_path: Path) -> None:
+    """Virtual environments are too, unless they are included explicitly."""
     here = tmp_path / "here"
     fill(here, "main.py", ".git/HEAD", ".venv/bin/python", "p/__pycache__/m.pyc", ".gitignore")
     assert packed(here, tmp_path / "there") == {"main.py", ".gitignore"}
@@ -258,8 +262,8 @@ def test_history_and_bytecode_are_excluded(tmp_path: Path) -> None:
     assert found == {"main.py", ".gitignore", ".git/HEAD", ".relightignore"}
 
 
-def test_archive_has_same_files_as_copy(tmp_path: Path) -> None:
-    """Root owns them, and hard links have the contents."""
+def test_archive_has_the_same_files_as_the_copy(tmp_path: Path) -> None:
+    """They are owned by root, and hard links are stored as regular files."""
     here, there = tmp_path / "here", tmp_path / "there"
     fill(here, "main.py", "sub/x", "a.log")
     os.link(here / "main.py", here / "other.py")
@@ -276,7 +280,7 @@ def test_archive_has_same_files_as_copy(tmp_path: Path) -> None:
     assert os.readlink(there / "w/link") == "sub"
 
 
-def test_empty_archive_contains_the_directory(tmp_path: Path) -> None:
+def test_archive_of_empty_workspace_contains_the_directory(tmp_path: Path) -> None:
     file = io.BytesIO()
     workspaces.archive(str(tmp_path), file, prefix="w")
     file.seek(0)
@@ -285,7 +289,7 @@ def test_empty_archive_contains_the_directory(tmp_path: Path) -> None:
 
 
 def test_invalid_directory_is_one_line_error(tmp_path: Path) -> None:
-    """A missing source is a usage error, an impossible destination a machine error."""
+    """A missing source is a usage error, and an impossible destination is a machine error."""
     with pytest.raises(UsageError, match="is not a directory"):
         workspaces.pack(str(tmp_path / "none"), str(tmp_path / "there"))
     fill(tmp_path, "here/x", "file")
@@ -301,7 +305,7 @@ PIECES = st.sampled_from(
      "[]]", "[", "]", "\\", "\\*", "\\#", "#", "!", " ", "\\ ", ".", "-", "[[:alpha:]]", "[[:x:]]",
      "[c-a]", "[\\]]", "[a-]", "c", "[!]]", "[[:upper:]-]", "[[]", "[a-c]"]
 )  # fmt: skip
-# git takes the `**` of `a**/b` for one between slashes, against its own documentation.
+# Contrary to its documentation, git treats the `**` in `a**/b` like one between slashes.
 ODD = re.compile(r"[^/!]\*\*|.!\*\*|\*\*[^/]")
 LINES = st.lists(PIECES, min_size=1, max_size=6).map("".join).filter(lambda s: not ODD.search(s))
 
@@ -314,17 +318,17 @@ LINES = st.lists(PIECES, min_size=1, max_size=6).map("".join).filter(lambda s: n
 @example(paths=["ab/a"], lines=["ab\r"])
 @example(paths=["a.c", "a.b"], lines=["*[c-a]"])
 @settings(max_examples=100)
-def test_patterns_match_as_in_git(
+def test_relightignore_patterns_match_as_in_git(
     paths: list[str], lines: list[str], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """What travels is what git would add with the same lines."""
+    """The copied files are the ones that git would add with the same ignore file."""
     directory = tmp_path_factory.mktemp("patterns")
     here = directory / "here"
     for path in paths:
         try:
             fill(here, path)
         except (FileExistsError, NotADirectoryError, IsADirectoryError):
-            pass  # another path makes it a file, or a directory
+            pass  # another path has made it a file or a directory
     git(directory, "init", "-q", "--bare", "history")
     rules = directory / "rules"
     rules.write_text("\n".join([*workspaces.IGNORED_BY_DEFAULT, *lines]))
@@ -365,7 +369,7 @@ def test_git_state_has_commit_branch_and_changes(tmp_path: Path) -> None:
 def test_missing_git_or_repository_yields_no_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor does a git that doesn't answer; nothing fails."""
+    """Neither does a git that doesn't respond. Nothing fails."""
     assert workspaces.git_state(str(tmp_path)) == {}
     slow = tmp_path / "git"
     slow.write_text("#!/bin/sh\nexec sleep 60\n")
@@ -378,8 +382,8 @@ def test_missing_git_or_repository_yields_no_state(
 
 
 @pytest.mark.needs_git
-def test_git_state_runs_no_command_of_repository(tmp_path: Path) -> None:
-    """The configuration may name one for `git status`."""
+def test_reading_git_state_runs_no_command_from_the_repository(tmp_path: Path) -> None:
+    """The repository's configuration may set one for `git status`."""
     git(tmp_path, "init", "-q")
     git(tmp_path, "config", "core.fsmonitor", f"touch {tmp_path}/ran; true")
     assert workspaces.git_state(str(tmp_path))["commit"] == ""

@@ -1,15 +1,15 @@
-"""A pool of hosts that share a directory, and a scheduler of relight for it.
+"""A pool of hosts that share a directory, and a relight scheduler for it.
 
-Each host runs `python -m relight_pool.host DIRECTORY` and takes replicas from there. A job is a
-directory below it:
+Each host runs `python -m relight_pool.host DIRECTORY` and takes replicas from there. Each job is a
+subdirectory:
 
-    job.json            what it is, readable by its user alone: there are secrets in it
+    job.json            its description, readable only by its user, as it contains secrets
     relight             the launcher, if a role needs it
-    ROLE.N.todo         a replica that no host has taken; holds how often it was started before
-    ROLE.N.taken        one that a host has; holds its name
-    ROLE.N.done         one that has ended; holds its exit code
+    ROLE.N.todo         a replica that no host has taken; contains its number of earlier starts
+    ROLE.N.taken        a replica taken by a host; contains the host's name
+    ROLE.N.done         a replica that has ended; contains its exit code
     ROLE.N.log          its output
-    torchelastic        the logs of single workers
+    torchelastic        the individual workers' logs
     rank0               the address of the first replica's host
-    cancelled, failed   marks: hosts stop its replicas
+    cancelled, failed   markers that tell hosts to stop the job's replicas
 """

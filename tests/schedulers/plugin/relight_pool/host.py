@@ -1,4 +1,4 @@
-"""A host of a pool: takes replicas of jobs and runs them, until SIGTERM.
+"""A host in a pool: takes jobs' replicas and runs them until SIGTERM.
 
 python -m relight_pool.host DIRECTORY NAME ADDRESS [SLOTS]
 """
@@ -16,11 +16,11 @@ from relight_pool.scheduler import RANK0_ENV, REPLICA
 
 _POLL_S = 0.05
 _GRACE_S = 40
-"""From SIGTERM to SIGKILL: more than the agents give their workers."""
+"""Time between SIGTERM and SIGKILL, longer than agents give their workers."""
 
 
 class Running(NamedTuple):
-    """A replica that runs here."""
+    """A replica running on this host."""
 
     process: subprocess.Popen[bytes]
     place: str
@@ -30,13 +30,13 @@ class Running(NamedTuple):
 
 
 class Host:
-    """Runs as many replicas at a time as it has slots."""
+    """Runs up to as many replicas at once as it has slots."""
 
     def __init__(self, pool: str, name: str, address: str, slots: int) -> None:
         self._pool, self._name, self._address, self._slots = pool, name, address, slots
         self._running: list[Running] = []
         self._stopped: dict[int, float] = {}
-        """When the replicas that were asked to stop are killed, by the pid."""
+        """The time at which each stopping replica is killed, by pid."""
         self.is_over = False
 
     def run(self) -> None:

@@ -1,6 +1,6 @@
 """The scheduler: `relight submit -s pool -cfg directory=/shared/pool …`.
 
-The id of a job is DIRECTORY:NAME, quoted as in a URL, because later commands know nothing else.
+A job's id is DIRECTORY:NAME, quoted as in a URL, because later commands only get the id.
 """
 
 import json
@@ -32,7 +32,7 @@ from relight.schedulers.api import Capabilities, JobSummary, LogQuery, Option, R
 
 RANK0_ENV = "RELIGHT_RANK0_HOST"
 REPLICA = "\0replica\0"
-"""A placeholder for the number of a replica; no argument and no variable can contain it."""
+"""Placeholder for a replica's number, which no argument or variable can contain."""
 _POLL_S = 0.1
 _STOP_S = 60.0
 
@@ -43,7 +43,7 @@ def make() -> "Pool":
 
 
 class Pool:
-    """Sends jobs to a pool of hosts."""
+    """Submits jobs to a pool of hosts."""
 
     name = "pool"
     options: Sequence[Option] = (
@@ -56,11 +56,11 @@ class Pool:
     capabilities = Capabilities(retries=True, elastic=True)
 
     def affinity(self) -> int:
-        """Return that this scheduler can be used where it is asked for."""
+        """Return that this scheduler is only used if requested."""
         return 1
 
     def render(self, app: AppDef, cfg: Mapping[str, Any], app_id: str) -> Request:
-        """Return the files of a job."""
+        """Return a job's files."""
         place = os.path.join(os.path.abspath(cfg["directory"]), app_id)
         job = {
             "name": app.name,
@@ -77,7 +77,7 @@ class Pool:
         return Request(self.name, app, cfg, body, _text(place, job), notes, _id(place))
 
     def submit(self, request: Request) -> str:
-        """Write the files of a job; no host sees it before all of them are there."""
+        """Write a job's files. No host sees the job before all of them exist."""
         place, job = request.body["place"], request.body["job"]
         pool, app_id = os.path.split(place)
         if not os.path.isdir(pool):
@@ -102,7 +102,7 @@ class Pool:
         return _id(place)
 
     def status(self, app_ids: Sequence[str]) -> dict[str, AppStatus]:
-        """Return the statuses of those jobs that exist."""
+        """Return the statuses of the jobs that exist."""
         found = {}
         for app_id in app_ids:
             job = _job(app_id)
@@ -111,7 +111,7 @@ class Pool:
         return found
 
     def logs(self, app_id: str, query: LogQuery) -> Iterator[str]:
-        """Return the lines of a replica; both streams are one."""
+        """Return a replica's lines. Both streams are combined."""
         job = _existing(app_id)
         sizes = {role["name"]: role["replicas"] for role in job["roles"]}
         if not 0 <= query.replica < sizes.get(query.role, 0):
@@ -120,7 +120,7 @@ class Pool:
         return self._lines(app_id, query)
 
     def cancel(self, app_id: str) -> None:
-        """Stop a job and wait for its end."""
+        """Stop a job, and wait until it has ended."""
         job, place = _existing(app_id), _place(app_id)
         if not _status(place, job).state.is_over:
             _write(os.path.join(place, "cancelled"), "")
@@ -131,7 +131,7 @@ class Pool:
             time.sleep(_POLL_S)
 
     def delete(self, app_id: str) -> None:
-        """Stop a job and remove its files."""
+        """Stop a job, and remove its files."""
         self.cancel(app_id)
         shutil.rmtree(_place(app_id))
 
@@ -149,7 +149,7 @@ class Pool:
         return sorted(found, key=lambda each: each.submitted, reverse=True)
 
     def close(self) -> None:
-        """Do nothing: no connection stays open."""
+        """Do nothing, as there are no open connections."""
 
     def _lines(self, app_id: str, query: LogQuery) -> Iterator[str]:
         place = _place(app_id)
@@ -170,7 +170,7 @@ class Pool:
 
 
 def _role(role: Role, cfg: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """Return a role; the host replaces `REPLICA` by a number that only it knows."""
+    """Return a role in which the host replaces `REPLICA` with the replica's number."""
     values = {"img_root": ".", "app_id": _id(place), "replica_id": REPLICA}
     own = macros.substitute(role, {**values, "rank0_env": RANK0_ENV})
     if launcher_file.needed(role):
