@@ -13,7 +13,7 @@ from .chaos import MODES, Run
 
 
 def play(seed: int, mode: str = "") -> tuple[int, int, str]:
-    """Run a seed; return it, the digest of its log, and the violation with the log."""
+    """Run a seed. Return it, its log's digest, and the violation with the log."""
     run = Run(seed, mode)
     try:
         run.run()
@@ -25,7 +25,7 @@ def play(seed: int, mode: str = "") -> tuple[int, int, str]:
 
 
 def plays(seeds: range, processes: int, mode: str = "") -> Iterator[tuple[int, int, str]]:
-    """Run seeds, in several processes if that is worth it."""
+    """Run seeds, in several processes if that is worthwhile."""
     if processes <= 1 or len(seeds) < 2:
         yield from (play(seed, mode) for seed in seeds)
         return
@@ -34,7 +34,7 @@ def plays(seeds: range, processes: int, mode: str = "") -> Iterator[tuple[int, i
 
 
 def main() -> int:
-    """Run seeds; return 1 if one has failed."""
+    """Run seeds, and return 1 if one has failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation")
     parser.add_argument("--seeds", type=int, default=1000, help="how many")
     parser.add_argument("--from", type=int, default=0, dest="start", help="the first one")

@@ -15,32 +15,34 @@ from .watch import Watch
 from .world import Failure, Host, Process, World
 
 ENDED_WITHIN_S = 15.0
-"""From the last worker's end to the exit of all agents that learn of it; others give up after the
-join timeout."""
+"""Time from the last worker's exit until all agents that learn of it have exited. The others give
+up after the join timeout."""
 FORMED_WITHIN_S = 30.0
 REFUSALS_S = 5.0
-"""How long a refused connection to the one endpoint is believed."""
+"""How long a refused connection to the only endpoint counts as evidence."""
 PORT = 29400
 MODES = "endpoint", "hosts", "register"
 BLIPS = "cut", "out", "back", "stop", "pause", "busy", "stop coordinator", "reset", "all reset"
-"""What costs a healthy job nothing, if it is over in time."""
+"""Faults that cost a healthy job nothing if they end in time."""
 _BEGUN_BY_S = 30.0
 _BLIP_S = 7.5
 _BLIP_OF_HOSTS_S = 7.0
-"""The longest blip where several hosts may have to choose a coordinator afterwards, for up to a
-second.
+"""The longest blip when several hosts are listed, as electing a coordinator afterwards may take up
+to a second.
 """
 _BETWEEN_BLIPS_S = 12.0
 
 
 def _join_timeout(seed: int, usual_s: float) -> float:
-    """Some are as short as a lease and pass while the workers of other groups may run."""
+    """Return a join timeout. Some are as short as a lease, and pass while other groups' workers
+    may be running.
+    """
     timeouts = Random(f"{seed}, timeouts")
     return timeouts.choice((1.0, 3.0)) if timeouts.random() < 0.1 else usual_s
 
 
 class Run:
-    """A job of the size and with the trouble that a seed gives it."""
+    """A job whose size and faults are determined by a seed."""
 
     def __init__(self, seed: int, mode: str = "") -> None:
         self.world = world = World(seed)
@@ -52,7 +54,7 @@ class Run:
         ordered = self.mode == "endpoint" and random.random() < 0.15
         network = Random(f"{seed}, network")
         self._leaves = network.choices(("", "s1.l1", "s1.l2", "s2.l1"), k=5)
-        """The places of machines in the network."""
+        """The machines' places in the network."""
         self._endpoint_first = network.random() < 0.2
         by_topology = network.random() < 0.2 and not ordered
         segment = network.choice((1, 2, 3)) if by_topology else 1
@@ -117,11 +119,11 @@ class Run:
             ))  # fmt: skip
         extras = world.extras
         self._unequal = extras.random() < 0.1 and not ordered
-        """Whether some users start their nodes with other settings."""
+        """Whether some users start their nodes with different settings."""
         self._odd: list[Process] = []
         commands = extras.random() < 0.15 and self.mode != "hosts" and not ordered
         self._commands = extras.choice((1, 1, 2)) if commands else 0
-        """How many machines are to run `relight coordinator`."""
+        """How many machines run `relight coordinator`."""
         self._commanded: dict[Host, Process] = {}
         savings = world.savings
         if savings.random() < 0.3:
@@ -132,10 +134,10 @@ class Run:
             world.hang_timeout = HangTimeout(3.0, 3.0, adapts=False)
             kinds += ("hang", "idle")
         self._blames = Random(f"{seed}, blames")
-        """Decides whether workers blame a peer that is cut off, and fail."""
+        """Determines whether workers fail and blame a peer that is cut off."""
         self._resets = Random(f"{seed}, resets")
         self._reset_who_tries = 0.0
-        """How probable it is that the connection of a node breaks while it tries."""
+        """Probability that a node's connection breaks while it is probing."""
         if world.tries_network:
             kinds += ("wall", "wall")
             self._reset_who_tries = self._resets.choice((0.0, 0.3))
@@ -157,11 +159,10 @@ class Run:
                 world.hang_timeout = HangTimeout(3.0, 3.0, adapts=False)
         blips = Random(f"{seed}, blips")
         self._blips = blips if blips.random() < 0.12 and not large else None
-        """Set if nothing goes wrong but short silences, one at a time."""
+        """Set if the only faults are short silences, one at a time."""
         self._blip_s = _BLIP_OF_HOSTS_S if self.mode == "hosts" else _BLIP_S
         self._sleeps = False
-        """Whether these are of the coordinator, and long enough to have the others' workers frozen.
-        """
+        """Whether the coordinator is suspended for long enough to freeze the other nodes' workers."""
         if self._blips is not None:
             kinds, self._trouble_s = BLIPS, _BEGUN_BY_S + blips.uniform(10, 100)
             self._unequal, self._commands, world.hang_timeout = False, 0, None
@@ -191,15 +192,15 @@ class Run:
             self.watch.may_freeze = self._sleeps
         self.watch.on_answer = self._answered
         self._kill_who_answers = 0.0
-        """How probable it is that a coordinator is killed when it has answered."""
+        """Probability that a coordinator is killed after it has answered."""
         self._short_s = 0.0
-        """How long new coordinators live on average, 0 for no limit."""
+        """Average lifetime of new coordinators, or 0 for no limit."""
 
     def run(self) -> None:
-        """Run it.
+        """Run the job.
 
         Raises:
-            Failure: if an invariant does not hold.
+            Failure: If an invariant is violated.
         """
         with stage.on(self.world):
             try:
@@ -221,9 +222,9 @@ class Run:
         world.run_until(self._trouble_s)
         self._calm()
         if self._blips is not None and not self.watch.formations:
-            return  # the nodes did not find each other in time
+            return  # the nodes didn't find each other in time
         quiet = max(world.now, self.service.lost_until)
-        world.run_until(quiet + 2 * self.settings.lost_after_s)  # until lost nodes are missed
+        world.run_until(quiet + 2 * self.settings.lost_after_s)  # until lost nodes are noticed
         limit = quiet + FORMED_WITHIN_S + 4 * self.settings.lost_after_s
         limit += 2 * self._ttl_s if self.mode == "register" else 0
         while world.now < limit and self._unsettled():
@@ -233,11 +234,11 @@ class Run:
         self._finish()
 
     def _finish(self) -> None:
-        """Let all workers end well, whenever they run, and everybody go home."""
+        """Let all workers succeed whenever they run, and all agents exit."""
         world, agents = self.world, self.watch.agents
         group = self.watch.coordinating()
         over = group is None or group.state not in (GroupState.RUNNING, GroupState.ENDED)
-        # Who missed the end waits until the join timeout.
+        # An agent that missed the end waits for the join timeout.
         told = [a for a in agents if a.alive and group and a.id in group.members and not over]
         limit = (
             world.now + ENDED_WITHIN_S + (self.settings.rejoin_grace_s if self._listed > 1 else 0)
@@ -247,7 +248,7 @@ class Run:
                 agent.succeed()
             world.run_until(world.now + 0.25)
         for agent in told:
-            # One that has not found the next coordinator before the end can't learn of it.
+            # An agent that hasn't found the next coordinator before the end can't learn of it.
             if agent.alive and agent.id in self.watch.told:
                 raise Failure(f"{agent.name} is still there {ENDED_WITHIN_S} s after the end")
         limit = world.now + 2 * self.settings.join_timeout_s + ENDED_WITHIN_S
@@ -263,11 +264,11 @@ class Run:
             raise Failure(f"agents that were there at the end exit with {codes}")
 
     def _unsettled(self) -> str:
-        # Nodes that give up so soon may all have done so.
+        # With a join timeout this short, all nodes may have given up.
         gave_up = self.settings.join_timeout_s < ENDED_WITHIN_S
         return "" if self.watch.ends or gave_up else self.watch.settled()
 
-    # Trouble.
+    # Faults.
 
     def _start(self, host: Host) -> None:
         if self.watch.ends or not host.up or host.paused:
@@ -313,7 +314,7 @@ class Run:
         return self._unequal and not calm and self.world.extras.random() < 0.2
 
     def _start_commands(self) -> None:
-        """Have `relight coordinator` run where it should: on the endpoint, or on two machines."""
+        """Start `relight coordinator` where it belongs: on the endpoint, or on two machines."""
         for host in self.world.hosts[: self._commands if self.mode == "register" else 1]:
             before = self._commanded.get(host)
             if self._commands and not (before and before.alive) and host.up and not host.paused:
@@ -335,7 +336,7 @@ class Run:
         process.start(lambda: stage.coordinate(bind, meeting, self.settings))
 
     def _start_again(self, process: Process) -> None:
-        """Start the successor of a process on its machine."""
+        """Start a process's successor on the same machine."""
         if process in self._commanded.values():
             self._start_commands()
         else:
@@ -377,7 +378,9 @@ class Run:
                 process.sigstop()
                 world.after(soon, process.sigcont)
             case "stop coordinator":
-                if self._sleeps and host is not coordinator.host:  # it falls silent just before
+                if (
+                    self._sleeps and host is not coordinator.host
+                ):  # the node falls silent just before
                     self._cut(host, [coordinator.host], "cut")
                     world.after(3 + soon / 2, self._heal, host, [coordinator.host])
                     world.after(3, coordinator.sigstop)
@@ -405,7 +408,9 @@ class Run:
             case "hole":
                 world.log(f"{host.name}: only small packets get through")
                 world.holes.add(host.number)
-                world.after(5 + soon, self._heal, host, [])  # long enough to be dropped
+                world.after(
+                    5 + soon, self._heal, host, []
+                )  # long enough for the node to be dropped
             case "wall":
                 self._wall(host, 5 + soon)
             case "foreign signals":
@@ -424,7 +429,7 @@ class Run:
                 agent.fail()
             case "fail and reset":
                 agent.fail()
-                for each in alive:  # about when the next generation is formed
+                for each in alive:  # around when the next generation forms
                     soon = world.survivors.random()
                     world.after(soon, partial(self._reset, each, both=True))
             case "fail outside":
@@ -460,7 +465,7 @@ class Run:
                 world.after(soon, setattr, self.service, "late_s", 0.0)
 
     def _blame(self) -> None:
-        """A worker fails, and says that a peer is gone or late."""
+        """Fail a worker that reports a peer as gone or late."""
         if self.world.now < self._trouble_s:
             self._blames.choice(self.watch.agents).fail(blames=True)
 
@@ -474,14 +479,14 @@ class Run:
             self._kill(process)
 
     def _begins(self, coordinator: Process) -> None:
-        """A process begins to coordinate. It may be killed before it has said much."""
+        """A process has become the coordinator. It may be killed soon afterwards."""
         if self._short_s and self.world.now < self._trouble_s:
             seconds = self._random.expovariate(1 / self._short_s)
             self.world.after(seconds, self._kill_in_trouble, coordinator)
             self.world.after(seconds + 0.01, self._start_again, coordinator)
 
     def _answered(self) -> None:
-        """A coordinator has answered an agent. It may be killed before it says more."""
+        """A coordinator has answered an agent. It may be killed before it sends anything else."""
         coordinating = self.watch.coordinating()
         if (
             self.world.now < self._trouble_s
@@ -493,14 +498,14 @@ class Run:
             self.world.after(1, self._start_again, coordinator)
 
     def _tries(self, process: Process) -> None:
-        """A node tries to reach the others: its connection may break before it has answered."""
+        """A node is probing the others. Its connection may break before it has answered."""
         if self.world.now < self._trouble_s and self._resets.random() < self._reset_who_tries:
             agent, soon = self.world.agent_of(process), self._resets.uniform(0, 0.5)
             self.world.after(soon, lambda: self._reset(agent, both=True))
 
     def _stop_past_its_lease(self, process: Process, coordinator: Process) -> None:
-        """An agent beside the coordinator stands still until the others have gone on without it;
-        then the coordinator is killed, so that this one may take its port.
+        """Stop an agent on the coordinator's machine until the others have continued without it.
+        Then kill the coordinator, so that this agent may take over its port.
         """
         seconds = self.settings.lost_after_s * self._random.uniform(1, 4)
         process.sigstop()
@@ -509,8 +514,10 @@ class Run:
         self.world.after(seconds + 5, self._start_again, coordinator)
 
     def _shut_in(self, coordinating: Host) -> None:
-        """The coordinator does not reach the register, and a firewall keeps all machines from it
-        but those whose nodes are in its group. Nodes start there again.
+        """Cut the coordinator off from the registry, and all machines off from the coordinator.
+
+        Machines with nodes in the coordinator's group aren't cut off. Nodes are restarted on the
+        other machines.
         """
         service, world = self.service, self.world
         busy = {agent.process.host for agent in self.watch.agents if agent.alive and agent.formed}
@@ -569,7 +576,7 @@ class Run:
                 self.watch.runs(agent.workers)
 
     def _others(self, host: Host, coordinator: Host) -> list[Host]:
-        """Return from whom a machine is cut off: from the coordinator's, from some, or from all."""
+        """Return the machines that a machine is cut off from: the coordinator's, some, or all."""
         others = [each for each in self.world.hosts if each is not host]
         few = self._random.sample(others, self._random.randint(0, len(others)))
         if coordinator is not host and coordinator not in few:
@@ -615,7 +622,7 @@ class Run:
             agent.process.call(end.reset, "reset")
 
     def _calm(self) -> None:
-        """End all trouble, and see to it that there are enough nodes."""
+        """End all faults, and make sure that there are enough nodes."""
         world = self.world
         self._trouble_s = 0.0
         world.log("all trouble ends")
@@ -637,8 +644,8 @@ class Run:
             for process in host.processes:
                 process.sigcont()
         if self._blips is not None:
-            return  # everybody is there
-        for process in self._odd:  # their users see the fault
+            return  # all nodes are there
+        for process in self._odd:  # their users notice the mistake
             self._kill(process)
         lost_after_s = self.settings.lost_after_s
         for seconds in (0, 3, 6, lost_after_s + 1, 2 * lost_after_s + 6):  # some may be leaving

@@ -1,4 +1,4 @@
-"""The memory that simulated workers share with their agent, and the steps that they take."""
+"""The memory that simulated workers share with their agent, and the steps they take."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
 
 _SEEN_S = 0.001
 _HELD_S = 0.01
-"""How often a worker that is held looks whether it may continue."""
+"""How often a held worker checks whether it may continue."""
 
 
 class Memory(WorkerMemory):
-    """The shipped one, on memory of this process."""
+    """The shipped class, on this process's memory."""
 
     def __init__(
         self, loop: Any, error_files: Mapping[int, str], began: float, say: Callable[[str], None]
@@ -27,17 +27,17 @@ class Memory(WorkerMemory):
         self._open = dict.fromkeys(self._shared, -1)
 
     def close(self) -> None:
-        """Leave it to the workers."""
+        """Do nothing, as the workers own the memory."""
 
     def join(self, local_rank: int, variables: Mapping[str, str], count: int) -> None:
-        """Tell a worker its place, which must be that of its agent."""
+        """Tell a worker its ranks, which must match its agent's."""
         place = self._workers.formed.place
         told = variables["RANK"], variables["WORLD_SIZE"]
         assert told == (str(place.first_rank + local_rank), str(place.world_size))
         self._put(local_rank, words.JOIN, count)
 
     def replace(self, local_rank: int, error_file: str) -> None:
-        """Leave it to the workers."""
+        """Do nothing, as the workers own the memory."""
 
     def _pages(self) -> Iterator[tuple[int, memoryview]]:
         yield from self._shared.items()
@@ -49,8 +49,10 @@ class Memory(WorkerMemory):
 
 
 class Steps:
-    """The steps of a node's workers; after each they ask whether to save and leave, as
-    `relight.worker.should_checkpoint` does. In some worlds they never ask.
+    """The steps taken by a node's workers.
+
+    After each step they ask whether to save and leave, as in `relight.worker.should_checkpoint`.
+    In some worlds they never ask.
     """
 
     def __init__(self, workers: "Workers", local_ranks: list[int]) -> None:
@@ -61,7 +63,7 @@ class Steps:
             self.start(local_rank)
 
     def start(self, local_rank: int) -> None:
-        """A worker starts, with a page of its own."""
+        """Start a worker with its own page."""
         page = self.pages[local_rank] = memoryview(bytearray(words.SIZE)).cast("Q")
         if self._world.step_s:
             self._later(local_rank, page)
@@ -81,7 +83,7 @@ class Steps:
             self._later(local_rank, page)
             return
         call = page[words.CALLS] + 1
-        leaves = words.leaves(page, call)  # the other processor sees the call a moment later
+        leaves = words.leaves(page, call)  # another CPU sees the call a moment later
         self._world.after(_SEEN_S, self._called, local_rank, page, call, leaves)
 
     def _called(self, local_rank: int, page: memoryview, call: int, leaves: bool | None) -> None:

@@ -1,7 +1,7 @@
-"""Shows that the simulation would see a broken fencing rule: `python -m tests.simulation.mutants`.
+"""Show that the simulation detects broken fencing rules: `python -m tests.simulation.mutants`.
 
-Each mutant is the shipped code with one line of a fencing rule changed. It must be found within
-`--seeds` seeds. Prints for each the seed that found it.
+Each mutant is the shipped code with one line of a fencing rule changed. The simulation must detect
+it within `--seeds` seeds. For each mutant, the seed that detected it is printed.
 """
 
 import argparse
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 class Mutant(NamedTuple):
-    """A broken rule: the line in a module of `relight`, and what takes its place."""
+    """A broken rule: a line in one of relight's modules, and its replacement."""
 
     rule: str
     module: str
@@ -29,7 +29,7 @@ class Mutant(NamedTuple):
 
 MUTANTS = (
     Mutant(
-        "a generation hangs only if the workers of all its nodes are quiet",
+        "a generation hangs only if the workers on all of its nodes are idle",
         "core/group/roster.py",
         "if not self.active or len(self._quiet) < len(self.active):",
         "if not self.active or not self._quiet:",
@@ -41,226 +41,226 @@ MUTANTS = (
         "if self.limit >= self._most:",
     ),
     Mutant(
-        "if a node is preempted, workers are asked to save",
+        "if a node is preempted, the workers are asked to save",
         "core/group/membership.py",
         "            if node in self.roster:\n                cause = f",
         "            if False:\n                cause = f",
     ),
     Mutant(
-        "a preemption counts before a new coordinator knows that the generation goes on",
+        "a preemption counts even before a new coordinator has confirmed the generation",
         "core/group/membership.py",
         "self._ending.preempted[node] = message",
         "if self.state is GroupState.RUNNING:\n"
         "                    self._ending.preempted[node] = message",
     ),
     Mutant(
-        "a node that comes back while nodes try to reach each other is still heard",
+        "the answer of a node that reconnects while nodes probe each other still counts",
         "core/group/reachability.py",
         "self._known.discard(node)\n\n    def must_try",
         "self._known.discard(node)\n        self._silent.discard(node)\n\n    def must_try",
     ),
     Mutant(
-        "of two nodes of which one has not reached the other, one is left out",
+        "if one node couldn't reach another, one of the two is left out",
         "core/group/reachability.py",
         "for pair, why in self._failed.items() if set(pair) <= set(here)}",
         "for pair, why in self._failed.items() if not set(pair) <= set(here)}",
     ),
     Mutant(
-        "a node is left out only because of a pair that has failed",
+        "a node is left out only because of a failed pair",
         "core/group/reachability.py",
         "self._failed[number, (number + target) % count] = why",
         "self._failed[number, (number - target) % count] = why",
     ),
     Mutant(
-        "a preempted node whose workers have left starts no more",
+        "a preempted node whose workers have left starts no more workers",
         "agent/agent.py",
         "if node.preempted and ended and not signals:",
         "if node.preempted and outcome.failures and not signals:",
     ),
     Mutant(
-        "a worker is held from the limit on",
+        "a worker is held once it reaches the limit",
         "core/workers/shared_words.py",
         "return None if limit and call >= limit else False",
         "return False",
     ),
     Mutant(
-        "a lease counts from when the echoed heartbeat was sent, not from when its echo came",
+        "a lease counts from when the heartbeat was sent, not from when its echo arrived",
         "core/link/link_state.py",
         "self.echoed_at = max(self.echoed_at, sent_at)",
         "self.echoed_at = self._last",
     ),
     Mutant(
-        "a coordinator drops a node only after a lease that it has given is over",
+        "a coordinator drops a node only after the lease it granted has expired",
         "core/group/silence.py",
         "self._lost_after_s = lost_after_s",
         "self._lost_after_s = lost_after_s - 2",
     ),
     Mutant(
-        "echoes renew the lease of workers only once their generation is confirmed",
+        "echoes renew the workers' lease only once their generation is confirmed",
         "core/link/link_state.py",
         "if self.state is LinkState.CONNECTED:\n            self._lease.renew(",
         "if True:\n            self._lease.renew(",
     ),
     Mutant(
-        "workers run for a few seconds only once another machine refuses their node",
+        "once another machine refuses their node, workers run for only a few more seconds",
         "core/link/lease.py",
         "self.until = min(self.until, self._refused_since + REFUSALS_S)",
         "pass",
         "endpoint",
     ),
     Mutant(
-        "a refusal renews no lease that is over",
+        "a refusal doesn't renew an expired lease",
         "core/link/lease.py",
         "if refusal is Refusal.PROOF and not self._doubtful and now < self.until:",
         "if refusal is Refusal.PROOF and not self._doubtful:",
         "endpoint",
     ),
     Mutant(
-        "nor one whose generation a later coordinator has not confirmed",
+        "a refusal doesn't renew a lease that a later coordinator has not confirmed",
         "core/link/lease.py",
         "if refusal is Refusal.PROOF and not self._doubtful and now < self.until:",
         "if refusal is Refusal.PROOF and now < self.until:",
         "endpoint",
     ),
     Mutant(
-        "who becomes the host of the endpoint goes on with no lease that is over",
+        "a node that becomes the endpoint host doesn't continue with an expired lease",
         "core/link/lease.py",
         "self._confirmed_here = sole and now < self.until",
         "self._confirmed_here = sole",
         "endpoint",
     ),
     Mutant(
-        "nor with one that a coordinator in between has not confirmed",
+        "a new endpoint host doesn't continue with a lease unconfirmed by an interim coordinator",
         "core/link/lease.py",
         "sole = until == FOR_EVER and not self._doubtful",
         "sole = until == FOR_EVER",
         "endpoint",
     ),
     Mutant(
-        "who begins to coordinate forms a generation when all leases of the one before are over",
+        "a new coordinator forms a generation only after the old one's leases have expired",
         "core/group/membership.py",
         "return max(now + self.settings.rejoin_grace_s, "
         "self._began_at + self.settings.lost_after_s)",
         "return now + self.settings.rejoin_grace_s",
     ),
     Mutant(
-        "an elected coordinator's own workers run on its votes, and no longer",
+        "an elected coordinator's own workers run only as long as its votes last",
         "rendezvous/election_finder.py",
         "self._seeker.extended(elector.lease_until())",
         'self._seeker.extended(float("inf"))',
         "hosts",
     ),
     Mutant(
-        "a holder of a register counts from before it asked",
+        "a registry holder's lease counts from before its request",
         "rendezvous/leader_session.py",
         "                self._hold_from(asked_at)\n                self._on_renewed()",
         "                self._hold_from(self._loop.now())\n                self._on_renewed()",
         "register",
     ),
     Mutant(
-        "a holder ends its hold before the register can name another one",
+        "a holder gives up its lease before the registry can name another one",
         "core/link/leader_lease.py",
         "self._held_s = ttl_s - MARGIN_S",
         "self._held_s = 3 * ttl_s",
         "register",
     ),
     Mutant(
-        "who was never at the coordinator does not evict it because it is refused",
+        "a node that never reached the coordinator doesn't evict it for refusing",
         "core/link/leader_lease.py",
         "is_evidence = same_host if is_loopback else reached or is_ours",
         "is_evidence = True",
         "register",
     ),
     Mutant(
-        "a holder that no longer holds stops the workers of its own node",
+        "a holder whose lease has ended stops its own node's workers",
         "core/link/lease.py",
         "self.until = min(self.until, now + self._lease_s)",
         "pass",
         "register",
     ),
     Mutant(
-        "the group goes on without a node that it drops when the lease of its workers is over",
+        "the group continues without a dropped node only after its workers' lease has expired",
         "core/group/membership.py",
         "self._recover_until = now + self.settings.lost_after_s  #",
         "self._recover_until = now  #",
     ),
     Mutant(
-        "frozen workers are looked at again and again, as others may continue them",
+        "frozen workers are checked repeatedly, as other programs may resume them",
         "processes/freezer.py",
         "return now + LOOK_EVERY_S",
         "return None",
     ),
     Mutant(
-        "a new coordinator forms no first generation while the old one's may run",
+        "a new coordinator forms no first generation while the old one's may be running",
         "core/group/membership.py",
         "if join.met_coordinator and",
         "if False and",
         "hosts",
     ),
     Mutant(
-        "nor one that knows of the old one only from those that vote for it",
+        "a new coordinator also waits if only its voters know about the old one",
         "agent/link.py",
         "self._met_coordinator |= self._finder.follows_another()",
         "pass",
         "hosts",
     ),
     Mutant(
-        "a host whose agent has given up does not coordinate while its workers are stopped",
+        "a host whose agent has given up doesn't coordinate while its workers are being stopped",
         "agent/link.py",
         "self._finder.retire()",
         "pass",
         "hosts",
     ),
     Mutant(
-        "a coordinator that hears of an unknown generation waits while its workers may run",
+        "a coordinator that hears about an unknown generation waits while it may be running",
         "core/group/membership.py",
         "return max(over, self._foreign_lease_expiry())",
         "return over",
     ),
     Mutant(
-        "a silent node is in no new generation",
+        "a silent node isn't part of a new generation",
         "core/group/members.py",
         "Silent(member.join.host, heard_at, reason))\n        self._ready.pop(member.node, None)",
         "Silent(member.join.host, heard_at, reason))",
     ),
     Mutant(
-        "nobody is let in while a node is silent",
+        "no newcomer is admitted while a node is silent",
         "core/group/membership.py",
         "return may and not silent",
         "return may",
     ),
     Mutant(
-        "workers are frozen before their node is lost, by a freezer that is late as well",
+        "even a late freezer freezes workers before their node counts as lost",
         "core/link/lease.py",
         "return lost_after_s - MARGIN_S",
         "return lost_after_s",
     ),
     Mutant(
-        "a coordinator that is silent is sought beside its connection",
+        "a silent coordinator is sought while the connection to it is kept",
         "core/link/link_state.py",
         "if now >= redial_at and not self._job_over:",
         "if False:",
     ),
     Mutant(
-        "heartbeats are at most half a second apart, however long a silent node is waited for",
+        "heartbeats are at most half a second apart, whatever the silence timeout",
         "core/link/link_state.py",
         "self._due = now + settings.interval_s",
         "self._due = now + settings.lost_after_s / 5",
     ),
     Mutant(
-        "the end of a connection proves nothing",
+        "a closed connection proves nothing",
         "agent/coordinator.py",
         "            self._fall_silent(peer, reason)\n        else:  # it has left",
         "            peer.group.step(NodeLost(peer.node, reason))\n        else:  # it has left",
     ),
     Mutant(
-        "a refused datagram is proof only if the agent's socket outlives it",
+        "a refused datagram is proof only if the socket outlives the agent",
         "agent/link.py",
         "return self.rank >= 0 and self.answers_datagrams and self.is_held",
         "return self.rank >= 0 and self.answers_datagrams",
     ),
     Mutant(
-        "a failed worker does not shorten the lease of a silent node",
+        "a failed worker doesn't shorten a silent node's lease",
         "core/group/membership.py",
         "        self.roster.reactivate()\n        stopping =",
         "        self.roster.reactivate()\n"
@@ -269,25 +269,25 @@ MUTANTS = (
         "        stopping =",
     ),
     Mutant(
-        "a failure because of a peer that is silent spends no restart",
+        "a failure caused by a silent peer uses no restart",
         "core/group/membership.py",
         "if ending.blamed_at is not None and self._was_silent(ending.blamed_at):",
         "if False:",
     ),
     Mutant(
-        "what a coordinator has slept through it holds against nobody",
+        "a coordinator doesn't count its own suspension as silence",
         "core/group/silence.py",
         "self._awake_at = now",
         "pass",
     ),
     Mutant(
-        "only nodes that are proven to be gone are not waited for by a new coordinator",
+        "a new coordinator waits for all nodes except those proven to be gone",
         "core/group/roster.py",
         "return self.order.count(None) - len(self._done_and_gone | self._gone)",
         "return 0",
     ),
     Mutant(
-        "a holder of a register that is silent ends its hold if a node is silent",
+        "while its registry is silent, a holder gives up its lease if a node is silent",
         "core/group/membership.py",
         "return self.roster.lost + silent",
         "return self.roster.lost",
@@ -300,49 +300,49 @@ MUTANTS = (
         "size = min(len(ready), settings.max_nodes)",
     ),
     Mutant(
-        "no workers are stopped for newcomers that do not fill a segment",
+        "no workers are stopped for newcomers that don't fill a segment",
         "core/group/membership.py",
         "return self.settings.whole(min(waiting, self.settings.max_nodes - len(self.roster)))",
         "return min(waiting, self.settings.max_nodes - len(self.roster))",
     ),
     Mutant(
-        "a segment lies in one leaf if that is possible",
+        "a segment lies in one leaf if possible",
         "core/group/rank_order.py",
         "for members in fit[: size // segment - in_mixed]",
         "for members in fit[:0]",
     ),
     Mutant(
-        "nodes of a leaf are neighbours",
+        "nodes in a leaf are neighbours",
         "core/group/rank_order.py",
         "return levels, member is not first,",
         "return member is not first,",
     ),
     Mutant(
-        "survivors join the generation after theirs, and no later one",
+        "survivors join only the next generation, never a later one",
         "core/group/survivors.py",
         "if ready.generation != last or member.node not in before:",
         "if member.node not in before:",
     ),
     Mutant(
-        "workers do not survive twice without a step in between",
+        "workers don't survive twice without a step in between",
         "core/group/survivors.py",
         "elif before.survivors and not progressed:",
         "elif False:",
     ),
     Mutant(
-        "workers do not survive a hang if it is unknown which of them hung",
+        "workers don't survive a hang if it is unknown which of them hung",
         "core/group/survivors.py",
         "elif not knows_culprit:",
         "elif False:",
     ),
     Mutant(
-        "survivors that the group does not take end before others start",
+        "survivors rejected by the group exit before other workers start",
         "agent/agent.py",
         "workers is not None and workers.has_survivors and formed.survivors_stay",
         "workers is not None and workers.has_survivors",
     ),
     Mutant(
-        "a generation that is stopped while survivors end does not start",
+        "a generation that is stopped while survivors exit doesn't start",
         "agent/agent.py",
         "return stay or not self._end_survivors()",
         "return stay or self._end_survivors() or True",
@@ -354,13 +354,13 @@ MUTANTS = (
         "        if len(self._late) == len(supervisor.alive):\n            self._look_again()",
     ),
     Mutant(
-        "a process that is started while others are frozen is frozen as well",
+        "a process started while others are being frozen is frozen as well",
         "processes/freezer.py",
         "for _ in range(_ROUNDS):",
         "for _ in range(1):",
     ),
     Mutant(
-        "a process that another program has stopped is not continued, and all others are",
+        "a process stopped by another program isn't resumed, and all others are",
         "processes/freezer.py",
         "            if pid in self._frozen_pids:\n",
         "            if pid == min(self._frozen_pids):\n",
@@ -369,10 +369,10 @@ MUTANTS = (
 
 
 def broken_copy(mutant: Mutant, where: Path) -> None:
-    """Copy relight, with a rule broken.
+    """Copy relight with a broken rule.
 
     Raises:
-        ValueError: if the line is not there, or not once.
+        ValueError: If the line doesn't occur exactly once.
     """
     shutil.copytree(ROOT / "src", where, ignore=shutil.ignore_patterns("__pycache__"))
     path = where / "relight" / mutant.module
@@ -383,7 +383,7 @@ def broken_copy(mutant: Mutant, where: Path) -> None:
 
 
 def found_by(mutant: Mutant, seeds: int, start: int, processes: int) -> tuple[int, str]:
-    """Return the seed that finds a mutant and how, -1 if none does."""
+    """Return the seed that detects a mutant and how, or -1 if none does."""
     with tempfile.TemporaryDirectory(prefix="relight-mutant-") as directory:
         copy = Path(directory) / "src"
         broken_copy(mutant, copy)
@@ -401,7 +401,7 @@ def found_by(mutant: Mutant, seeds: int, start: int, processes: int) -> tuple[in
 
 
 def main() -> int:
-    """Look for each mutant; return 1 if one is not found."""
+    """Try to detect each mutant, and return 1 if one isn't detected."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation.mutants")
     parser.add_argument("--seeds", type=int, default=10_000, help="how many, at most, for each")
     parser.add_argument("--from", type=int, default=0, dest="start", help="the first one")

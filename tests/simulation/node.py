@@ -1,4 +1,4 @@
-"""Fake workers and their output: processes that train, fail, save and end."""
+"""Fake workers and their output: processes that train, fail, save and exit."""
 
 import signal
 from collections.abc import Callable, Sequence
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 WAITS, STUCK = WorkerState(" in step", (), True), WorkerState(" in read", (), False)
 _FREEZE_AGAIN_S = 0.05
-"""How long processes that another program has continued may run on, as the documents say."""
+"""How long processes may run after another program has resumed them, as documented."""
 
 
 class WatchedNode(ShippedNode):
-    """The shipped one, which also keeps the last message of the group."""
+    """The shipped class, which also keeps the group's last message."""
 
     waits: WaitReason | None = None
-    """Why this node waits, if that came after its latest generation."""
+    """Why this node is waiting, if it was told so after its latest generation."""
 
     def received(self, message: FromCoordinator) -> None:
         if isinstance(message, GenerationFormed | WaitReason):
@@ -51,59 +51,59 @@ class Node(Agent):
         self.leaving = False
         self.stop_s = stop_s
         self.is_read = True
-        """Whether its console takes what workers print."""
+        """Whether someone reads the console that workers print to."""
         super().__init__(job)
 
     @property
     def alive(self) -> bool:
-        """Whether the process is there."""
+        """Return whether the process exists."""
         return self.process.alive
 
     @property
     def id(self) -> str:
-        """Its name among the others."""
+        """Return its name in the group."""
         return self.link.join.node
 
     @property
     def formed(self) -> GenerationFormed | None:
-        """The generation whose workers are here, also if they are done."""
+        """Return the generation of the workers here, even if they are done."""
         return self.node.running.formed if self.node.running is not None else None
 
     @property
     def over(self) -> bool:
-        """Whether it has learned of the end."""
+        """Return whether it has learned that the job has ended."""
         return self.node.end is not None
 
     @property
     def done(self) -> bool:
-        """Whether they have succeeded."""
+        """Return whether its workers have succeeded."""
         return self.node.running is not None and self.node.running.have_succeeded
 
     @property
     def waits(self) -> WaitReason | None:
-        """The reason that it was given for waiting."""
+        """Return the reason it was given for waiting."""
         assert isinstance(self.node, WatchedNode)
         return self.node.waits
 
     def read_console(self, *, reads: bool = True) -> None:
-        """Somebody reads the output, or stops reading it."""
+        """Start or stop reading its console's output."""
         if self.is_read != reads:
             self.process.world.log(f"{self.name}: its console is {'' if reads else 'not '}read")
             self.is_read = reads
             self.process.call(lambda: None)
 
     def fail(self, *, blames: bool = False) -> None:
-        """A worker ends badly. `blames`: it says that another one is gone or late."""
+        """Fail a worker. With `blames`, it reports a peer as gone or late."""
         if self.workers is not None:
             self.workers.fail(blames=blames)
 
     def succeed(self) -> None:
-        """All workers end well."""
+        """Let all workers succeed."""
         if self.workers is not None:
             self.workers.succeed()
 
     def sigterm(self) -> None:
-        """Somebody wants the agent to stop."""
+        """Send SIGTERM to the agent."""
         if self.alive and not self.leaving:
             self.leaving = True
             self.process.world.log(f"{self.name} SIGTERM")
@@ -111,8 +111,9 @@ class Node(Agent):
 
 
 class Workers:
-    """As `relight.processes.worker_processes.Workers`, with the spawner behind it, which
-    keeps the lease on its own, whatever becomes of the agent.
+    """Replaces `relight.processes.worker_processes.Workers`, including its spawner.
+
+    The spawner enforces the lease by itself, whatever happens to the agent.
     """
 
     def __init__(
@@ -132,7 +133,7 @@ class Workers:
         self.doing: dict[int, WorkerState] = {}
         self.memory = None
         self.frozen = False
-        """As the agent knows."""
+        """Whether the agent knows them to be frozen."""
         self.processes = Processes(self.world.extras, len(plans), lively=self.world.lively)
         self._loop = loop
         self._on_event = on_event
@@ -154,35 +155,35 @@ class Workers:
 
     @property
     def standing(self) -> bool:
-        """Whether their processes are stopped."""
+        """Return whether their processes are stopped."""
         return self._freezer.frozen
 
     @property
     def run(self) -> bool:
-        """Whether a worker of the group runs at this moment."""
+        """Return whether any of the group's workers is running now."""
         inside = self._alive.keys() - self.recoverables.outside.keys()
         return bool(inside) and not self.standing and not self.process.host.paused
 
     def trains(self, local_rank: int) -> bool:
-        """Return whether this worker runs in its group."""
+        """Return whether this worker is running in its group."""
         return self.run and self.has(local_rank) and local_rank not in self.recoverables.outside
 
     def used_s(self) -> float:
-        """Return how much CPU time they have used. It is seen from time to time."""
+        """Return how much CPU time they have used, sampled from time to time."""
         runs = self.run and not self.world.watch.stands_still(self.node)
         if runs and self._ran:
             self._used_s += self.world.now - self._seen_at
         self._seen_at, self._ran = self.world.now, runs
         return self._used_s
 
-    # Requests of the agent.
+    # Requests from the agent.
 
     def signal(self, local_ranks: Sequence[int], number: int) -> None:
         self.stop(local_ranks, number)
 
     def stop(self, local_ranks: Sequence[int], number: int) -> None:
         for local_rank in local_ranks:
-            if number == signal.SIGKILL:  # the others stay
+            if number == signal.SIGKILL:  # the others are unaffected
                 self.world.after(0.01, self._end_asked, local_rank, -number)
             else:
                 self._end_in(self.node.stop_s, local_rank, -number)
@@ -227,7 +228,7 @@ class Workers:
     # What happens.
 
     def look(self) -> None:
-        """Freeze or thaw, as the shipped freezer decides."""
+        """Freeze or thaw the workers, as the shipped freezer decides."""
         if not self._alive or self.process.host.paused:
             return
         now = self.process.host.now()
@@ -253,8 +254,9 @@ class Workers:
             raise Violation(f"{self.node.name}: {self.processes.left_stopped} are still stopped")
 
     def signalled_by_others(self) -> None:
-        """Another program stops a process, or continues all. While they are frozen, the freezer
-        looks in a moment.
+        """Another program stops one process or resumes all of them.
+
+        While they are frozen, the freezer checks again soon afterwards.
         """
         if not self._alive:
             return
@@ -278,7 +280,7 @@ class Workers:
                 self.look()
 
     def fail(self, *, blames: bool) -> None:
-        """A worker ends badly."""
+        """Fail a worker."""
         if self.run and not self._ending and not self.world.watch.hangs(self.node):
             self.world.watch.failures += 1
             self.world.log(f"{self.node.name} a worker fails, blames a peer: {blames}")
@@ -288,7 +290,7 @@ class Workers:
             self._exit(failed, 1)
 
     def fail_outside(self) -> None:
-        """A worker that waits for the next group is killed."""
+        """Kill a worker that is waiting for the next group."""
         outside = [each for each in self._alive if each in self.recoverables.outside]
         if outside and not self._ending and not self.process.host.paused:
             self.world.watch.failures += 1
@@ -296,7 +298,7 @@ class Workers:
             self._exit(outside[0], -signal.SIGKILL)
 
     def succeed(self) -> None:
-        """All workers end well."""
+        """Let all workers succeed."""
         if self.run and not self._ending and not self.world.watch.hangs(self.node):
             self.world.log(f"{self.node.name} workers end well")
             self.world.watch.ends_well(self.node)
@@ -304,11 +306,11 @@ class Workers:
                 self._exit(local_rank, 0)
 
     def has(self, local_rank: int) -> bool:
-        """Return whether this worker has not ended."""
+        """Return whether this worker hasn't exited."""
         return local_rank in self._alive
 
     def leave(self, local_rank: int) -> None:
-        """A worker has saved, and ends well."""
+        """Let a worker that has saved exit successfully."""
         self._exit(local_rank, 0)
 
     def _end_in(self, seconds: float, local_rank: int, exitcode: int) -> None:
@@ -330,7 +332,7 @@ class Workers:
             self._tell(WorkerExited(local_rank, exitcode))
 
     def _orphan(self) -> None:
-        """The agent is gone: its guard kills them in a moment."""
+        """The agent is gone, so the guard kills the workers soon."""
         if self.process.host.up:
             self.world.after(self.world.guard_s, self._die)
         else:
@@ -355,7 +357,7 @@ class Workers:
 
 
 class Logs:
-    """As `relight.output.worker_logs.Logs`."""
+    """Replaces `relight.output.worker_logs.Logs`."""
 
     def __init__(self, loop: Any, *_: object) -> None:
         self._node = loop.process.world.agent_of(loop.process)
@@ -402,7 +404,7 @@ class Logs:
 
 
 class Store:
-    """As `relight.net.store_port.StorePort`."""
+    """Replaces `relight.net.store_port.StorePort`."""
 
     port = 29500
     served = True
@@ -419,7 +421,7 @@ class Store:
 
 
 class Console:
-    """As `relight.output.console.Console`."""
+    """Replaces `relight.output.console.Console`."""
 
     fd = -1
     full = False
@@ -436,7 +438,7 @@ class Console:
 
 
 class Consoles(tuple[Console, ...]):
-    """As `relight.output.console.Consoles`."""
+    """Replaces `relight.output.console.Consoles`."""
 
     @classmethod
     def open(cls, loop: Any) -> "Consoles":
@@ -452,7 +454,7 @@ class Consoles(tuple[Console, ...]):
 
 
 class EventLog:
-    """As `relight.output.journal.EventLog`."""
+    """Replaces `relight.output.journal.EventLog`."""
 
     began = 0.0
 
@@ -468,7 +470,7 @@ class EventLog:
 
 
 class Scratch:
-    """As `relight.host.scratch.Scratch`."""
+    """Replaces `relight.host.scratch.Scratch`."""
 
     path = ""
 
@@ -483,13 +485,15 @@ class Scratch:
 
 
 def usage(process: Process) -> Usage:
-    """As `relight.agent.hang_watch.usage_of_all`."""
+    """Return what `relight.agent.hang_watch.usage_of_all` would."""
     workers = process.world.agent_of(process).workers
     return Usage(workers.used_s() if workers is not None else 0.0, 0, 0)
 
 
 def doing(process: Process) -> dict[int, WorkerState]:
-    """As `relight.stacks.worker_state.doing`, for the workers of a generation that hangs."""
+    """Return what `relight.stacks.worker_state.doing` would for the workers of a hung
+    generation.
+    """
     agent, watch = process.world.agent_of(process), process.world.watch
     workers = agent.workers
     if workers is None or not watch.hangs(agent):
@@ -504,7 +508,7 @@ def doing(process: Process) -> dict[int, WorkerState]:
 def gather(
     ends: Sequence[Any], logs: object, workers: Workers, command: object, host: str, loop: Any
 ) -> tuple[tuple[Failure, ...], tuple[int, ...]]:
-    """As `relight.agent.postmortem.gather`."""
+    """Return what `relight.agent.postmortem.gather` would."""
     del logs, command
     endings = workers.world.endings
     raised = ErrorReport(FailureKind.RECORDED, "ValueError", "bad", "train.py:1", "", ())
@@ -522,5 +526,5 @@ def gather(
 
 
 def has_memory(group: Any) -> bool:
-    """As `relight.agent.worker_group.WorkerGroup._has_memory`."""
+    """Return what `relight.agent.worker_group.WorkerGroup._has_memory` would."""
     return group._memory is not None or group._services.loop.process.world.recoverable

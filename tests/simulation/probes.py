@@ -1,5 +1,6 @@
-"""Fake health checks: nodes that try to reach each other in this world, as with
-`relight.agent.network_check`, and some that are broken.
+"""Fake health checks: nodes that probe each other in this world, and broken machines.
+
+They replace `relight.agent.network_check` and `relight.agent.health_check`.
 """
 
 from collections.abc import Callable
@@ -14,8 +15,8 @@ _LONGEST_S = 2.5
 def check(
     loop: Any, journal: object, job: object, is_over: Callable[[], bool]
 ) -> HealthCheckFailure:
-    """Return whether a machine is broken, as `relight.agent.health_check.run`. That may take a
-    while.
+    """Return whether a machine is broken, as `relight.agent.health_check.run` would, possibly
+    after a while.
     """
     del journal, job
     world = loop.process.world
@@ -27,8 +28,9 @@ def check(
 
 
 class NetworkCheck:
-    """The probes of one node. It reaches a peer if it does so at one of two moments, as
-    unanswered probes are sent again.
+    """One node's probes.
+
+    It reaches a peer if it does so at either of two moments, as unanswered probes are sent again.
     """
 
     prober = Target("", 1, 0)
@@ -39,7 +41,7 @@ class NetworkCheck:
         self._world = loop.process.world
 
     def start(self, begin: StartProbes, done: Callable[[NodesProbed], None]) -> None:
-        """Try to reach the other nodes; call `done` when that is over."""
+        """Probe the other nodes, and call `done` afterwards."""
         peers = dict(enumerate(begin.nodes[1:], 1))
 
         def look() -> None:

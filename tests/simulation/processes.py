@@ -1,8 +1,7 @@
-"""The processes of a node's workers. They start others, in sessions of their own or orphaned, and
-other programs send them signals.
+"""A node's worker processes, the processes that they start, and signals from other programs.
 
-The shipped freezer stops and continues them. A process that is not stopped yet may start another
-one between any two steps of the freezer.
+Started processes have their own sessions or are orphaned. The shipped freezer stops and resumes all
+of them. A process that isn't stopped yet may start another one between any two freezer steps.
 """
 
 import signal
@@ -16,9 +15,9 @@ class Processes:
     """The descendants of a node's spawner.
 
     Args:
-        random: decides who starts what.
-        workers: how many there are.
-        lively: whether they start others.
+        random: Determines which process starts another one.
+        workers: The number of workers.
+        lively: Whether they start other processes.
     """
 
     def __init__(self, random: Random, workers: int, *, lively: bool) -> None:
@@ -31,18 +30,18 @@ class Processes:
 
     @property
     def running(self) -> list[int]:
-        """Those that run."""
+        """Return the running processes."""
         return [pid for pid in self._parents if pid not in self._stopped]
 
     @property
     def left_stopped(self) -> set[int]:
-        """Those that are stopped, and not by another program."""
+        """Return the processes stopped by anyone other than another program."""
         return self._stopped - self._stopped_by_others
 
-    # The part of `relight.host.system` that the freezer uses, and `os.kill`.
+    # The parts of `relight.host.system` that the freezer uses, and `os.kill`.
 
     def tree(self, pid: int) -> list[int]:
-        """Return all processes, each after its parent; orphans are the spawner's."""
+        """Return all processes, each after its parent. Orphans belong to the spawner."""
         del pid
         found = [_SPAWNER]
         for each in found:
@@ -50,11 +49,11 @@ class Processes:
         return found[1:]
 
     def is_running(self, pid: int) -> bool:
-        """Return whether a process is there and not stopped."""
+        """Return whether a process exists and isn't stopped."""
         return pid in self._parents and pid not in self._stopped
 
     def kill(self, pid: int, number: int) -> None:
-        """Send a signal. Before it arrives, somebody may start another process, or end."""
+        """Send a signal. Before it arrives, some process may start another one or exit."""
         self.live()
         if pid not in self._parents:
             raise ProcessLookupError
@@ -66,7 +65,7 @@ class Processes:
     # What happens to them.
 
     def live(self) -> None:
-        """Let one that runs start another, or end before its children."""
+        """Let a running process start another one, or exit before its children."""
         running = self.running
         if not self._lively or not running or self._random.random() < 0.5:
             return
@@ -81,14 +80,14 @@ class Processes:
             self._parents[self._started] = pid
 
     def continue_all(self) -> None:
-        """Another program continues all processes, in the order of their pids."""
+        """Let another program resume all processes, ordered by pid."""
         self._stopped_by_others.clear()
         for pid in sorted(self._parents):
             self.live()
             self._stopped.discard(pid)
 
     def stop_one(self) -> None:
-        """Another program stops one that runs, and will not want it to be continued."""
+        """Let another program stop a running process, which must then not be resumed."""
         if running := self.running:
             pid = self._random.choice(running)
             self._stopped.add(pid)
@@ -96,7 +95,7 @@ class Processes:
 
 
 class Below:
-    """As `relight.host.system`: the descendants of the process that looks."""
+    """Replaces `relight.host.system`: descendants of the calling process."""
 
     processes: Processes
 
@@ -111,7 +110,7 @@ BELOW = Below()
 
 
 def send(pid: int, number: int) -> None:
-    """As the freezer's `_send`."""
+    """Replaces the freezer's `_send`."""
     try:
         BELOW.processes.kill(pid, number)
     except ProcessLookupError:

@@ -1,5 +1,6 @@
-"""A register as a service: etcd, or a directory on a shared disk. It answers late, or not at all,
-or not to all.
+"""A registry service, such as etcd or a directory on a shared disk.
+
+It may answer late, not at all, or only some machines.
 """
 
 from relight.rendezvous.leader_lock import NOBODY, Record
@@ -9,15 +10,15 @@ from .world import Process, World
 
 
 class Service:
-    """The record, kept by a server whose clock is right."""
+    """The record, kept by a server whose clock is accurate."""
 
     def __init__(self, world: World) -> None:
         self.world = world
         self.silent_for: set[int] = set()
-        """Machines that it does not answer."""
+        """Machines that get no answer."""
         self.late_s = 0.0
         self.lost_until = 0.0
-        """When the last of the requests that were lost times out."""
+        """When the last lost request times out."""
         self.holder: Client | None = None
         self.value = ""
         self.revision = 0
@@ -25,13 +26,13 @@ class Service:
         self.until = 0.0
 
     def lapse(self) -> None:
-        """See whether the lease of the lock has lapsed."""
+        """Release the lock if its lease has expired."""
         if self.holder is not None and self.world.now >= self.until:
             self.world.log(f"the register lets go of {self.holder.process.name}")
             self.holder = None
 
     def take(self, holder: "Client | None") -> None:
-        """Somebody else is written down, or nobody is."""
+        """Record a new holder, or none."""
         self.holder = holder
         self.revision += 1
         name = holder.process.name if holder is not None else "nobody"
@@ -39,15 +40,15 @@ class Service:
 
 
 class Client:
-    """As `relight.rendezvous.leader_lock.Register`."""
+    """Replaces `relight.rendezvous.leader_lock.Register`."""
 
     def __init__(self, service: Service, process: Process) -> None:
         self.own_address = process.host.address
         self.process = process
         self.answer_s = 0.0
-        """How long its next answer takes to come back."""
+        """How long its next answer takes to arrive."""
         self.reached_at = 0.0
-        """When the register last answered it."""
+        """When the registry last answered this client."""
         self.evicted_at = float("-inf")
         """When another process last removed its record."""
         self.ttl_s = 0.0
@@ -55,7 +56,7 @@ class Client:
         self._phase: dict[str, object] = {}
 
     def _reach(self, step: str) -> None:
-        """Go to the server: late, or in vain."""
+        """Contact the server, which may answer late or never."""
         service, world = self._service, self.process.world
         host = self.process.host
         if self._phase.pop(f"lost {step}", None) or (

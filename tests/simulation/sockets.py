@@ -1,7 +1,7 @@
-"""A fake `relight.host`: a loop, connections, datagrams, names and calls that block.
+"""A fake `relight.host`: a loop, connections, datagrams, name lookups and blocking calls.
 
-Connections are like TCP: in order. Data sent into a cut arrives after it has healed, if both ends
-still exist; data for an end that is gone is answered by a reset.
+Connections deliver data in order, as in TCP. Data sent during a cut arrives after it has healed if
+both ends still exist. Data for an end that is gone is answered with a reset.
 """
 
 import marshal
@@ -21,7 +21,7 @@ _FIRST_RTO_S = 0.2
 
 
 class Later(Exception):
-    """A call that blocks returns in `seconds`."""
+    """Raised by a blocking call that returns after `seconds`."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Later(Exception):
 
 
 class Loop:
-    """The event loop of one process."""
+    """One process's event loop."""
 
     def __init__(self, world: World) -> None:
         self.process = world.me()
@@ -75,7 +75,7 @@ class Loop:
 
 
 class Socket:
-    """The listening port of a process."""
+    """A process's listening port."""
 
     family = socket.AF_INET
 
@@ -98,14 +98,14 @@ class Socket:
         self.abandon()
 
     def abandon(self, *, silently: bool = False) -> None:
-        """Nobody will accept the pending connections."""
+        """Drop the pending connections."""
         for end in list(self.strangers):
             end.die(silently=silently)
         self.backlog.clear()
 
 
 class End:
-    """One end of a connection, as `relight.net.connection.Connection`."""
+    """One end of a connection, which replaces `relight.net.connection.Connection`."""
 
     def __init__(
         self, world: World, process: Process, owner: Any, hello: Any, own: str, peer: str
@@ -130,7 +130,7 @@ class End:
         self._held_at = 0.0
         process.ends[self] = None
 
-    # What `Connection` has.
+    # The interface of `Connection`.
 
     @property
     def is_answered(self) -> bool:
@@ -143,7 +143,7 @@ class End:
         if not self.gone:
             assert self.is_open
             if message.get("type") != "heartbeat":
-                message = marshal.loads(marshal.dumps(message))  # takes plain values only
+                message = marshal.loads(marshal.dumps(message))  # accepts only plain values
             self.transmit("message", message)
 
     def drain(self) -> bool:
@@ -161,7 +161,7 @@ class End:
     # The wire.
 
     def die(self, *, silently: bool = False) -> None:
-        """Be gone; the other end sees that, unless the machine is gone."""
+        """Close this end. The other end notices, unless the machine is gone."""
         if self.gone:
             return
         self.gone, self.is_open = True, False
@@ -204,8 +204,10 @@ class End:
         world.at(self._arrival, self.other.arrive, kind, payload)
 
     def repeats_in(self) -> float:
-        """Return in how many seconds TCP retransmits after a cut: first after 0.2 s, then after
-        twice as long each time (RFC 6298; Linux's TCP_RTO_MIN).
+        """Return in how many seconds TCP retransmits after a cut.
+
+        The first retransmission is after 0.2 s, and each later one after twice as long (RFC 6298;
+        Linux's TCP_RTO_MIN).
         """
         waited, again = self.world.now - self._held_at, _FIRST_RTO_S
         while again < waited:
@@ -224,7 +226,7 @@ class End:
                 self.transmit(kind, payload)
 
     def arrive(self, kind: str, payload: Any) -> None:
-        """Something has come to this machine."""
+        """Handle data that has arrived at this machine."""
         if not self.process.host.up:
             return
         if self.gone:
@@ -234,14 +236,14 @@ class End:
         self.process.call(self.receive, kind, payload)
 
     def _answer_by_reset(self, other: "End") -> None:
-        """Reset the other end, after what this one has sent: on Linux that can still be read."""
+        """Reset the other end, after the data already sent, which can still be read on Linux."""
         world, here, there = self.world, self.process.host, other.process.host
         if world.passes(here, there):
             self._arrival = max(self._arrival, world.now + world.delay(here, there))
             world.at(self._arrival, other.process.call, other.reset, "Connection reset by peer")
 
     def reset(self, reason: str) -> None:
-        """The connection is broken, as far as this end knows."""
+        """Treat the connection as broken on this end."""
         if not self.gone:
             opened = self.is_open
             self.gone, self.is_open = True, False
@@ -252,7 +254,7 @@ class End:
                 self.owner.closed(self, reason)
 
     def receive(self, kind: str, payload: Any) -> None:
-        """The process reads the data that has arrived."""
+        """Let the process read the data that has arrived."""
         if self.gone:
             return
         if self.sock is not None and self.sock.listener is None:
@@ -288,10 +290,10 @@ class End:
         self.is_open = True
         self.owner.opened(self, hello)
 
-    # How a connection begins.
+    # Opening a connection.
 
     def syn(self, host: Host, port: int, tries: int) -> None:
-        """Ask a machine for a connection."""
+        """Request a connection from a machine."""
         world, here = self.world, self.process.host
         if self.gone or not self.process.alive:
             return
@@ -333,19 +335,19 @@ class End:
         return "127.0.0.1" if host is self.process.host else host.address
 
     def refuse(self) -> None:
-        """Nobody listens there."""
+        """Report that nothing is listening there."""
         if not self.gone:
             self.refused = True
             self.fail("refused")
 
     def too_late(self) -> None:
-        """It has taken too long."""
+        """Report a timeout."""
         if not self.is_open:
             self.fail("no answer in time")
 
 
 class Listener:
-    """As `relight.net.listener.Listener`."""
+    """Replaces `relight.net.listener.Listener`."""
 
     def __init__(
         self, loop: Loop, sock: Socket, owner: Any, hello: Any, security: Any, divert: Any = None
@@ -366,7 +368,7 @@ class Listener:
 
 
 class Heartbeats(heartbeats.Heartbeats):
-    """As `relight.net.heartbeats.Heartbeats`, whose seals it has."""
+    """Replaces `relight.net.heartbeats.Heartbeats`, but uses its seals."""
 
     def __init__(self, loop: Any, address: tuple[str, int], family: int, on_datagram: Any) -> None:
         del family
@@ -397,7 +399,7 @@ class Heartbeats(heartbeats.Heartbeats):
         self._probed.clear()
         self._is_open = False
         if self._has_no_workers() or not self._is_held:
-            self._free()  # else their spawner has it as well
+            self._free()  # otherwise their spawner holds it as well
 
     def _has_no_workers(self) -> bool:
         agent = self.process.agent
@@ -408,7 +410,7 @@ class Heartbeats(heartbeats.Heartbeats):
             del self._boxes[self._at]
 
     def _orphan(self) -> None:
-        """Its process is gone; the guard has it as long as workers are there."""
+        """The process is gone. The guard holds the socket as long as there are workers."""
         self._probed.clear()
         self._is_open = False
         if self._is_held and self.process.host.up:
@@ -450,7 +452,7 @@ def dial(
     loop: Loop, address: tuple[str, int], owner: Any, hello: Any, security: Any, *,
     timeout_s: float = OPEN_TIMEOUT_S,
 ) -> End:  # fmt: skip
-    """As `relight.net.connection.dial`."""
+    """Replaces `relight.net.connection.dial`."""
     del security
     process, world = loop.process, loop.process.world
     host = world.host_of(address[0], process.host)
@@ -466,7 +468,7 @@ def dial(
 def resolve(
     loop: Loop, host: str, port: int, done: Callable[[list[tuple[str, int]], str], None]
 ) -> None:
-    """As `relight.net.dns.resolve`."""
+    """Replaces `relight.net.dns.resolve`."""
     process, world = loop.process, loop.process.world
     if host.startswith(("10.", "127.")):
         loop.call_after(0, lambda: done([(host, port)], ""))
@@ -477,7 +479,7 @@ def resolve(
 
 
 def call(loop: Loop, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
-    """As `relight.host.background.call`; the call may raise `Later`, and is made again then."""
+    """Replaces `relight.host.background.call`. The call may raise `Later`, and is then repeated."""
     process, world = loop.process, loop.process.world
 
     def attempt() -> None:
@@ -500,10 +502,10 @@ def call(loop: Loop, work: Callable[[], Any], done: Callable[[Any], None]) -> No
 
 
 def refuses(world: World, address: tuple[str, int]) -> bool:
-    """As `relight.cli.coordinator._refuses`, immediately.
+    """Return what `relight.cli.coordinator._refuses` would, immediately.
 
     Raises:
-        OSError: if nobody answers.
+        OSError: If there is no answer.
     """
     here = world.me().host
     there = world.host_of(address[0], here)
@@ -513,7 +515,7 @@ def refuses(world: World, address: tuple[str, int]) -> bool:
 
 
 def timer_of(process: Process, seconds: float, callback: Callable[[], None]) -> Timer:
-    """Call back in a process in a while."""
+    """Schedule a callback in a process."""
     host = process.host
     timer = Timer(host.now() + seconds, callback)
     process.world.at(host.in_world(timer.when), process.fire, timer)

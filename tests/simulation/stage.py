@@ -1,6 +1,4 @@
-"""Puts the shipped agent on the simulated machine. Only the parts that touch the machine are
-replaced.
-"""
+"""Puts the shipped agent on a simulated machine. Only parts that touch the machine are replaced."""
 
 import os
 import signal
@@ -43,7 +41,7 @@ COMMAND = Command(
 
 
 class WatchedMembership(Membership):
-    """The shipped one, looked at after each step."""
+    """The shipped class, checked after each step."""
 
     world: World
 
@@ -60,7 +58,7 @@ class WatchedMembership(Membership):
 
     def step(self, event: Any, now: float) -> Any:
         self.before = self.state, self.generation
-        ending = self._ending  # it is another one when the next generation is formed
+        ending = self._ending  # it is replaced when the next generation is formed
         effects = super().step(event, now)
         self.check()
         self.progressed = bool(ending.progressed)
@@ -71,7 +69,7 @@ class WatchedMembership(Membership):
 
 
 class WatchedLink(Link):
-    """The shipped one, looked at after each step."""
+    """The shipped class, checked after each step."""
 
     world: World
 
@@ -83,7 +81,7 @@ class WatchedLink(Link):
 
 
 class CheckedElection(Election):
-    """The shipped one, with its invariants."""
+    """The shipped class, with its invariants checked after each step."""
 
     def step(self, event: Any, now: float) -> Any:
         effects = super().step(event, now)
@@ -92,7 +90,7 @@ class CheckedElection(Election):
 
 
 class WatchedGroup(Group):
-    """The shipped one; who coordinates is known."""
+    """The shipped class, registered with the world's watch."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -150,7 +148,7 @@ TOWARDS_MACHINE: dict[str, dict[str, Any]] = {
 
 @contextmanager
 def on(world: World) -> Iterator[None]:
-    """Replace what touches the machine by this world."""
+    """Replace everything that touches the machine with this world."""
 
     def is_ours(address: str) -> bool:
         return address.startswith("127.") or address == world.me().host.address
@@ -196,7 +194,7 @@ def on(world: World) -> Iterator[None]:
 def job(
     settings: GroupSettings, meeting: Meeting, local_world_size: int, grace_s: float, world: World,
 ) -> AgentConfig:  # fmt: skip
-    """Return the configuration of an agent."""
+    """Return an agent's configuration."""
     check = HealthCheck("", (BuiltinCheck(NETWORK, 0),)) if world.tries_network else None
     most = RestartBudget(settings.max_restarts)
     spec = COMMAND.spec._replace(
@@ -221,7 +219,7 @@ def meeting(
     settings: GroupSettings, hosts: tuple[tuple[str, int], ...], register: Any, ttl_s: float,
     address: str, node_rank: int, topology: str,
 ) -> Meeting:  # fmt: skip
-    """Return where the nodes meet, as `rendezvous/config` would."""
+    """Return the meeting configuration that `rendezvous/config` would."""
     return Meeting(
         job="job", where="there", register=register, ttl_s=ttl_s, hosts=hosts, alone=False,
         hosted=None if not settings.ordered else node_rank == 0,

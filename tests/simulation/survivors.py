@@ -1,5 +1,7 @@
-"""Simulated workers in a recoverable function: they leave a broken group and join the next one, as
-worker/recovery does. Some never get into the function, some take longer than they may.
+"""Simulated workers in a recoverable function.
+
+They leave a broken group and join the next one, as in worker/recovery. Some never enter the
+function, and some take longer than allowed.
 """
 
 from random import Random
@@ -12,14 +14,14 @@ if TYPE_CHECKING:
     from .node import Workers
 
 _AGAIN_S = 0.1
-"""How often a worker that is frozen, or held, looks again."""
+"""How often a frozen or held worker checks again."""
 
 
 class Recoverables:
-    """The workers of one node that may keep their process; none in some worlds.
+    """The workers on one node that may keep their processes. In some worlds there are none.
 
     Args:
-        workers: the workers.
+        workers: All workers on the node.
     """
 
     def __init__(self, workers: "Workers") -> None:
@@ -27,11 +29,11 @@ class Recoverables:
         self._world = workers.world
         self._random: Random = workers.world.survivors
         self.outside: dict[int, GenerationId] = {}
-        """The workers that have left their group, and the generation that they were in."""
+        """The workers that have left their group, and the generation they were in."""
         self._busy: set[int] = set()
 
     def start(self, local_rank: int) -> None:
-        """A worker starts."""
+        """Handle a worker that has started."""
         self.outside.pop(local_rank, None)
         self._busy.discard(local_rank)
         if self._world.recoverable and self._random.random() > 0.03:
@@ -39,7 +41,7 @@ class Recoverables:
             self._world.after(self._random.uniform(0, 0.3), self._enter, local_rank, page)
 
     def told(self, local_rank: int) -> None:
-        """The agent has changed a word."""
+        """React to a word that the agent has changed."""
         if local_rank not in self._busy:
             self._busy.add(local_rank)
             page, joins = self._workers.steps.pages[local_rank], local_rank in self.outside
@@ -56,7 +58,7 @@ class Recoverables:
         self._world.after(seconds, self._advance, local_rank, page)
 
     def _advance(self, local_rank: int, page: memoryview) -> None:
-        """A worker has done a step."""
+        """Complete a step in a worker."""
         workers = self._workers
         if not self._is_there(local_rank, page):
             return
@@ -77,7 +79,7 @@ class Recoverables:
             return
         if local_rank in self.outside:
             if page[words.JOIN] != page[words.LEFT]:
-                return  # it waits
+                return  # still waiting
             self._world.watch.stays(workers, self.outside.pop(local_rank, NO_GENERATION))
             page[words.JOINED] = page[words.JOIN]
             self._world.watch.runs(workers)
@@ -91,6 +93,6 @@ class Recoverables:
             self.told(local_rank)
 
     def _is_there(self, local_rank: int, page: memoryview) -> bool:
-        """Return whether a worker is alive, and not one that has replaced it."""
+        """Return whether a worker is alive and hasn't been replaced."""
         workers = self._workers
         return workers.has(local_rank) and workers.steps.pages[local_rank] is page

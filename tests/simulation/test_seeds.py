@@ -1,4 +1,4 @@
-"""The group in a simulated world with everything that can go wrong. `make simulate` runs more."""
+"""The group in a simulated world with every kind of fault. `make simulate` runs more seeds."""
 
 import os
 import subprocess
@@ -15,15 +15,15 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.mark.parametrize("first", range(0, 80, 10))
-def test_no_seed_breaks_an_invariant_or_hangs(first: int) -> None:
-    """The invariants in `watch` hold in every run, and the job comes to its end."""
+def test_no_seed_violates_an_invariant_or_hangs(first: int) -> None:
+    """The invariants in `watch` hold throughout each run, and the job ends."""
     for seed in range(first, first + 10):
         _, _, wrong = play(seed)
         assert not wrong, wrong
 
 
-def test_short_run_of_seeds_breaks_no_invariant() -> None:
-    """The same, for `make quick`."""
+def test_few_seeds_violate_no_invariant() -> None:
+    """This one is for `make quick`."""
     for seed in range(1000, 1012):
         _, _, wrong = play(seed)
         assert not wrong, wrong
@@ -33,20 +33,22 @@ def test_short_run_of_seeds_breaks_no_invariant() -> None:
     "seed",
     [8_008_351, 8_021_866, 8_039_925, 8_050_320, 8_873_896, 202_094, 216_425, 220_422, 222_215],
 )
-def test_seeds_of_past_defects_pass(seed: int) -> None:
-    """A preempted coordinator told nobody the end; a node lost while its coordinator was suspended
-    was waited for; a coordinator that had lost its last node continued although its register was
-    silent; a preempted node whose workers failed came back, without a restart counted, and so did
-    one whose workers had succeeded before the others were asked to save; the host that coordinated
-    left during a blip, as its own workers had ended, or never left; two generations ran after a
-    change of the coordinator to a host that had just started, or whose agent had given up.
+def test_seeds_that_found_past_defects_pass(seed: int) -> None:
+    """The seeds found these defects.
+
+    A preempted coordinator told no one that the job had ended. A node lost while its coordinator
+    was suspended was still awaited. A coordinator that had lost its last node continued although
+    its registry was silent. A preempted node came back without a charged restart after its workers
+    had failed, or had succeeded before the others were asked to save. The coordinating host left
+    during a blip because its own workers had ended, or never left. Two generations ran after the
+    coordinator changed to a host that had just started, or whose agent had given up.
     """
     _, _, wrong = play(seed)
     assert not wrong, wrong
 
 
 def test_same_seed_gives_the_same_run() -> None:
-    """A run can be replayed from its seed in another process, whatever its hash seed is."""
+    """A run can be replayed from its seed in another process, whatever that process's hash seed."""
 
     def digests(hash_seed: str) -> str:
         command = [sys.executable, "-m", "tests.simulation", "--seeds", "5", "--from", "40"]
@@ -63,7 +65,7 @@ def test_same_seed_gives_the_same_run() -> None:
 
 
 def test_failing_seed_shows_its_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A violation comes with the seed's number and the last events before."""
+    """A violation is shown with the seed's number and the last events before it."""
     monkeypatch.setattr(Watch, "settled", lambda self: "it is Monday")
     _, _, wrong = play(1)
     assert "seed 1: " in wrong
@@ -72,7 +74,7 @@ def test_failing_seed_shows_its_log(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_each_mutant_matches_exactly_one_line() -> None:
-    """A rule that was rewritten needs its mutant rewritten."""
+    """When a rule's code changes, its mutant must change as well."""
     for mutant in MUTANTS:
         text = (ROOT / "src" / "relight" / mutant.module).read_text()
         assert text.count(mutant.line) == 1, mutant.rule

@@ -1,50 +1,53 @@
-"""The invariants of a simulated world after each step.
+"""The invariants of a simulated world, checked after each step.
 
 Guaranteed, and checked:
 
-- At most one live generation: workers on all nodes of two generations never run (neither ended nor
-  frozen) at the same time, but for the two cases below.
-- A coordinator forms its first one not beside one that it has heard of less than a lease before.
-- No worker of a node that was dropped runs when the next generation is formed.
-- Ranks of a generation are a permutation of 0..W-1; all its nodes get the same number, world
-  size, restart count, address. Nodes that stay keep their order, unless the network and segments
-  decide.
-- A generation has whole segments. As many as possible lie in one leaf of the network; if each node
-  is one, those of a leaf are neighbours.
-- The restart count never exceeds the budget, never falls under one coordinator, and grows only if
-  a worker has failed since the last generation began.
-- A failure that blames a peer while a node is silent spends no restart.
-- A generation is stopped because its workers do nothing only if that is so on all of its nodes.
-- Workers that save and leave because they agreed on a call do so at the same one.
-- Workers are asked to save once a node of their generation has said that it is preempted, at the
-  latest when a new coordinator knows that the generation continues.
-- Where nodes try to reach each other first, a node is left out only if it could not reach another
-  one, or be reached, and no two nodes of a generation have failed to do so, unless both ran before.
-- A worker that has left its group is in no other one until its agent lets it join the generation
-  that follows. Under one coordinator, its node has stopped in time, and a rank has taken a step in
-  the generation before, unless all processes of that were new.
-- A node that is preempted, or got a signal that stops the job, starts no more workers.
-- A generation's number grows for each agent and each coordinator.
-- Once the network is stable and enough nodes are there, within a time every node is in the live
-  generation, or knows that it is a spare, or knows of the end.
-- Blips of up to 7.5 s, one at a time, neither freeze workers nor end a generation. Nor does a
-  coordinator that sleeps for up to twice the time that a silent node is given end one.
-- Workers of a node that a coordinator has answered run longer than a lease only if it says that
-  they may.
-- When a generation is formed, no worker of an older one runs on a node that was dropped for its
-  silence. On a node whose connection has ended it may run on until the end of its lease, and not
-  beside another one after that. At one endpoint that may be five seconds longer, where a firewall
-  refuses in its name, or the connection was broken in between just before the coordinator ended;
-  and wherever it was refused after that, as the coordinator of the newer one had also ended.
-  With a register, a group that has lost no node may run beside another one if a firewall refused
-  the nodes of that one before, until the register answers its coordinator (docs/decisions/0012).
+- At most one generation is live. The workers of two generations never run (that is, have neither
+  exited nor been frozen) on all of their nodes at the same time, except for the two cases below.
+- A coordinator doesn't form its first generation next to one that it heard about less than a lease
+  before.
+- When the next generation is formed, no worker is running on a node that was dropped.
+- A generation's ranks are a permutation of 0..W-1. All of its nodes get the same number, world
+  size, restart count and address. Nodes that stay keep their order, unless it is determined by the
+  network and segments.
+- A generation has whole segments, and as many as possible lie within one leaf of the network. If
+  each node is a segment, the nodes in a leaf are neighbours.
+- The restart count never exceeds the budget, never decreases under one coordinator, and grows only
+  if a worker has failed since the last generation began.
+- A failure that blames a peer while a node is silent uses no restart.
+- A generation is stopped as hung only if the workers on all of its nodes are idle.
+- Workers that save and leave at an agreed call do so at the same call.
+- Workers are asked to save once a node in their generation has reported a preemption, or at the
+  latest when a new coordinator has confirmed the generation.
+- If nodes probe each other first, a node is left out only if it couldn't reach another one or be
+  reached. No two nodes in a generation have failed to reach each other, unless both ran before.
+- A worker that has left its group is in no other one until its agent lets it join the following
+  generation. Under one coordinator, that requires its node to have stopped in time, and some rank
+  to have taken a step in the previous generation, unless all of that generation's processes were
+  new.
+- A node that is preempted, or that got a signal to stop the job, starts no more workers.
+- Generation numbers increase for each agent and each coordinator.
+- Within a certain time after the network is stable and there are enough nodes, every node is in the
+  live generation, knows that it is a spare, or knows that the job has ended.
+- Blips of up to 7.5 s, one at a time, neither freeze workers nor end a generation. Nor is one ended
+  by a coordinator that is suspended for up to twice the silence timeout.
+- Workers on a node that a coordinator has answered run for longer than a lease only if it permits
+  that.
+- When a generation is formed, no worker of an older one is running on a node that was dropped for
+  its silence. On a node whose connection has closed, it may run until its lease ends, and then no
+  longer next to another one. With a single endpoint this may take five seconds more if a firewall
+  refuses on the coordinator's behalf, or if the connection broke just before the coordinator ended.
+  The same applies wherever the node was refused after that because the newer generation's
+  coordinator had ended as well. With a registry, a group that has lost no node may run next to
+  another one if a firewall refused the latter's nodes before, until the registry answers the
+  group's coordinator (docs/decisions/0012).
 
-Not guaranteed, for as long as a lease and a half:
+Not guaranteed, for a lease and a half:
 
-- A coordinator that starts after the old one has died knows only what nodes report. If as many new
-  nodes as there may be reach it before a node of the live generation does, it forms a generation
-  without that; the older workers are stopped as soon as they are heard of, or frozen at the end of
-  their lease.
+- A coordinator that starts after the old one has died only knows what nodes report. If the maximum
+  number of new nodes reach it before any node of the live generation does, it forms a generation
+  without that. The older workers are stopped as soon as the coordinator hears about them, or frozen
+  when their lease ends.
 """
 
 from collections import Counter
@@ -90,11 +93,11 @@ if TYPE_CHECKING:
     from .stage import WatchedMembership
 
 UNDER_WAY_S = 0.5
-"""How long a refusal, or the answer of a register, may take to arrive."""
+"""How long a refusal, or an answer from a registry, may take to arrive."""
 
 
 class Formation:
-    """A generation, as one coordinator has formed it."""
+    """A generation as formed by one coordinator."""
 
     def __init__(
         self,
@@ -110,31 +113,32 @@ class Formation:
         self.nodes = nodes
         self.at = 0.0
         self.running: dict[str, Workers] = {}
-        self.changed = False  # whether nodes have come or gone since
-        self.was_silent = False  # whether one of its nodes has been, for a while
-        self.kept = dict.fromkeys(nodes)  # those that the coordinator has not lost since
-        self.lost_at = float("inf")  # when it lost the first one
+        self.changed = False  # whether nodes have joined or left since
+        self.was_silent = False  # whether one of its nodes has been silent for a while
+        self.kept = dict.fromkeys(nodes)  # nodes that the coordinator hasn't lost since
+        self.lost_at = float("inf")  # when it lost the first node
         self.dropped: set[str] = set()
-        self.hung = False  # whether its workers do nothing for ever
-        self.stuck: set[tuple[str, int]] = set()  # node and local rank of those they wait for
+        self.hung = False  # whether its workers are idle forever
+        self.stuck: set[tuple[str, int]] = set()  # node and local rank of the workers they wait for
         self.stopped_as_hung = False
-        self.idle: set[str] = set()  # nodes whose workers do nothing for a while
-        self.overdue: set[str] = set()  # those that did not stop in time
+        self.idle: set[str] = set()  # nodes whose workers are idle for a while
+        self.overdue: set[str] = set()  # nodes that didn't stop in time
         self.follows = coordinator.follows
         self.advanced = False  # whether a worker has taken a step in it
-        self.stayed = 0  # the workers that were in the one before
-        self.saved_at = 0  # the call of should_checkpoint at which workers leave, if they agreed
+        self.stayed = 0  # number of workers that were in the previous one
+        self.saved_at = 0  # the should_checkpoint call at which workers leave, if agreed
 
     def lose(self, node: str, now: float) -> None:
-        """Note that the coordinator has lost a node."""
+        """Record that the coordinator has lost a node."""
         if node in self.kept:
             del self.kept[node]
             self.lost_at = min(self.lost_at, now)
 
     @property
     def live(self) -> bool:
-        """Whether its workers run on all nodes, and not only until a guard has ended those of an
-        agent that was killed.
+        """Return whether its workers are running on all nodes.
+
+        Workers that only run until a guard stops them, after their agent was killed, don't count.
         """
         guarded = all(workers.process.alive for workers in self.running.values())
         return guarded and len(self.running) == len(self.nodes)
@@ -144,16 +148,16 @@ class Formation:
 
 
 class Try:
-    """How nodes have tried to reach each other, as their coordinator has heard."""
+    """The nodes' probes of each other, as reported to their coordinator."""
 
     def __init__(self, probes: dict[str, StartProbes]) -> None:
         self._cookies = {begin.cookie for begin in probes.values()}
         self._nodes = list(probes)
         self.failed: set[frozenset[str]] = set()
-        """The pairs of nodes of which one has not reached the other."""
+        """Pairs of nodes in which one couldn't reach the other."""
 
     def hear(self, node: str, answer: NodesProbed) -> None:
-        """Note the answer of a node."""
+        """Record a node's answer."""
         if answer.cookie in self._cookies and node in self._nodes:
             number = self._nodes.index(node)
             for target, _ in answer.unreached:
@@ -162,7 +166,7 @@ class Try:
 
 
 class Watch:
-    """Looks at everything that happens."""
+    """Checks the invariants at every event."""
 
     def __init__(
         self,
@@ -178,78 +182,78 @@ class Watch:
         self.world = world
         self.settings = settings
         self.strict = strict
-        """Whether two generations never live at the same time, not even for a while."""
+        """Whether two generations may never be live at the same time, not even briefly."""
         self._elected = elected
         self._firewall = firewall
         self._evicts = evicts
-        """Whether nodes that a firewall refuses may evict a coordinator that lives."""
+        """Whether nodes refused by a firewall may evict a live coordinator."""
         self._lease_s = lease_s(settings.lost_after_s) * (1 + 2 * world.clocks)
         self._lease_s += world.freezer_late_s + 1e-6
         self.tolerated_s = self._lease_s + refused_s
-        """How long workers may run on whose node was lost by the end of its connection."""
+        """How long workers may keep running after their node's connection has closed."""
         self.left_alone_from = float("inf")
-        """The time after which only blips happen: no workers are frozen, and the generation
+        """The time after which there are only blips: no workers are frozen, and the generation
         continues.
         """
         self.may_freeze = False
-        """Whether workers may be frozen all the same."""
+        """Whether workers may nevertheless be frozen."""
         self.on_coordinator: Callable[[Process], None] = lambda process: None
-        """Called with each process that begins to coordinate."""
+        """Called with each process that becomes the coordinator."""
         self.on_answer: Callable[[], None] = lambda: None
-        """Is called when a coordinator has answered an agent."""
+        """Called when a coordinator has answered an agent."""
         self.agents: list[Node] = []
         self.groups: dict[Group, None] = {}
         self.formations: list[Formation] = []
         self.live: Formation | None = None
         self.steps = 0
-        """The steps of recoverable workers."""
+        """The number of steps taken by recoverable workers."""
         self.stayed = 0
         """How often a worker has joined another generation."""
         self.failures = 0
         self.overlaps = 0
         self.ends: list[JobEnded] = []
         self.told: set[str] = set()
-        """The nodes that were members of a group as its job ended."""
+        """The nodes that were members of a group when its job ended."""
         self._coordinators = 0
         self._by_coordinator: dict[int, Formation] = {}
         self._by_id: dict[GenerationId, Formation] = {}
         self._heard: dict[tuple[int, GenerationId], float] = {}
-        """When a coordinator first heard of a generation that it has not formed."""
+        """When a coordinator first heard about a generation it hadn't formed."""
         self._of: dict[str, Formation] = {}
         self._with: dict[str, Node] = {}
         self._latest: dict[str, int] = {}
         self._left: set[str] = set()
-        """The nodes that have left; their agents may still coordinate."""
+        """The nodes that have left. Their agents may still coordinate."""
         self._tries: dict[int, Try] = {}
-        """The last time that a coordinator had nodes try to reach each other."""
+        """Each coordinator's latest round of probes."""
         self._preempted: dict[tuple[int, GenerationId], set[str]] = {}
-        """The nodes that have told a coordinator that they are preempted."""
+        """The nodes that have reported a preemption to a coordinator."""
         self._answered: dict[Process, float] = {}
         self._absent_at = 0.0
-        """When nobody coordinated, the last time that it was looked at."""
+        """When it was last observed that no process coordinated."""
         self._refused: dict[Process, float] = {}
-        """When a node was last refused because nobody coordinated, which renews a lease."""
+        """When a node was last refused because no process coordinated, which renews a lease."""
         self._failures_before = 0
         self._charged = 0
-        """The count of restarts when a failure was charged last."""
+        """The restart count when a failure was last charged."""
         self._excused: set[int] = set()
-        """The coordinators whose generation has failed as a worker blamed a peer while a node was
+        """Coordinators whose generation failed because a worker blamed a peer while a node was
         silent.
         """
         self._restart: dict[int, int] = {}
         self._spent: dict[int, list[float]] = {}
-        """When each coordinator restarted the job, since the last progress."""
+        """When each coordinator has restarted the job since the last progress."""
         world.watch = self
 
     def new_coordinator(self) -> int:
-        """Return a number for a group that begins."""
+        """Return a number for a group that has just started."""
         self._see_absence()
         self._coordinators += 1
         self.on_coordinator(self.world.me())
         return self._coordinators
 
     def coordinating(self) -> "WatchedMembership | None":
-        """Return the group that decides at this moment."""
+        """Return the group that is in charge now."""
         for group in reversed(self.groups):
             membership: Any = group.membership
             if membership.process.runs and group._coordinates():
@@ -260,7 +264,7 @@ class Watch:
     def stepped(
         self, coordinator: "WatchedMembership", event: Event, effects: list[Effect], now: float
     ) -> None:
-        """A coordinator has taken a step."""
+        """Check a step taken by a coordinator."""
         sent = [effect for effect in effects if isinstance(effect, Send)]
         if isinstance(event, Received | NodeLost) or effects:
             self.world.log(f"C{coordinator.number} {_shown(event)} -> {coordinator.state.value}")
@@ -310,13 +314,13 @@ class Watch:
             silence = coordinator.members.silence
             lost_at = now + coordinator.settings.lost_after_s - TELL_AFTER_S
             for node in set(silence) & coordinator.roster.group_ranks.keys():
-                if silence.lost_at(node) <= lost_at:  # it has been so for a second
+                if silence.lost_at(node) <= lost_at:  # it has been silent for a second
                     self._excused.add(coordinator.number)
         restart = coordinator.restart
         if restart > (before := self._restart.get(coordinator.number, 0)):
             heard = isinstance(event, Received) and isinstance(event.message, Join | NodeReady)
-            # A coordinator may have ended before the remaining nodes knew of the restart it had
-            # charged.
+            # A coordinator may have ended before the remaining nodes knew about the restart that
+            # it had charged.
             again = restart == self._charged
             charged_before = self.failures == self._failures_before and not again
             if not heard and (restart != before + 1 or charged_before):
@@ -324,7 +328,7 @@ class Watch:
             if not (isinstance(event, Received) and isinstance(event.message, Join)):
                 self._failures_before = self.failures  # a join only reports earlier restarts
                 self._charged = restart
-            if formation is not None:  # it has not just heard of earlier restarts
+            if formation is not None:  # it hasn't just heard about earlier restarts
                 self._spend(coordinator)
                 if coordinator.number in self._excused:
                     raise Failure(f"restart {restart} as a node was silent")
@@ -343,7 +347,7 @@ class Watch:
             self._formed(coordinator, forms)
         confirmed = {node for node, message in sent if isinstance(message, Confirm)}
         if coordinator.state is GroupState.RUNNING and len(confirmed) > 1:
-            # One that was asked to begin, and has not, ran a generation before.
+            # A node that was asked to start, and hasn't, ran an earlier generation.
             formations = {self._of[node] for node in confirmed if self._runs(node)}
             if len(formations) > 1:
                 raise Failure(f"confirmed as one: {' and '.join(map(str, formations))}")
@@ -354,16 +358,18 @@ class Watch:
                 break
 
     def _see_left_out(self, coordinator: "WatchedMembership", node: str) -> None:
-        """See whether there was a reason to leave out a node."""
+        """Check that there was a reason to leave out a node."""
         self.world.log(f"C{coordinator.number} leaves out {node[:4]}")
         if not any(node in pair for pair in self._tries[coordinator.number].failed):
             raise Failure(f"{node} is left out, and all have reached it")
         formation = self._by_coordinator.get(coordinator.number)
         if formation is not None:
-            formation.lose(node, self.world.now)  # it may come again, as another one
+            formation.lose(node, self.world.now)  # it may come back as a different node
 
     def _see_reached(self, coordinator: "WatchedMembership", nodes: Collection[str]) -> None:
-        """See whether the nodes of a generation reach each other, but for those that ran before."""
+        """Check that a generation's nodes can reach each other, except for those that ran
+        before.
+        """
         before = self._by_coordinator.get(coordinator.number)
         older = before.nodes.keys() if before is not None else set()
         tried = self._tries.get(coordinator.number)
@@ -372,12 +378,12 @@ class Watch:
                 raise Failure(f"{' and '.join(sorted(pair))} do not reach each other")
 
     def _see_silent(self, coordinator: "WatchedMembership", nodes: Collection[str]) -> None:
-        """See whether a node is in a new generation of which nothing is heard."""
+        """Check that no silent node is in a new generation."""
         if silent := set(coordinator.members.silence) & set(nodes):
             raise Failure(f"{silent} are silent, and in a new generation")
 
     def _see_let_in(self, coordinator: "WatchedMembership", sent: Sequence[Send]) -> None:
-        """See whether a generation ends for newcomers while one of its nodes is silent."""
+        """Check that no generation ends for newcomers while one of its nodes is silent."""
         silent = set(coordinator.members.silence) & set(coordinator.roster.group_ranks)
         begins = coordinator.before[0] is GroupState.RUNNING
         for _, message in sent:
@@ -390,7 +396,7 @@ class Watch:
                 raise Failure(f"{silent} are silent, and {message.cause}")
 
     def _see_preempted(self, coordinator: "WatchedMembership") -> None:
-        """See whether the workers of a generation are asked to save if a node is preempted."""
+        """Check that a generation's workers are asked to save if a node is preempted."""
         preempted = self._preempted.get((coordinator.number, coordinator.generation), set())
         runs = coordinator.state is GroupState.RUNNING
         agrees = ("agreement", "counting") in coordinator.states()
@@ -398,20 +404,20 @@ class Watch:
             raise Failure(f"{late} will be taken away, but no workers are asked to save")
 
     def _see_change(self, formation: Formation, event: Event) -> None:
-        """See whether a generation has a reason other than a failure."""
+        """Record whether a generation has a reason to end other than a failure."""
         match event:
             case Received(node, NodeReady()) if node in formation.nodes:
                 pass
             case NodeSilent(node):
                 formation.was_silent = True
-                formation.changed |= node not in formation.nodes  # admitted, and gone
+                formation.changed |= node not in formation.nodes  # admitted, and already gone
             case NodeLost() | Received(_, Join() | NodeLeaving() | NodeReady()):
                 formation.changed = True
             case _:
                 pass
 
     def linked(self, process: Process, event: Any) -> None:
-        """Something has happened to an agent's link."""
+        """Check an event on an agent's link."""
         if isinstance(event, Opened):
             self._answered[process] = self.world.now
             self.on_answer()
@@ -437,7 +443,7 @@ class Watch:
                 )
 
     def begins(self, agent: "Node", formed: GenerationFormed) -> None:
-        """An agent starts the workers of a generation."""
+        """Check that an agent may start a generation's workers."""
         number = formed.generation.number
         if agent.node.preempted or agent.interruption.signals:
             raise Failure(f"{agent.name} is to leave, and starts workers of generation {number}")
@@ -448,7 +454,7 @@ class Watch:
         self._with[agent.id] = agent
 
     def saves(self, workers: "Workers", call: int) -> None:
-        """A worker saves a checkpoint and leaves at this call, on which all have agreed."""
+        """Check that a worker saves and leaves at the call on which all have agreed."""
         formation = self._of[workers.node.id]
         self.world.log(f"{workers.node.name} saves at call {call} of {formation}")
         if formation.saved_at and formation.saved_at != call:
@@ -456,13 +462,13 @@ class Watch:
         formation.saved_at = call
 
     def advances(self, workers: "Workers") -> int:
-        """A worker takes a step; return its number, above all others."""
+        """Record a worker's step, and return its number, which is above all others."""
         self._of[workers.node.id].advanced = True
         self.steps += 1
         return self.steps
 
     def stays(self, workers: "Workers", was_in: GenerationId) -> None:
-        """A worker that has left its group joins the generation of its agent."""
+        """Check that a worker that has left its group may join its agent's generation."""
         formation, name = self._of[workers.node.id], workers.node.name
         self.world.log(f"a worker of {name} stays in {formation}")
         if formation.id != workers.formed.generation.id or was_in != formation.follows:
@@ -475,7 +481,7 @@ class Watch:
     def _see_survivors(
         self, coordinator: "WatchedMembership", forms: dict[str, GenerationFormed]
     ) -> None:
-        """See whether workers may stay in the generation that is formed."""
+        """Check that workers may stay in the generation being formed."""
         stay = [node for node, formed in forms.items() if formed.survivors_stay]
         before = self._by_id.get(coordinator.follows)
         if not stay:
@@ -483,7 +489,7 @@ class Watch:
         if before is None:
             raise Failure(f"workers of {stay} stay, and there was no generation")
         if before.coordinator != coordinator.number:
-            return  # this one is new
+            return  # this worker is new
         if late := before.overdue & set(stay):
             raise Failure(f"workers of {late} stay, which had not stopped in time")
         if before.stopped_as_hung and not before.stuck:
@@ -491,11 +497,11 @@ class Watch:
         if before.stayed and not before.advanced:
             raise Failure(f"workers of {stay} stay again, and no step was taken in {before}")
 
-    # Generations that hang.
+    # Hung generations.
 
     def hang(self) -> None:
-        """The workers of the live generation do nothing any more: they wait for one of them, or in
-        different collectives.
+        """Hang the current generation: its workers wait for one of them, or in different
+        collectives.
         """
         if self.live is not None and self.live.live and not self.live.hung:
             self.live.hung = True
@@ -507,7 +513,7 @@ class Watch:
             self.world.log(f"{self.live} hangs: {self.live.stuck}")
 
     def idle(self, seconds: float) -> None:
-        """Workers of some nodes do nothing for a while, others work."""
+        """Let the workers on some nodes be idle for a while, and the others work."""
         formation = self.live
         if formation is not None and len(formation.nodes) > 1:
             nodes = list(formation.nodes)
@@ -516,28 +522,28 @@ class Watch:
             self.world.after(seconds, setattr, formation, "idle", set[str]())
 
     def ends_well(self, agent: "Node") -> None:
-        """The workers of a node have ended. Those of the others no longer wait for them."""
+        """Record that a node's workers have ended, so that others no longer wait for them."""
         formation = self._of.get(agent.id)
         if formation is not None:
             formation.idle = set()
 
     def hangs(self, agent: "Node") -> bool:
-        """Return whether a node's workers do nothing for ever."""
+        """Return whether a node's workers are idle forever."""
         formation = self._of.get(agent.id)
         return formation is not None and formation.hung
 
     def is_stuck(self, workers: "Workers", local_rank: int) -> bool:
-        """Return whether a worker hangs, and others wait for it."""
+        """Return whether a worker hangs and others wait for it."""
         formation = self._by_id.get(workers.formed.generation.id)
         return formation is not None and (workers.node.id, local_rank) in formation.stuck
 
     def stands_still(self, agent: "Node") -> bool:
-        """Return whether a node's workers do nothing."""
+        """Return whether a node's workers are idle."""
         formation = self._of.get(agent.id)
         return formation is not None and (formation.hung or agent.id in formation.idle)
 
     def runs(self, workers: "Workers") -> None:
-        """A node's workers run now, or do not."""
+        """Check a node whose workers have started or stopped running."""
         agent = workers.node
         left_alone = self.world.now > self.left_alone_from
         if left_alone and workers.standing and not self.may_freeze:
@@ -557,7 +563,7 @@ class Watch:
         for newer in self._newer(formation):
             if self._is_unaware(formation, newer):
                 continue
-            if self.world.now > newer.at + self._lease_s:  # no lease that is over is renewed
+            if self.world.now > newer.at + self._lease_s:  # expired leases aren't renewed
                 raise Failure(f"{agent.name} goes on in {formation} beside {newer}")
         if formation.live:
             if self.live is not None and self.live.live and self.live is not formation:
@@ -568,7 +574,7 @@ class Watch:
         return node in self._with and self._with[node].formed is not None
 
     def _flaps(self, agent: "Node") -> bool:
-        """Return whether a node is still kept out because those of its host come and go."""
+        """Return whether a node is still kept out because nodes on its host are flapping."""
         membership = self.coordinating()
         if membership is None or agent.id not in membership.members:
             return False
@@ -576,11 +582,11 @@ class Watch:
         return membership.members[agent.id].admitted_after > now
 
     def takes_part(self, agent: "Node") -> bool:
-        """Return whether an agent has a node in the job. One that has not may still coordinate."""
+        """Return whether an agent has a node in the job. Otherwise it may still coordinate."""
         return agent.alive and not agent.over and agent.id not in self._left
 
     def settled(self) -> str:
-        """Return why the final state of the world is wrong, or nothing."""
+        """Return why the world's final state is wrong, or an empty string."""
         membership = self.coordinating()
         if membership is None:
             return "there is no coordinator"
@@ -607,7 +613,7 @@ class Watch:
         return ""
 
     def _spend(self, coordinator: "WatchedMembership") -> None:
-        """A coordinator has decided on a restart, which counts against the budget."""
+        """Check that a coordinator's restart is within the budget."""
         settings, now = self.settings, self.world.now
         spent = self._spent.setdefault(coordinator.number, [])
         if settings.budget_renews and coordinator.progressed:
@@ -663,7 +669,7 @@ class Watch:
                        f"{first.generation.restart}")  # fmt: skip
 
     def _see_segments(self, coordinator: "WatchedMembership", nodes: list[str]) -> None:
-        """See whether a generation has whole segments that lie together in the network."""
+        """Check that a generation has whole segments whose nodes are close in the network."""
         segment = self.settings.segment
         if len(nodes) % segment:
             raise Failure(f"{len(nodes)} nodes are no multiple of {segment}")
@@ -679,7 +685,7 @@ class Watch:
             raise Failure(f"nodes of a leaf are no neighbours: {leaves}")
 
     def _see_unknown(self, coordinator: "WatchedMembership") -> None:
-        """See whether a generation runs of which this coordinator has heard just now."""
+        """Check that no generation is running that this coordinator has only just heard about."""
         for (number, generation), at in self._heard.items():
             other = self._by_id.get(generation)
             if number != coordinator.number or other is None or other.coordinator == number:
@@ -688,8 +694,10 @@ class Watch:
                 raise Failure(f"C{number} forms one beside {other}, although it has heard of that")
 
     def _see_older(self, coordinator: "WatchedMembership", formation: Formation) -> None:
-        """See which workers of generations before still run: none of the one that the coordinator
-        has ended; others may until the end of their lease.
+        """Check which workers from earlier generations are still running.
+
+        None may be from the generation that the coordinator has ended. Others may run until their
+        lease expires.
         """
         formation.at = self.world.now
         if self.world.now > self.left_alone_from:
@@ -702,7 +710,7 @@ class Watch:
                 self.world.after(self.tolerated_s, self._still_runs, older, node)
 
     def _newer(self, formation: Formation) -> list[Formation]:
-        """Return the generations formed later whose workers run somewhere."""
+        """Return the later generations whose workers are running anywhere."""
         later = self.formations[self.formations.index(formation) + 1 :]
         return [newer for newer in later if newer.running]
 
@@ -721,8 +729,10 @@ class Watch:
 
     def _is_unaware(self, older: Formation, newer: Formation) -> bool:
         """Return whether one of the two coordinators can't know that it was evicted before the
-        other group was formed: the register has not answered it since, its record would not have
-        lapsed yet, and it has lost no node for longer than a lease.
+        other group formed.
+
+        The registry hasn't answered it since, its record wouldn't have expired yet, and it has
+        lost no node for longer than a lease.
         """
         now = self.world.now
 
@@ -741,7 +751,7 @@ class Watch:
         return self._evicts and (is_cut_off(older, newer) or is_cut_off(newer, older))
 
     def _two_live(self, older: Formation, newer: Formation) -> None:
-        # A node that a firewall refuses may be a whole generation.
+        # A generation may consist of a single node that a firewall refuses.
         same = older.coordinator == newer.coordinator
         if (same and not self._firewall) or self.strict:
             raise Failure(f"two live generations: {older}, and {newer}")

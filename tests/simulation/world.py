@@ -1,7 +1,7 @@
-"""Machines, processes, a network and time, all simulated; the same seed gives the same run.
+"""Simulated machines, processes, network and time. The same seed gives the same run.
 
-Nothing here knows relight: clocks that run at different speeds, processes that are
-killed or stand still, packets that are late, lost, refused or cut off in one direction.
+Nothing here is specific to relight. Clocks run at different speeds, processes are killed or
+stopped, and packets are late, lost, refused or cut off in one direction.
 """
 
 import heapq
@@ -24,15 +24,15 @@ Call = tuple[Callable[..., None], tuple[Any, ...]]
 
 
 class Failure(Exception):
-    """An invariant does not hold."""
+    """An invariant was violated."""
 
 
 class Killed(BaseException):
-    """Unwinds the program of a process that was killed."""
+    """Unwinds a killed process's program."""
 
 
 class Host:
-    """A machine: its clock, its ports, and whether it exists and runs."""
+    """A machine: its clock, its ports, and whether it exists and is running."""
 
     def __init__(self, world: "World", number: int) -> None:
         self.number = number
@@ -41,9 +41,9 @@ class Host:
         self.up = True
         self.paused = False
         self.far_s = 0.0
-        """How much longer packets take, to it and from it."""
+        """Additional delay for packets to and from it."""
         self.lag_s = 0.0
-        """How late a busy machine's processes get to run, at most."""
+        """Maximum delay until a busy machine runs a process."""
         self.rate = 1.0 + world.clocks * world.random.uniform(-1, 1)
         self.offset = world.random.uniform(100, 10_000)
         self.ports: dict[int, Socket] = {}
@@ -53,12 +53,12 @@ class Host:
         self._least = 0.0
 
     def now(self) -> float:
-        """Return the time of this machine's clock."""
+        """Return the time on this machine's clock."""
         self._least = max(self._least, self.offset + self.rate * self._world.now)
         return self._least
 
     def at_least(self, now: float) -> None:
-        """The clock has come to a time for which somebody waited, whatever rounding says."""
+        """Advance the clock to a time that something has waited for, despite rounding."""
         self._least = max(self._least, now)
 
     def in_world(self, when: float) -> float:
@@ -67,20 +67,22 @@ class Host:
 
 
 class Timer:
-    """A call at a time of a process's clock."""
+    """A call scheduled on a process's clock."""
 
     def __init__(self, when: float, callback: Callable[[], None]) -> None:
         self.when = when
         self.callback: Callable[[], None] | None = callback
 
     def cancel(self) -> None:
-        """Forget the call."""
+        """Cancel the call."""
         self.callback = None
 
 
 class Process:
-    """A process with an event loop. Its main program is a coroutine, as it waits in the middle of
-    calls; callbacks run where the world runs.
+    """A process with an event loop.
+
+    Its main program is a coroutine, because it waits in the middle of calls. Callbacks run in the
+    world's own context.
     """
 
     def __init__(self, world: "World", host: Host, name: str) -> None:
@@ -98,7 +100,7 @@ class Process:
         self._inbox: deque[Call] = deque()
         self._late: list[Timer] = []
         self.lagging: list[Timer] = []
-        """The timers of a busy machine, in the order of their calls."""
+        """A busy machine's timers, in the order in which they will be called."""
         self._done: Callable[[], bool] | None = None
         self._program: greenlet | None = None
         host.processes.append(self)
@@ -106,7 +108,7 @@ class Process:
     # Its main program.
 
     def start(self, main: Callable[[], int]) -> None:
-        """Run a program until it waits for the first time."""
+        """Run a program until it first waits."""
 
         def run() -> None:
             try:
@@ -122,7 +124,7 @@ class Process:
         self._resume()
 
     def wait_until(self, done: Callable[[], bool]) -> None:
-        """In the program: let others run until `done()`."""
+        """Let others run until `done()`. Called from within the program."""
         while True:
             if not self.alive:
                 raise Killed
@@ -142,7 +144,7 @@ class Process:
             self.end()
 
     def _switch_in(self) -> None:
-        """Run the program until it waits or ends."""
+        """Run the program until it waits or exits."""
         assert self._program is not None
         before, self.world.current = self.world.current, self
         self._program.parent = getcurrent()
@@ -154,15 +156,15 @@ class Process:
         assert self._program.parent is not None
         self._program.parent.switch()
 
-    # What happens to it.
+    # Events.
 
     @property
     def runs(self) -> bool:
-        """Whether it exists and runs."""
+        """Return whether it exists and is running."""
         return self.alive and not self.stopped and not self.host.paused
 
     def call(self, callback: Callable[..., None], *arguments: object) -> None:
-        """Call back when the process can."""
+        """Call back as soon as the process is running."""
         if not self.alive:
             return
         if not self.runs:
@@ -175,8 +177,9 @@ class Process:
             self._resume()
 
     def fire(self, timer: Timer) -> None:
-        """A timer is due. If the machine is busy, earlier ones were also late, and a loop calls
-        them first.
+        """Run a timer that is due.
+
+        On a busy machine, earlier timers were late as well, and a loop calls them first.
         """
         if timer.callback is None or not self.alive:
             return
@@ -204,7 +207,7 @@ class Process:
         self.call(callback)
 
     def resumed(self) -> None:
-        """It continues, first with pending input, then with due timers."""
+        """Continue, first with pending input and then with timers that are due."""
         while self._inbox and self.runs:
             callback, arguments = self._inbox.popleft()
             self.call(callback, *arguments)
@@ -213,13 +216,13 @@ class Process:
             self.fire(timer)
 
     def sigstop(self) -> None:
-        """Stand still."""
+        """Stop the process."""
         if self.alive and not self.stopped:
             self.world.log(f"{self.name} SIGSTOP")
             self.stopped = True
 
     def sigcont(self) -> None:
-        """Go on."""
+        """Resume the process."""
         if self.alive and self.stopped:
             self.world.log(f"{self.name} SIGCONT")
             self.stopped = False
@@ -227,7 +230,7 @@ class Process:
                 self.resumed()
 
     def end(self, *, silently: bool = False) -> None:
-        """Be gone; the machine ends its connections, unless it is also gone."""
+        """End the process. The machine closes its connections, unless it is gone as well."""
         if not self.alive:
             return
         self.alive = False
@@ -246,7 +249,7 @@ class Process:
 
 
 class World:
-    """Everything there is, and the time."""
+    """The whole simulation, and its time."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -256,54 +259,55 @@ class World:
         """How workers fail, and how far they had come."""
         """Decides what came later into the plays, so that the others stay as they were."""
         self.lively = self.extras.random() < 0.2
-        """Whether workers start processes, and other programs send those signals."""
+        """Whether workers start processes and other programs send signals to those."""
         self.hangs = random.Random(f"{seed}, hangs")
         self.hang_timeout: HangTimeout | None = None
         self.probes = random.Random(f"{seed}, probes")
         self.tries_network = self.probes.random() < 0.15
-        """Whether nodes try to reach each other before their workers start."""
+        """Whether nodes probe each other before their workers start."""
         self.on_try: Callable[[Process], object] = lambda _: None
-        """Called when a node begins to try."""
+        """Called when a node starts probing."""
         self.broken = self.probes.choice((0.0, 0.0, 0.05))
-        """How probable it is that a health check of a machine fails, if they are checked at all."""
+        """Probability that a machine's health check fails, if there are any checks."""
         self.savings = random.Random(f"{seed}, savings")
         self.step_s = 0.0
-        """The average duration of a step of workers. They then ask whether to save a checkpoint;
-        with 0 they never do."""
+        """Average duration of a step, after which workers ask whether to save a checkpoint. With 0
+        they never ask.
+        """
         self.survivors = random.Random(f"{seed}, survivors")
         self.recoverable = seed % 5 == 3
-        """Whether workers can leave a broken group and keep their process."""
+        """Whether workers can leave a broken group and keep their processes."""
         lateness = random.Random(f"{seed}, lateness")
         self.freezer_late_s = lateness.choice((0.0, 0.0, 0.4, 0.8))
-        """How late the workers of a node are frozen; with the error of clocks, at most a second."""
+        """How late a node's workers are frozen. Including clock errors, it is at most a second."""
         self.walls_lie = lateness.random() < 0.25
-        """Whether a machine's own firewall refuses, and says that nobody has a port; else it is one
-        in between.
+        """Whether the machine's own firewall refuses and reports a closed port. Otherwise it is a
+        firewall in between.
         """
         self.walls_mute = random.Random(f"{seed}, mute").random() < 0.5
-        """Whether a firewall that refuses new connections leaves established ones silent; else it
+        """Whether a firewall that refuses new connections silences established ones. Otherwise it
         resets them.
         """
         self.guard_s = lateness.choice((0.0, 0.05, 0.3))
-        """How long workers live on after an agent that was killed."""
+        """How long workers outlive a killed agent."""
         self.has_datagrams = random.Random(f"{seed}, datagrams").random() < 0.9
-        """Whether datagrams arrive; some firewalls drop them all."""
+        """Whether datagrams arrive. Some firewalls drop all of them."""
         self.now = 0.0
         self.clocks = self.random.choice((0.0, 0.0, 0.001, 0.01))
-        """By how much clocks run too fast or too slow, at most."""
+        """Maximum rate error of clocks."""
         self.hosts: list[Host] = []
         self.by_address: dict[str, Host] = {}
         self.current: Process | None = None
         self.jitter_s = self.random.choice((0.001, 0.01, 0.05, 0.2))
         self.loss = self.random.choice((0.0, 0.0, 0.0, 0.05))
         self.names_s = self.random.choice((0.001, 0.001, 0.3, 4.0))
-        """How long the look-up of a name takes, at most."""
+        """Maximum duration of a name lookup."""
         self.cut: set[tuple[int, int]] = set()
         self.rejected: set[tuple[int, int]] = set()
         self.walled: set[int] = set()
-        """Machines behind a firewall that opens only the port of the coordinator."""
+        """Machines behind a firewall that only opens the coordinator's port."""
         self.holes: set[int] = set()
-        """Machines whose packets, in and out, arrive only if they are small (a wrong MTU)."""
+        """Machines that can only send and receive small packets (a wrong MTU)."""
         self.lines: deque[str] = deque(maxlen=400)
         self.digest = 0
         self.steps = 0
@@ -313,12 +317,12 @@ class World:
         self.held: dict[End, None] = {}
 
     def at(self, when: float, callback: Callable[..., None], *arguments: object) -> None:
-        """Call back at a time."""
+        """Schedule a callback at a time."""
         self._count += 1
         heapq.heappush(self._queue, (max(when, self.now), self._count, callback, arguments))
 
     def after(self, seconds: float, callback: Callable[..., None], *arguments: object) -> None:
-        """Call back in `seconds`."""
+        """Schedule a callback in `seconds`."""
         self.at(self.now + seconds, callback, *arguments)
 
     def run_until(self, when: float, done: Callable[[], bool] = lambda: False) -> None:
@@ -332,17 +336,17 @@ class World:
             self.now = max(self.now, when)
 
     def me(self) -> Process:
-        """Return the process that runs at this moment."""
+        """Return the process that is running now."""
         assert self.current is not None
         return self.current
 
     def agent_of(self, process: Process) -> "Node":
-        """Return the agent in a process."""
+        """Return a process's agent."""
         assert process.agent is not None
         return process.agent
 
     def log(self, line: str) -> None:
-        """Note what happened."""
+        """Record an event."""
         line = f"{self.now:9.4f} {line}"
         self.lines.append(line)
         self.digest = zlib.crc32(line.encode(), self.digest)
@@ -350,30 +354,30 @@ class World:
     # The network.
 
     def delay(self, source: Host | None = None, target: Host | None = None) -> float:
-        """Return how long a packet takes between two machines, by default close ones."""
+        """Return how long a packet takes between two machines, which are close by default."""
         delay = 0.0002 + self.random.random() * self.jitter_s
         if source and target:
             delay += source.far_s + target.far_s
         if self.loss and self.random.random() < self.loss:
-            delay += self.random.uniform(0.2, 0.6)  # sent again
+            delay += self.random.uniform(0.2, 0.6)  # retransmitted
         return delay
 
     def host_of(self, address: str, caller: Host) -> Host | None:
-        """Return the machine that has an address, seen from another."""
+        """Return the machine with this address, as seen from another machine."""
         if address.startswith("127."):
             return caller
         return self.by_address.get(address)
 
     def passes(self, source: Host, target: Host) -> bool:
-        """Whether packets arrive."""
+        """Return whether packets arrive."""
         way = source.number, target.number
         return source is target or (source.up and target.up and way not in self.cut)
 
     def refuses(self, source: Host, target: Host) -> bool:
-        """Whether a firewall refuses them in the target's name."""
+        """Return whether a firewall refuses packets in the target's name."""
         return source is not target and (source.number, target.number) in self.rejected
 
     def healed(self) -> None:
-        """A cut is over. Lost data is sent again when TCP would."""
+        """Resume traffic after a cut. Lost data is retransmitted when TCP would do so."""
         for end in list(self.held):
             self.after(end.repeats_in(), end.send_held)
