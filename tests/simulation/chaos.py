@@ -162,7 +162,7 @@ class Run:
         """Set if the only faults are short silences, one at a time."""
         self._blip_s = _BLIP_OF_HOSTS_S if self.mode == "hosts" else _BLIP_S
         self._sleeps = False
-        """Whether the coordinator is suspended for long enough to freeze the other nodes' workers."""
+        """Whether the coordinator is suspended for long enough to freeze other nodes' workers."""
         if self._blips is not None:
             kinds, self._trouble_s = BLIPS, _BEGUN_BY_S + blips.uniform(10, 100)
             self._unequal, self._commands, world.hang_timeout = False, 0, None
