@@ -146,7 +146,7 @@ def test_two_replicas_rendezvous_with_launcher_and_workspace(jobs: Jobs, tmp_pat
 
 
 def test_user_error_ends_job_immediately(jobs: Jobs, tmp_path: Path) -> None:
-    """The job has the user's exit code."""
+    """The job gets the program's exit code."""
     failing = "import os, sys, time\nsys.exit(17) if os.environ['RANK'] == '1' else time.sleep(900)"
     app_id = jobs.submit(train(j="2x1"), workspace=workspace(tmp_path, failing))
     status = jobs.wait(app_id)
