@@ -326,7 +326,7 @@ def test_contradictory_flags_are_rejected_by_name(argv: list[str], message: str)
         (["--fail-on=2"], "no effect without --max-restarts: --fail-on"),
     ],
 )
-def test_values_without_effect_are_noted(argv: list[str], note: str) -> None:
+def test_values_without_effect_print_a_note(argv: list[str], note: str) -> None:
     """One line says so where torchrun silently ignores them."""
     notes = notes_of(*argv, "x.py")
     assert len(notes) == 1

@@ -245,7 +245,7 @@ def test_module_of_another_python_is_not_checked(refused: Refused) -> None:
         entrypoint.check(spec, Environment({}), sys.executable)
 
 
-def test_flags_after_script_are_noted_once() -> None:
+def test_flags_after_script_print_one_note() -> None:
     """A launcher flag after the script is passed to the script, with a note. There is no note if
     the launcher got the flag too, or if scripts commonly have it.
     """
@@ -285,7 +285,7 @@ DASH = "parser.add_argument('--local_rank', '--local-rank', type=int)\n"
         ("print('--lr')", "", True, ""),
     ],
 )
-def test_unsupported_way_to_read_local_rank_is_noted(
+def test_unsupported_way_to_read_local_rank_prints_a_note(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, words: str, is_passed: bool,
     note: str,
 ) -> None:  # fmt: skip
@@ -349,7 +349,7 @@ DEVICES = {"CUDA_VISIBLE_DEVICES": "0,1"}
         ("x.py", {"CUDA_VISIBLE_DEVICES": ""}, ""),
     ],
 )
-def test_unused_variable_is_noted(words: str, variables: dict[str, str], note: str) -> None:
+def test_unused_variable_prints_a_note(words: str, variables: dict[str, str], note: str) -> None:
     """Users expect the launcher to read it."""
     found = unused_variables.notes(*spec_of(*words.split()), variables, 1)
     assert len(found) == bool(note)

@@ -159,7 +159,7 @@ def join_spares(game: Table, latest: GenerationId, names: str = "st") -> None:
         game.step(Received(node, NodeReady(NO_GENERATION, 29500, (), (), latest=latest)))
 
 
-def test_spares_do_not_start_beside_the_old_group() -> None:
+def test_spares_do_not_start_next_to_the_old_group() -> None:
     """The nodes of the generation they have heard of may only be slow to reconnect, so the spares
     wait for a lease.
     """
@@ -172,7 +172,7 @@ def test_spares_do_not_start_beside_the_old_group() -> None:
     """)
 
 
-def test_join_timeout_forms_no_group_beside_the_old_one() -> None:
+def test_join_timeout_forms_no_group_next_to_the_old_one() -> None:
     """There are enough nodes when the timeout expires, but the workers of others may still be
     running.
     """

@@ -284,7 +284,7 @@ def test_next_generation_number_exceeds_all_announced() -> None:
 
 
 @pytest.mark.parametrize("order", [("a", "x"), ("x", "a")])
-def test_generations_sharing_a_number_are_told_apart(
+def test_generations_sharing_a_number_are_distinguished(
     order: tuple[str, str],
 ) -> None:
     """Two coordinators formed generations with the same number and size, and with the same nodes

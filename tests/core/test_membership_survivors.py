@@ -34,7 +34,7 @@ def test_survivors_of_all_nodes_stay_after_failure() -> None:
     assert stop.may_stay
 
 
-def test_nodes_without_survivors_start_anew() -> None:
+def test_nodes_without_survivors_start_from_scratch() -> None:
     running().play("""
         1 a failed
         -> stop 0: a b

@@ -16,7 +16,7 @@ OPEN_TO_ALL = Security()
 
 
 class Log:
-    """A connection owner that records what it is told."""
+    """A connection owner that records its callbacks."""
 
     def __init__(self) -> None:
         self.connections: list[Connection] = []

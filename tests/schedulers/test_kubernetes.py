@@ -262,7 +262,7 @@ def test_volcano_restarts_whole_job_up_to_limit(jobs: Jobs, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("kind", ["job", "jobset", "volcano"])
-def test_failure_is_that_of_the_replica_that_was_not_stopped(jobs: Jobs, kind: str) -> None:
+def test_failure_is_attributed_to_replica_that_was_not_stopped(jobs: Jobs, kind: str) -> None:
     """Replica 0 exits with 143 because replica 1 failed."""
     app = sh("[ ${replica_id} = 0 ] && exec sleep 1000; exit 3", num_replicas=2)
     status = jobs.wait(jobs.submit(app, kind=kind))

@@ -1,4 +1,4 @@
-"""Which part of a working directory is copied for a job, and the directory's git state."""
+"""Which files in a working directory are copied for a job, and the directory's git state."""
 
 import io
 import os
