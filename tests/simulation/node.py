@@ -490,6 +490,12 @@ def usage(process: Process) -> Usage:
     return Usage(workers.used_s() if workers is not None else 0.0, 0, 0)
 
 
+def suspects_peer(process: Process, local_rank: int) -> bool:
+    """As `relight.agent.postmortem.suspects_peer`, for a worker that has just failed."""
+    workers = process.world.agent_of(process).workers
+    return workers is not None and local_rank in workers.doing
+
+
 def doing(process: Process) -> dict[int, WorkerState]:
     """Return what `relight.stacks.worker_state.doing` would for the workers of a hung
     generation.

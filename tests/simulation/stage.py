@@ -140,7 +140,6 @@ TOWARDS_MACHINE: dict[str, dict[str, Any]] = {
     "relight.health.endpoint": {"at_timeout": lambda *_: []},
     "relight.agent.postmortem": {
         "gather": node.gather, "report": lambda end, *_: end.reason,
-        "suspects_peer": lambda *_: False,
     },
     "relight.stacks.native": {"add": lambda *_: False},
 }  # fmt: skip
@@ -182,6 +181,12 @@ def on(world: World) -> Iterator[None]:
         )
         stack.enter_context(
             patch("relight.agent.stacks_before_stop.doing", lambda *_, **__: node.doing(world.me()))
+        )
+        stack.enter_context(
+            patch(
+                "relight.agent.postmortem.suspects_peer",
+                lambda _, local_rank: node.suspects_peer(world.me(), local_rank),
+            )
         )
         link = type("WatchedLink", (WatchedLink,), {"world": world})
         stack.enter_context(patch("relight.agent.link.Link", link))

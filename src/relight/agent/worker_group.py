@@ -167,6 +167,8 @@ class WorkerGroup:
         self._early_alarm = Alarm(services.loop, self._tell_early_exits)
         self._memory: WorkerMemory | None = None
         self._progress = GenerationResult()
+        self._suspects_peer = False
+        """Whether the first failure here blames a worker that is gone or late."""
         self._recovery: Recovery | None = None
         """Set once workers may keep their process after a failure."""
         self._is_hung = False
@@ -839,8 +841,7 @@ class WorkerGroup:
         if supervisor.ended_unasked(event.local_rank):
             self._note_failure(event.local_rank, supervisor.exited_at(event.local_rank))
             reason = f"a worker failed on {self._services.host}"
-            suspects_peer = bool(supervisor.workers.doing)
-            self.failure = WorkerFailed(self.formed.generation.id, reason, suspects_peer)
+            self.failure = WorkerFailed(self.formed.generation.id, reason, self._suspects_peer)
             if supervisor.is_saving and not self.saves:
                 self._services.journal.say(
                     f"local rank {event.local_rank} exited after a preemption notice: "
@@ -867,6 +868,9 @@ class WorkerGroup:
         if suspects_peer(self.logs, event.local_rank):
             from relight.agent import stacks_before_stop
 
+            # The other workers here may have failed in the same way, which leaves no stacks to
+            # capture; the worker that they waited for is on another node then.
+            self._suspects_peer = True
             stacks_before_stop.read(supervisor)
         else:
             self.logs.look_before_stop(event.local_rank)
