@@ -59,9 +59,12 @@ class WatchedMembership(Membership):
     def step(self, event: Any, now: float) -> Any:
         self.before = self.state, self.generation
         ending = self._ending  # it is replaced when the next generation is formed
+        agreement = ending.agreement
         effects = super().step(event, now)
         self.check()
         self.progressed = bool(ending.progressed)
+        self.was_agreeing = agreement is not None
+        self.agrees_on = "" if ending.agreement in (None, agreement) else ending.agreement.cause
         self.overdue = ending.stopping.dropped if ending.stopping is not None else set()
         self.blamed_at, self.hung = ending.blamed_at, ending.hung
         self.world.watch.stepped(self, event, effects, now)

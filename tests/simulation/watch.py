@@ -383,17 +383,18 @@ class Watch:
             raise Failure(f"{silent} are silent, and in a new generation")
 
     def _see_let_in(self, coordinator: "WatchedMembership", sent: Sequence[Send]) -> None:
-        """Check that no generation ends for newcomers while one of its nodes is silent."""
+        """Check that no generation starts to end for newcomers while one of its nodes is silent.
+
+        The end starts with the agreement on a checkpoint, if there is one. It is not taken back if
+        a node falls silent later, because workers that have reached the limit wait for the call.
+        """
         silent = set(coordinator.members.silence) & set(coordinator.roster.group_ranks)
-        begins = coordinator.before[0] is GroupState.RUNNING
-        for _, message in sent:
-            if (
-                silent
-                and begins
-                and isinstance(message, StopWorkers)
-                and message.cause.endswith(" joined")
-            ):
-                raise Failure(f"{silent} are silent, and {message.cause}")
+        causes = [coordinator.agrees_on]
+        if coordinator.before[0] is GroupState.RUNNING and not coordinator.was_agreeing:
+            causes += [each.cause for _, each in sent if isinstance(each, StopWorkers)]
+        for cause in causes:
+            if silent and cause.endswith(" joined"):
+                raise Failure(f"{silent} are silent, and {cause}")
 
     def _see_preempted(self, coordinator: "WatchedMembership") -> None:
         """Check that a generation's workers are asked to save if a node is preempted."""
