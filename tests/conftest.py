@@ -198,6 +198,11 @@ def _as_tested(command: tuple[str, ...]) -> tuple[str, ...]:
     return (*command[:options], *_FAKE[1:], "python", *command[options:])
 
 
+def long(*values: object) -> object:
+    """Return parameters of a test that only `make long` runs: others have most of its promise."""
+    return pytest.param(*values, marks=pytest.mark.long)
+
+
 Launch = Callable[..., "subprocess.CompletedProcess[str]"]
 Start = Callable[..., "subprocess.Popen[bytes]"]
 

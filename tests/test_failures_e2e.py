@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import RELIGHT, TORCHRUN, Launch
+from conftest import RELIGHT, TORCHRUN, Launch, long
 from warm_torch import WarmTorch
 
 Script = Callable[[str], Path]
@@ -219,7 +219,7 @@ PEER_IS_GONE = "raised RuntimeError: "
             1,
             "what followed:\n",
         ),
-        (
+        long(
             f"{GLOO}try:\n    if rank == 1:\n        raise ValueError('bad batch')  # here\n"
             f"    while True:\n        dist.all_reduce(tensor)\nfinally:\n"
             "    dist.destroy_process_group()\n",
@@ -233,7 +233,7 @@ PEER_IS_GONE = "raised RuntimeError: "
             137,
             "what followed:\n",
         ),
-        (GLOO + DDP, "rank 1 raised RuntimeError: mat1 and mat2", 1, "of torch …"),
+        long(GLOO + DDP, "rank 1 raised RuntimeError: mat1 and mat2", 1, "of torch …"),
         (
             TIMEOUT,
             r"rank 1 in <module> \(train.py:4\), system call \w+, "
@@ -242,11 +242,11 @@ PEER_IS_GONE = "raised RuntimeError: "
             "late, or waiting for something that did not come",
         ),
         (LOADER, "ranks? [-, 0-2]+ raised ValueError: bad row 0", 1, ""),
-        (RECORDED, "rank 1 raised ValueError: bad batch", 1, "what followed:\n"),
+        long(RECORDED, "rank 1 raised ValueError: bad batch", 1, "what followed:\n"),
     ],
     ids=["raise", "destroy first", "kill", "ddp", "timeout", "loader", "record"],
 )
-@pytest.mark.parametrize("workers", ["warm", pytest.param("cold", marks=pytest.mark.long)])
+@pytest.mark.parametrize("workers", ["warm", long("cold")])
 def test_torch_job_report_names_culprit_not_peers(
     text: str,
     first: str,
@@ -351,13 +351,12 @@ if os.environ["RANK"] != "1":
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long  # as cases of tests/differential, which don't start torchrun
 @pytest.mark.needs_torch
 @pytest.mark.parametrize(
     "text",
     [
-        # Like `@record` in tests/differential/cases.py.
-        pytest.param(WITHOUT_TORCH_ELSEWHERE + RECORDED, id="record", marks=pytest.mark.long),
+        pytest.param(WITHOUT_TORCH_ELSEWHERE + RECORDED, id="record"),
         pytest.param(TEXT_RECORD, id="text"),
     ],
 )

@@ -26,23 +26,28 @@ PATIENCE = "--rdzv-conf=keep_alive_interval=5"
 """Long enough that no node is lost or frozen here, even on a busy machine."""
 FLAGS = "# relight run "
 AS_ON_ONE_NODE = {
-    "abort", "bad_json", "bus_error", "checkpoint_in_a_missing_directory", "disk_full",
-    "exception_group", "exception_in_a_pool", "exception_in_a_thread", "exit_with_a_message",
-    "illegal_instruction", "interrupted_by_somebody_else", "logged_and_then_exited",
-    "message_of_several_lines", "name_missing_in_a_module", "nan_assertion",
-    "out_of_address_space", "program_that_fails", "program_that_is_missing",
+    "abort", "bad_json", "bus_error", "bytes_that_are_no_text",
+    "checkpoint_in_a_missing_directory", "disk_full", "exception_group", "exception_in_a_pool",
+    "exception_in_a_thread", "exception_on_two_ranks", "exit_handler_that_fails",
+    "exit_with_a_code", "exit_with_a_message", "handler_of_sigterm_that_raises",
+    "hard_coded_world_size", "illegal_instruction", "interrupted_by_somebody_else",
+    "logged_and_then_exited", "message_of_several_lines", "module_missing_everywhere",
+    "name_missing_in_a_module", "nan_assertion", "nccl_peers_of_a_rank_that_fails",
+    "out_of_address_space", "port_taken", "program_that_fails", "program_that_is_missing",
     "raised_from_another", "raised_while_another_is_handled", "recursion", "segmentation_fault",
-    "segmentation_fault_with_a_traceback", "silent_exit", "terminated_by_somebody_else",
-    "too_many_open_files", "unpicklable_data", "value_of_an_argument", "warning_as_an_error",
+    "segmentation_fault_with_a_traceback", "silent_exit", "stopped_by_a_signal",
+    "terminated_by_somebody_else", "too_many_open_files", "unpicklable_data",
+    "value_of_an_argument", "warning_as_an_error", "wrong_arguments",
 }  # fmt: skip
 """One rank fails on its own, in a way that tests/faults shows on one node, or in the same way as
-`exception_on_one_rank`, `exit_with_a_code`, or `killed_by_somebody_else`, which are kept.
+`exception_on_one_rank`, `exception_on_all_ranks`, or `killed_by_somebody_else`, which are kept.
 """
 TORCH_AS_ON_ONE_NODE = {
     "torch_autograd_function", "torch_checkpoint_of_another_model", "torch_damaged_checkpoint",
-    "torch_exception_before_init", "torch_index_out_of_range", "torch_loader_that_fails",
-    "torch_loader_that_is_stuck", "torch_no_gpu", "torch_spawned_process_that_fails",
-    "torch_unknown_backend",
+    "torch_exception_before_init", "torch_group_destroyed_before_the_exception",
+    "torch_index_out_of_range", "torch_loader_that_fails", "torch_loader_that_is_stuck",
+    "torch_no_gpu", "torch_segmentation_fault_in_the_training_loop", "torch_shapes_on_one_rank",
+    "torch_sizes_that_differ", "torch_spawned_process_that_fails", "torch_unknown_backend",
 }  # fmt: skip
 """The same for torch scripts: the peers, if they fail, do so as in the scripts that are kept."""
 NEVER_WARM = ("torch_invalid_rank",)

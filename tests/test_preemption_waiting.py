@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import IO
 
 import pytest
-from conftest import LIMIT_S, Start
+from conftest import LIMIT_S, Start, long
 from etcd_server import free_ports
 
 TRAINS = """
@@ -102,7 +102,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("later_s", [0.0, pytest.param(GRACE_S, marks=pytest.mark.long)])
+@pytest.mark.parametrize("later_s", [0.0, long(GRACE_S)])
 def test_waiting_agent_with_saved_workers_exits_75(
     start: Start, script: Callable[[str], Path], tmp_path: Path, later_s: float
 ) -> None:
@@ -212,7 +212,7 @@ def test_node_preempted_without_coordinator_checkpoints(
     assert second.wait(LIMIT_S) == 75
 
 
-@pytest.mark.parametrize("slow", ["0", "1"])
+@pytest.mark.parametrize("slow", ["0", long("1")])
 @pytest.mark.parametrize("backend", ["file", "c10d"])
 def test_checkpointed_node_does_not_cut_others_short(
     start: Start, script: Callable[[str], Path], tmp_path: Path, backend: str, slow: str

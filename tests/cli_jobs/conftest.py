@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import LIMIT_S, clean_environment
+from conftest import LIMIT_S, Launch, clean_environment
 
 from relight.cli.main import main
 from relight.schedulers.processes.record import LocalRecord
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
+STARTS_NOTHING = {"cancel", "delete", "describe", "events", "list", "logs", "status", "wait"}
 HIDDEN = ("LOGLEVEL", "TORCHX", "XDG_STATE_HOME")
 
 
@@ -43,16 +44,6 @@ def variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]
 
 
 @pytest.fixture
-def relight(launch: Command, place: Path, variables: dict[str, str]) -> Command:
-    """Run one command to completion: `relight("submit", "utils.echo")`."""
-
-    def run(*words: str | Path, **options: Any) -> "subprocess.CompletedProcess[str]":
-        return launch(*words, **{"cwd": place, **variables, **options})
-
-    return run
-
-
-@pytest.fixture
 def here(
     place: Path,
     variables: dict[str, str],
@@ -76,6 +67,21 @@ def here(
             except SystemExit as end:  # raised by --help
                 code = int(end.code or 0)
         return subprocess.CompletedProcess(words, code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def relight(launch: Launch, here: Command, place: Path, variables: dict[str, str]) -> Command:
+    """Run one command to its end: `relight("submit", "utils.echo")`.
+
+    Those that start nothing run in this process.
+    """
+
+    def run(*words: str | Path, **options: Any) -> "subprocess.CompletedProcess[str]":
+        if (words[0] in STARTS_NOTHING or "--dryrun" in words) and not options:
+            return here(*words)
+        return launch(*words, **{"cwd": place, **variables, **options})
 
     return run
 

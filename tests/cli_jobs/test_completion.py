@@ -87,8 +87,7 @@ def test_fish_completes_words(here: Command, tmp_path: Path, line: str, expected
     assert line != "relight " or "file" not in offered
 
 
-@pytest.mark.parametrize(("line", "expected"), COMPLETED)
-def test_zsh_completes_words(here: Command, tmp_path: Path, line: str, expected: str) -> None:
+def test_zsh_completes_words(here: Command, tmp_path: Path) -> None:
     """They appear on a terminal when TAB is pressed."""
     path = tmp_path / "relight.zsh"
     path.write_text(here("completion", "zsh").stdout)
@@ -100,8 +99,11 @@ def test_zsh_completes_words(here: Command, tmp_path: Path, line: str, expected:
         begin = f"PROMPT=; autoload -Uz compinit; compinit -u -D; source {path}; print RE''ADY\n"
         os.write(terminal, begin.encode())
         _until(terminal, "READY")
-        os.write(terminal, f"{line}\t".encode())
-        _until(terminal, *expected.split())
+        for line, expected in COMPLETED:
+            os.write(terminal, f"{line}\t".encode())
+            _until(terminal, *expected.split())
+            os.write(terminal, b"\x15print RE''ADY\n")  # ctrl-U removes the line
+            _until(terminal, "READY\r\n")
     finally:
         os.kill(pid, signal.SIGKILL)
         os.close(terminal)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import LIMIT_S
+from conftest import LIMIT_S, long
 
 from .conftest import Command
 
@@ -141,7 +141,7 @@ def test_logs_of_several_replicas_are_prefixed(relight: Command, two: str) -> No
     ]
 
 
-@pytest.mark.parametrize("flag", ["-f", "--follow", "--tail", "-t"])
+@pytest.mark.parametrize("flag", ["-f", long("--follow"), "--tail", long("-t")])
 def test_following_finished_job_returns_immediately(relight: Command, two: str, flag: str) -> None:
     found = relight("logs", flag, two, "--streams", "stdout")
     assert len(found.stdout.splitlines()) == 3

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import LIMIT_S, clean_environment
+from conftest import LIMIT_S, clean_environment, long
 from netlab import Lab
 
 from clusters.workers import RELIGHT_RUN, SHELL, Worker, seen, write
@@ -72,12 +72,12 @@ def lab() -> Iterator[Lab]:
     ("controller", "nproc", "port"),
     [
         (pytorchjob, 2, "23456"),
-        (old_pytorchjob, 1, "23456"),
-        (trainjob, 2, "29400"),
-        (indexed_job, 1, ""),
+        long(old_pytorchjob, 1, "23456"),
+        long(trainjob, 2, "29400"),
+        long(indexed_job, 1, ""),
         (elastic_job, 1, ""),
         (jobset, 1, "3389"),
-        (ranks, 1, "12345"),
+        long(ranks, 1, "12345"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from conftest import long
 from netlab import Lab
 
 from clusters.mpi import Mpi, slots
@@ -50,8 +51,8 @@ def test_mpirun_needs_no_flags(mpi: Mpi, start: str) -> None:
     [
         (NODES[0], NODES, NODES[:3]),
         ("login", NODES, NODES[:2]),
-        ("login", NODES[::-1], NODES[:1:-1]),
-        (NODES[1], NODES[2:], NODES[2:]),
+        long("login", NODES[::-1], NODES[:1:-1]),
+        long(NODES[1], NODES[2:], NODES[2:]),
     ],
     ids=["own host and others", "two of four", "reversed", "only other hosts"],
 )

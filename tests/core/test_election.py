@@ -25,7 +25,7 @@ from relight.core.link.votes import (
 )
 from relight.events.event_types import Tick
 
-SEEDS = 400
+SEEDS = 200
 
 
 @pytest.mark.parametrize("start", range(0, SEEDS, 50))

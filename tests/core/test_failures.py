@@ -621,7 +621,7 @@ def test_report_fits_25_rows(ranks: int) -> None:
         assert "ValueError: bad batch" in lines
 
 
-@settings(max_examples=500)
+@settings(max_examples=200)
 @given(st.lists(ENDS, min_size=1, max_size=8))
 def test_any_failures_fit_25_rows_with_each_rank_once(ends: list[Failure]) -> None:
     """A cause of the highest class comes first, and the exit code is never 0."""

@@ -437,7 +437,7 @@ def torch_binding() -> object:
 
 @pytest.mark.slow
 @pytest.mark.needs_torch
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(
     machines().filter(lambda drawn: drawn[1])
     | st.tuples(

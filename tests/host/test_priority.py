@@ -11,7 +11,8 @@ from relight.host import linux, priority
 
 @pytest.fixture
 def idle_process() -> Iterator[int]:
-    with subprocess.Popen(["sleep", "600"]) as process:
+    # In the session of the tests, the priority of all of them would change (sched(7), autogroup).
+    with subprocess.Popen(["sleep", "600"], start_new_session=True) as process:
         os.sched_setscheduler(process.pid, os.SCHED_IDLE, os.sched_param(0))
         yield process.pid
         process.kill()

@@ -7,6 +7,7 @@ When a message is shown, `{name}` is replaced with the value of that expression.
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -42,8 +43,13 @@ def is_words(text: str) -> bool:
     return sum(word.strip("…:;,.()'`").isalpha() for word in text.split()) >= 2
 
 
-def messages(path: Path) -> Iterator[str]:
-    """Yield a module's messages in order, each followed by its hint."""
+@cache
+def messages(path: Path) -> tuple[str, ...]:
+    """Return the messages of a module in its order, each with the hint that follows it."""
+    return tuple(_messages(path))
+
+
+def _messages(path: Path) -> Iterator[str]:
     tree = ast.parse(path.read_text())
     docs = {
         id(node.value)

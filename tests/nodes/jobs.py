@@ -35,7 +35,7 @@ while time.monotonic() < end and not os.path.exists("stop"):
         raise ValueError(f"rank {variables['RANK']} was told to fail")
     if os.path.exists(f"finish.{variables['RANK']}"):
         break
-    time.sleep(0.02)
+    time.sleep(0.05)
 """
 
 
@@ -141,7 +141,7 @@ class Job:
         while not condition():
             if time.monotonic() - begin > LIMIT_S:
                 raise AssertionError(f"not in {LIMIT_S:.0f} s: {what}\n{self.report()}")
-            time.sleep(0.01)
+            time.sleep(0.05)
         return time.monotonic() - begin
 
     def until_says(self, agent: AgentOn, pattern: str) -> float:

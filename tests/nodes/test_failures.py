@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import LIMIT_S
+from conftest import LIMIT_S, long
 from netlab import Lab
 
 from nodes.jobs import AgentOn, Job, c10d
@@ -59,7 +59,7 @@ def test_restart_below_maximum_does_not_wait_for_more_nodes(lab: Lab, tmp_path: 
     assert job.stop() == [0, 0, 143]
 
 
-@pytest.mark.parametrize("how", ["kill", "cut", "freeze"])
+@pytest.mark.parametrize("how", ["kill", "cut", long("freeze")])
 def test_survivors_continue_after_node_loss(lab: Lab, tmp_path: Path, how: str) -> None:
     """The survivors continue without using the restart budget, and keep their order."""
     job, agents = begin(lab, tmp_path, "2:4", 4)
@@ -179,6 +179,7 @@ def test_workers_freeze_even_if_spawner_is_stopped(lab: Lab, tmp_path: Path) -> 
         time.sleep(0.01)
     job.until_says(agents[1], "workers are frozen")
     assert not job.running("node2")
+    job.until_runs([agents[0], agents[2]], 2, generation=1)  # mended earlier, it would stay
     lab.mend("node2")
     job.until_runs(agents, 3, generation=2)
     assert job.stop() == [0, 0, 0]
@@ -320,7 +321,7 @@ def test_grace_period_is_the_same_on_all_nodes(lab: Lab, tmp_path: Path) -> None
     assert all(1 < k - a < 20 for a, k in zip(asked, killed, strict=True)), (asked, killed)
 
 
-@pytest.mark.parametrize("kind", ["worker", pytest.param("warm", marks=pytest.mark.long)])
+@pytest.mark.parametrize("kind", ["worker", long("warm")])
 def test_spawner_holds_the_heartbeat_socket_and_workers_do_not(
     lab: Lab, tmp_path: Path, kind: str
 ) -> None:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from conftest import long
 from netlab import Lab
 
 from nodes.jobs import WORKER, Job, c10d
@@ -50,7 +51,7 @@ while True:
 
 @pytest.mark.parametrize(
     "endpoint",
-    ["10.77.0.1:29400", "node1", "node1:1234", "[fd77::1]:29400"],
+    [long("10.77.0.1:29400"), "node1", long("node1:1234"), "[fd77::1]:29400"],
 )
 def test_nodes_meet_at_endpoint_by_any_name(lab: Lab, tmp_path: Path, endpoint: str) -> None:
     """The nodes meet and finish together at an address, a name from /etc/hosts, or IPv6."""
@@ -117,11 +118,11 @@ def test_node_rank_determines_node_order(lab: Lab, tmp_path: Path) -> None:
     ("here", "elsewhere", "more"),
     [
         ("localhost", "10.77.0.1", ()),
-        ("localhost", "10.77.0.1", ("--local-addr=localhost",)),
-        ("127.0.0.1", "node1", ()),
+        long("localhost", "10.77.0.1", ("--local-addr=localhost",)),
+        long("127.0.0.1", "node1", ()),
         ("127.0.1.1", "node1", ()),
         ("ip6-localhost", "[fd77::1]", ()),
-        ("[::1]", "10.77.0.1", ()),
+        long("[::1]", "10.77.0.1", ()),
     ],
 )
 def test_loopback_endpoint_accepts_nodes_from_other_machines(

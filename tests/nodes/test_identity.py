@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from conftest import LIMIT_S
+from conftest import LIMIT_S, long
 from netlab import Lab
 
 from nodes.jobs import PYTHON, AgentOn, Job, c10d
@@ -155,7 +155,7 @@ def test_local_addr_of_first_node_reaches_the_others(lab: Lab, tmp_path: Path) -
     assert job.stop() == [0, 0]
 
 
-@pytest.mark.parametrize("shift", ["20", "-600", "600"])
+@pytest.mark.parametrize("shift", [long("20"), "-600", long("600")])
 def test_clock_skew_is_harmless(lab: Lab, tmp_path: Path, shift: str) -> None:
     """If a clock is off by seconds or minutes, a group still forms, a lost node is still noticed,
     and the earliest failure is still reported first.

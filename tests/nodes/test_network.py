@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import LIMIT_S
+from conftest import LIMIT_S, long
 from netlab import Lab
 
 from nodes.jobs import AgentOn, Job, c10d
@@ -119,7 +119,7 @@ QUICK = "keep_alive_interval=1,keep_alive_max_attempt=3"
 """A silent node is lost after 3 s, and its workers run for 2 s."""
 
 
-@pytest.mark.parametrize("seconds", [0.5, 3.0, pytest.param(8.0, marks=pytest.mark.long)])
+@pytest.mark.parametrize("seconds", [long(0.5), 3.0, long(8.0)])
 @pytest.mark.parametrize("endpoint", ["node1", "node1,node2,node3"], ids=["one", "three"])
 def test_brief_network_cut_causes_no_restart(
     lab: Lab, tmp_path: Path, endpoint: str, seconds: float

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import LIMIT_S, RELIGHT, clean_environment
+from conftest import LIMIT_S, RELIGHT, clean_environment, long
 from etcd_server import EtcdCluster, EtcdServer
 from netlab import Lab
 
@@ -302,7 +302,7 @@ def test_hosts_sharing_only_a_disk_meet_and_survive_host_loss(lab: Lab, tmp_path
 @pytest.mark.needs_etcd
 @pytest.mark.needs_hosts
 @pytest.mark.parametrize(
-    ("where", "kind"), [("OUTPUT", "tcp-reset"), ("INPUT", "icmp-port-unreachable")]
+    ("where", "kind"), [("OUTPUT", "tcp-reset"), long("INPUT", "icmp-port-unreachable")]
 )
 def test_node_refused_by_firewall_does_not_take_over(
     lab: Lab, flags_in_lab: tuple[str, ...], tmp_path: Path, where: str, kind: str

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import LIMIT_S
+from conftest import LIMIT_S, long
 from netlab import Lab
 
 from nodes.jobs import AgentOn, Job, c10d
@@ -369,10 +369,10 @@ RECORD = {"stop_signal": [], "at": {}, "rank": 0, "exitcode": 1e400, "report": {
     "lies",
     [
         [{**READY, "generation": SECOND, "failures": [RECORD, {}], "succeeded_ranks": [BIG - 1]}],
-        [{"type": "failed", "generation": SECOND, "reason": LONG}],
-        [{"type": "leave", "reason": LONE}],
+        long([{"type": "failed", "generation": SECOND, "reason": LONG}]),
+        long([{"type": "leave", "reason": LONE}]),
         [{**JOIN, "node": "y"}, {**JOIN, "node": "z"}],
-        [{**JOIN, "announce": {**ANNOUNCE, "generation": SECOND}}],
+        long([{**JOIN, "announce": {**ANNOUNCE, "generation": SECOND}}]),
     ],
     ids=["records", "a long reason", "invalid text", "several in one", "another place"],
 )

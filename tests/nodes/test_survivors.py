@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from conftest import long
 from netlab import Lab
 
 from nodes.jobs import Job, c10d
@@ -61,8 +62,8 @@ train()
 weights = [each.item().hex() for each in model.weight.flatten()]
 (here / f"weights-{os.environ['RANK']}").write_text(f"{done} {weights}")
 """
-QUICK = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"
-"""A silent node is lost after 3 s, and its workers run for 2 s."""
+QUICK = "last_call_timeout=1,keep_alive_interval=2,keep_alive_max_attempt=3"
+"""A silent node is lost after 6 s: on a busy machine, a healthy one may be silent for 3 s."""
 
 
 class Rank(NamedTuple):
@@ -84,7 +85,7 @@ def ranks(job: Job, size: int, restart: int = 0) -> list[Rank]:
 
 def begin(lab: Lab, place: Path, nodes: str, hosts: int, *flags: str) -> Job:
     """Start a job with an agent on each host."""
-    meet = c10d("node1", nodes, f"--rdzv-conf={QUICK}", "--max-restarts=1", *flags)
+    meet = c10d("node1", nodes, f"--rdzv-conf={QUICK}", "--max-restarts=1", "--preload=off", *flags)
     job = Job(lab, place, *meet)
     (place / "train.py").write_text(WORKER)
     for number in range(1, hosts + 1):
@@ -107,6 +108,7 @@ def end(job: Job, codes: list[int], *gone: Rank) -> None:
     job.until(lambda: not any(Path(f"/proc/{rank.pid}").exists() for rank in gone), "no process")
 
 
+@pytest.mark.long  # test_only_hanging_rank_on_two_nodes_is_replaced shows it on one machine
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_surviving_ranks_keep_their_processes_on_both_hosts(
     lab: Lab, tmp_path: Path, number: int
@@ -123,7 +125,7 @@ def test_surviving_ranks_keep_their_processes_on_both_hosts(
     end(job, [0, 0], *before, *after)
 
 
-@pytest.mark.parametrize("how", ["crash", "kill", "cut"])
+@pytest.mark.parametrize("how", ["crash", long("kill"), long("cut")])
 def test_ranks_stay_when_host_is_lost(lab: Lab, tmp_path: Path, how: str) -> None:
     """The machine crashes, its agent and workers are killed, or its network is cut permanently."""
     job = begin(lab, tmp_path, "2:3", 3)

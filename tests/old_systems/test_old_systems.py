@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import FIRST_WARM, LIMIT_S, RELIGHT, Launch, Start, clean_environment
+from conftest import FIRST_WARM, LIMIT_S, RELIGHT, Launch, Start, clean_environment, long
 from release.distribution import interpreter
 from test_orphans import TREE, WARM_TREE, holders, marker, wait_until_gone, wait_until_up
 
@@ -248,7 +248,7 @@ def test_missing_required_module_is_named(
     assert hint.startswith("hint: use another Python")
 
 
-@pytest.mark.parametrize("name", ["none", "both"])
+@pytest.mark.parametrize("name", [long("none"), "both"])
 @pytest.mark.parametrize(
     "version",
     [

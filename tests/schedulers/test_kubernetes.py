@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from clusters.kubernetes import ApiServer, free_port
-from conftest import LIMIT_S
+from conftest import LIMIT_S, long
 from netlab import Lab
 
 from relight.base.errors import MachineError, UsageError
@@ -83,6 +83,7 @@ def train(folder: Path, text: str, **options: Any) -> AppDef:
 
 KINDS = ("job", "jobset", "volcano", "trainjob")
 every_kind = pytest.mark.parametrize("kind", KINDS)
+two_kinds = pytest.mark.parametrize("kind", [*KINDS[:2], *map(long, KINDS[2:])])
 
 
 def test_single_pod_job_runs_and_can_be_queried(jobs: Jobs, tmp_path: Path) -> None:
@@ -97,7 +98,7 @@ def test_single_pod_job_runs_and_can_be_queried(jobs: Jobs, tmp_path: Path) -> N
     assert sorted(x[-13:] for x in lines if "trains" in x) == ["rank 0 trains", "rank 1 trains"]
 
 
-@every_kind
+@two_kinds
 def test_pods_rendezvous_with_launcher_from_config_map(
     jobs: Jobs, tmp_path: Path, kind: str
 ) -> None:
@@ -129,9 +130,7 @@ def test_ranks_follow_the_pods_zones(jobs: Jobs, tmp_path: Path) -> None:
         assert any(f"this is node {rank}, at {zone}" in line for line in lines), lines
 
 
-@pytest.mark.parametrize(
-    "kind", [*KINDS[:2], *(pytest.param(kind, marks=pytest.mark.long) for kind in KINDS[2:])]
-)
+@two_kinds
 def test_user_error_ends_job_immediately(jobs: Jobs, tmp_path: Path, kind: str) -> None:
     app_id = jobs.submit(train(tmp_path, "raise ValueError('wrong data')\n", j="2x1"), kind=kind)
     status = jobs.wait(app_id)
@@ -324,7 +323,7 @@ def test_job_is_found_in_the_context_it_was_submitted_to(
     assert arn in caught.value.hint
 
 
-@every_kind
+@two_kinds
 def test_delete_leaves_nothing(jobs: Jobs, kind: str) -> None:
     """Nothing is left either if the pods' controller is deleted with another tool."""
     first = jobs.submit(sh("true relight run"), kind=kind)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from clusters.kubernetes import ApiServer
-from conftest import LIMIT_S, RELIGHT, Launch
+from conftest import LIMIT_S, RELIGHT, Launch, long
 from etcd_server import make_certificates, wait_for
 
 pytestmark = [
@@ -97,11 +97,11 @@ def test_list_uses_namespace_from_settings(
 @pytest.mark.parametrize(
     ("file", "text", "message"),
     [
-        ("token", "", "Token file exists but empty"),
-        ("token", None, "Service token file does not exist"),
+        long("token", "", "Token file exists but empty"),
+        long("token", None, "Service token file does not exist"),
         ("token", "expired", "the cluster rejects the credentials"),
-        ("ca.crt", None, "Service certification file does not exist"),
-        ("ca.crt", "", "Cert file exists but empty"),
+        long("ca.crt", None, "Service certification file does not exist"),
+        long("ca.crt", "", "Cert file exists but empty"),
         ("ca.crt", "no certificate", "invalid Kubernetes configuration"),
     ],
 )

@@ -280,6 +280,7 @@ def test_elastic_job_continues_without_a_node(jobs: Jobs) -> None:
     assert ["main/2", "FAILED", "node3", None, "its node was lost"] in status["replicas"]
 
 
+@pytest.mark.long  # tests/test_health_check.py has the promise without Slurm
 def test_elastic_job_succeeds_without_an_unhealthy_node(jobs: Jobs) -> None:
     """With `-j 2:3x2`, a node fails its health check and leaves. No retry runs the finished job
     again.

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import LIMIT_S, Start
+from conftest import LIMIT_S, Start, long
 
 from relight.inspect.page import server as page_server
 from relight.inspect.page.server import PageServer, Served
@@ -74,7 +74,7 @@ class Job:
 
 @pytest.fixture
 def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
-    monkeypatch.setattr(page_server, "_EVERY_S", 0.05)
+    monkeypatch.setattr(page_server, "_EVERY_S", 0.2)
     made = Job()
     yield made
     made.close()
@@ -278,7 +278,7 @@ def test_page_without_token_asks_for_it(browser: Any, job: Job) -> None:
     context.close()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", long("dark")])
 def test_page_fits_on_phone_with_readable_contrast(open_page: Open, scheme: str) -> None:
     """Nothing is wider than the screen, and text has a contrast of at least 4.5 (WCAG
     2.2, 1.4.3).

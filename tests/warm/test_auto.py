@@ -315,6 +315,7 @@ print(os.sched_getscheduler(0), os.getpriority(0, 0) - usual, flush=True)
         [sys.executable, "-c", program],
         stdout=subprocess.PIPE,
         env=clean_environment(),
+        start_new_session=True,  # not to change the priority of all tests (sched(7), autogroup)
         check=False,
     )
     idle, usual = os.SCHED_IDLE, os.SCHED_OTHER

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Launch
+from conftest import Launch, long
 
 Script = Callable[..., Path]
 MODULES = (
@@ -185,16 +185,13 @@ def end_of(
 
 
 FIRST = {
-    "sys.exit(3)", "sys.exit of a text", "exception", "print_stack", "faulthandler",
-    "keyboard interrupt", "SIGTERM", "core limit", "os._exit", "atexit order", "threads at the end",
-    "input", "reading stdin", "subprocess environment", "multiprocessing fork", "timer",
+    "sys.exit(3)", "exception", "keyboard interrupt", "SIGTERM", "core limit", "os._exit",
+    "atexit order", "threads at the end", "reading stdin", "multiprocessing fork",
 }  # fmt: skip
 """The cases that depend most on how a worker is started."""
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(x, marks=[] if x in FIRST else [pytest.mark.long]) for x in SCRIPTS]
-)
+@pytest.mark.parametrize("name", [x if x in FIRST else long(x) for x in SCRIPTS])
 def test_script_ends_the_same_cold_and_warm(
     name: str, launch: Launch, tmp_path: Path, script: Script
 ) -> None:
@@ -262,8 +259,17 @@ def test_numpy_generator_is_reseeded_in_each_worker(launch: Launch, script: Scri
     assert len(set(result.stdout.split())) == 3
 
 
-@pytest.mark.parametrize("name", ["exception", "sys.exit(3)", "print_stack", "syntax error",
-                                  "multiprocessing spawn", "multiprocessing forkserver"])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "exception",
+        long("sys.exit(3)"),
+        long("print_stack"),
+        "syntax error",
+        "multiprocessing spawn",
+        long("multiprocessing forkserver"),
+    ],
+)
 def test_module_ends_the_same_cold_and_warm(
     name: str, launch: Launch, tmp_path: Path, script: Script
 ) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import LIMIT_S, Launch, Start
+from conftest import LIMIT_S, Launch, Start, long
 from test_orphans import below, marked, wait_until_gone, wait_until_up
 from warm_torch import WarmTorch
 
@@ -130,7 +130,7 @@ def marker() -> str:
     return f"{random.randrange(10**6, 10**7)}.{random.randrange(10**6, 10**7)}"
 
 
-@pytest.mark.parametrize("life", ["long", "short"])
+@pytest.mark.parametrize("life", [long("long"), "short"])
 @pytest.mark.parametrize("victim", ["agent", "warm spawner"])
 def test_no_process_outlives_killed_agent_or_warm_spawner(
     victim: str, life: str, start: Start, script: Script, marker: str

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import LIMIT_S, RELIGHT, clean_environment
+from conftest import LIMIT_S, RELIGHT, clean_environment, long
 from warm_torch import PATIENT
 
 from relight.host import user_sockets
@@ -773,12 +773,12 @@ def pids_of(process: "subprocess.Popen[str]", workers: int) -> list[int]:
         ("guard", ""),
         ("spawner", ""),
         ("agent, warm process", ""),
-        ("agent, guard", ""),
-        ("agent, spawner", ""),
-        ("guard, spawner", ""),
+        long("agent, guard", ""),
+        long("agent, spawner", ""),
+        long("guard, spawner", ""),
         ("agent", "warm process"),
-        ("agent", "guard"),
-        ("agent", "spawner"),
+        long("agent", "guard"),
+        long("agent", "spawner"),
         ("agent", "guard, spawner"),
         ("warm process", "guard"),
     ],
