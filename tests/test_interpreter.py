@@ -1,5 +1,7 @@
 """relight installed in a different environment from torch: workers run the user's Python."""
 
+import errno
+import os
 import subprocess
 import venv
 from collections.abc import Iterator, Mapping
@@ -211,3 +213,24 @@ def test_another_python_is_queried_once_for_all_workers(monkeypatch: pytest.Monk
         "who has torch?", "who has torch?", "the disk is full", "", "",
     ]  # fmt: skip
     assert asked == ["torch"]
+
+
+@pytest.mark.parametrize("served", ["True", "False"])
+def test_failure_at_another_port_names_the_flag_that_allows_it(served: str) -> None:
+    """Before torch 2.14, a script that sets MASTER_PORT waits for a store that nobody serves."""
+    message = "timed out after 10000ms while trying to connect to (localhost, 12355)."
+    lines = (f"torch.distributed.DistNetworkError: {message}",)
+    report = ErrorReport(FailureKind.RAISED, *lines[0].split(": ", 1), "", "", lines)
+    failure = Failure(0, 0, "vm", 1, 1, 0.0, 0, report, lines, "", "")
+    own = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "3", "TORCHELASTIC_USE_AGENT_STORE": served}
+    evidence = postmortem.with_address(failure, own).evidence
+    assert evidence.startswith("relight had set MASTER_ADDR=127.0.0.1 and MASTER_PORT=3")
+    assert ("--worker-store=rank0" in evidence) == (served == "True")
+    same = {**own, "MASTER_ADDR": "localhost", "MASTER_PORT": "12355"}
+    assert postmortem.with_address(failure, same) == failure
+
+
+def test_worker_that_could_not_be_started_names_the_limit() -> None:
+    evidence = f"it could not be started: {os.strerror(errno.EAGAIN)}"
+    command: Any = SimpleNamespace()
+    assert postmortem._of_start(evidence, command).startswith(f"{evidence} (check `ulimit -u` and")

@@ -321,6 +321,7 @@ def test_contradictory_flags_are_rejected_by_name(argv: list[str], message: str)
         ),
         (["--local-addr=::1", "--master-port=1"], "--local-addr has no effect"),
         (["--log-dir=/dev/null", "--tee=3"], "have no effect with --log-dir=/dev/null"),
+        (["--log-dir=~/logs"], "--log-dir=~/logs is a directory below this one"),
         (["--duplicate-stdout-filters=a"], "no stdout is tee'd"),
         (["--duplicate-stderr-filters=a", "--tee=1"], "no stderr is tee'd"),
         (["--fail-on=2"], "no effect without --max-restarts: --fail-on"),

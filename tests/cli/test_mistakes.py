@@ -1,14 +1,16 @@
 """Habits from other launchers: rejected before anything starts, with the right command."""
 
 import os
+import socket
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import relight
-from relight.agent import entrypoint, unused_variables
+from relight.agent import entrypoint, prepare, unused_variables
 from relight.base.env import Environment
 from relight.base.errors import UsageError
 from relight.cli.coordinator import COORDINATOR_FLAGS
@@ -37,6 +39,7 @@ def refused(
     (tmp_path / "empty" / "__init__.py").write_text("")
     (tmp_path / "code" / "__init__.py").write_text("raise SystemExit")
     (tmp_path / "go.sh").write_text("python train.py\n")
+    (tmp_path / "a.ipynb").write_text('{"cells": []}')
     (tmp_path / "python.sh").write_text("print(1)\n")
 
     def run(*argv: str) -> str:
@@ -135,6 +138,27 @@ def test_absurd_numbers_are_rejected(argv: tuple[str, ...], refused: Refused) ->
         (("run", "--nproc-per-node=8(x2)", "train.py"), "type --nproc-per-node=8, or"),
         (("run", "--nproc-per-node=0,1,2", "train.py"), "type --nproc-per-node=3, or"),
         (("run", "--nproc-per-node=", "train.py"), "perhaps an unset variable"),
+        (("run", "--nproc-per-node", "train.py"), "train.py was taken for the value, perhaps"),
+        (("run", "--nproc-per-node='2'", "train.py"), "the quotes are part of the value"),
+        (("run", "--nnodes=", "train.py"), "perhaps an unset variable; for example: --nnodes=2"),
+        (("run", "--node-rank=", "train.py"), "perhaps an unset variable; --node-rank: rank of"),
+        (("run", "--master-port=$PORT", "train.py"), "variables in single quotes"),
+        (("run", "--rdzv-endpoint=$HOST:1", "train.py"), "variables in single quotes"),
+        (("run", "--master-addr", "--master-port=1", "train.py"), "from an unset variable"),
+        (("run", "--master-addr=", "--master-port=1", "train.py"), "from an unset variable"),
+        (("run", "--nnodes=2", "--master-addr=", "train.py"), "from an unset variable"),
+        (("run", "--nnodes=2", "--master-addr=h\r", "train.py"), "=h\\r: expected the name"),
+        (("run", "train.py\r"), "no such file: train.py\\r\nhint: a carriage return is in it"),
+        (("run", "--master-addr=123.456.123.456", "train.py"), "IPv4 address are at most 255"),
+        (("run", "--rdzv-endpoint=1.2.3.456:1", "train.py"), "IPv4 address are at most 255"),
+        (("run", "--rdzv-endpoint", "10.0.0.1", "172.17.0.1:29500", "x.py"), "quote the value"),
+        (("run", "--rdzv-endpoint", "10.0.0.1", "fe80::1", "x.py"), "quote the value"),
+        (("run", "--rdzv-backend=C10D", "train.py"), "did you mean c10d?"),
+        (("run", "--rdzv-backend=nccl", "train.py"), "init_process_group(backend=…)"),
+        (("run", "a.ipynb"), "jupyter nbconvert --to script a.ipynb"),
+        (("run", "~/train.py"), "doesn't replace ~ and variables in quotes"),
+        (("run", "$HOME/train.py"), "doesn't replace ~ and variables in quotes"),
+        (("run", "https://example.com/train.py"), "a script is a local file"),
         (("run", "tain.py"), "did you mean train.py?"),
         (("run", "pkg/trian.py"), "did you mean pkg/train.py?"),
     ],
@@ -144,6 +168,26 @@ def test_typo_suggests_intended_command_line(
 ) -> None:
     """This also covers habits from other launchers."""
     assert hint in refused(*argv)
+
+
+def test_single_node_job_waits_for_its_name_to_resolve(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The name of a pod, in MASTER_ADDR, may resolve some seconds after the pod has started."""
+    tries: list[bytes] = []
+
+    def look_up(host: bytes, *_: object, **__: object) -> list[object]:
+        tries.append(host)
+        if len(tries) < 3:
+            raise socket.gaierror(socket.EAI_NONAME, "unknown")
+        return []
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    spec, given = spec_of("--master-addr=job-0.job", "--master-port=29500", __file__)
+    job, _ = prepare.prepare(spec, given, Environment({}))
+    assert (job.store_host, tries) == ("job-0.job", [b"job-0.job"] * 3)
+    assert capsys.readouterr().err.count("for job-0.job to resolve: unknown") == 1
 
 
 @pytest.mark.parametrize("script", ["a.py", "chain.py", "train.json", "pkg/eval.py"])
@@ -243,6 +287,13 @@ def test_module_of_another_python_is_not_checked(refused: Refused) -> None:
     entrypoint.check(spec, Environment({}), "/usr/bin/python3")
     with pytest.raises(UsageError, match="no such module: no_such_module"):
         entrypoint.check(spec, Environment({}), sys.executable)
+
+
+def test_python_exec_with_arguments_is_explained() -> None:
+    spec, given = spec_of(__file__)
+    with pytest.raises(UsageError) as caught:
+        prepare.prepare(spec, given, Environment({"PYTHON_EXEC": "python3 -O"}))
+    assert caught.value.hint == "it names a program, without arguments"
 
 
 def test_flags_after_script_print_one_note() -> None:

@@ -320,6 +320,36 @@ def test_list_works_without_working_directory(relight: Command, place: Path) -> 
     assert (found.returncode, found.stdout, found.stderr) == (0, "[]\n", "")
 
 
+@pytest.mark.processes
+@pytest.mark.parametrize("words", [["run", "train.py"], ["submit", "utils.echo"]])
+def test_deleted_working_directory_is_named_as_the_cause(place: Path, words: list[str]) -> None:
+    """It is often recreated under the same name, as by git checkout."""
+    (place / "gone").mkdir()
+    code = "import os; os.rmdir(os.getcwd()); from relight.cli.main import entry; entry()"
+    found = subprocess.run(
+        [sys.executable, "-c", code, *words],
+        cwd=place / "gone", capture_output=True, text=True, timeout=LIMIT_S, check=False,
+    )  # fmt: skip
+    assert (found.returncode, found.stdout) == (4, "")
+    assert found.stderr.startswith("relight: error: the working directory was deleted\nhint: cd")
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has pipes of packets")
+def test_each_line_on_stderr_is_written_at_once() -> None:
+    """Agents that share a terminal, as under srun and in loops of shells, don't mix their lines."""
+    readable, writable = os.pipe2(os.O_DIRECT)
+    command = [sys.executable, "-m", "relight", "run", "missing.py"]
+    try:
+        subprocess.run(command, check=False, stderr=writable, timeout=LIMIT_S)
+        os.close(writable)
+        written = list(iter(lambda: os.read(readable, 4096), b""))
+    finally:
+        os.close(readable)
+    assert len(written) == 2
+    assert all(packet.endswith(b"\n") for packet in written)
+
+
 def test_nothing_is_submitted_without_state_directory(relight: Command, tmp_path: Path) -> None:
     """The error names the variable."""
     (tmp_path / "file").write_text("")

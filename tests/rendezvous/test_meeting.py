@@ -40,6 +40,25 @@ def test_exit_barrier_is_set_by_rdzv_conf_or_torchrun_variable(
     assert arrange_job(f"--rdzv-conf={conf}", **{BARRIER: variable})[1].exit_barrier_s == seconds
 
 
+@pytest.mark.parametrize(
+    ("conf", "backend", "first"),
+    [
+        ("rank0=endpoint", "c10d", True),
+        ("is_host=1", "c10d", True),
+        ("is_host=1,rank0=any", "c10d", False),
+        ("is_host=0,rank0=endpoint", "c10d", True),
+        ("is_host=0", "c10d", False),
+        ("", "c10d", False),
+        ("is_host=1", "etcd", False),
+    ],
+)
+def test_rank_0_is_at_the_endpoint_if_the_user_names_its_node(
+    conf: str, backend: str, first: bool
+) -> None:
+    meeting, _ = arrange_job(f"--rdzv-conf={conf}", f"--rdzv-backend={backend}")
+    assert meeting.endpoint_first == first
+
+
 def test_job_without_id_has_no_display_name() -> None:
     """The default id, `none`, is not shown as an id."""
     assert arrange_job()[0].who == "job j"

@@ -67,6 +67,11 @@ def check(spec: LaunchSpec, env: Environment, python: str) -> None:
         raise not_found.no_script(script, spec)
     elif not os.access(script, os.R_OK):
         raise UsageError(f"can't read {script}", hint="check its permissions")
+    elif script.endswith(".ipynb"):
+        raise UsageError(
+            f"{script} is a notebook, but workers run Python files",
+            hint=f"jupyter nbconvert --to script {script}",
+        )
     elif script.endswith(_SHELL) and _is_for_shells(script):
         raise UsageError(
             f"{script} is a shell script, but workers run Python",

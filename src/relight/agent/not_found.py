@@ -12,9 +12,12 @@ from relight.base.errors import UsageError
 from relight.base.text import closest_match
 from relight.flags.arguments import FALSE, TRUE
 from relight.flags.spec import FLAGS, LaunchSpec
+from relight.flags.suggestions import CARRIAGE_RETURN
 
 _SIMILAR = 0.75
 """Minimum similarity between a file's name, without its extension, and the name that was given."""
+_ADDRESS = r"(\d+\.){3}\d+(:\d*)?|[\da-fA-F]*:[\da-fA-F:]+"
+"""An IP address, perhaps with a port: `hostname -I` and `--ip-address` print several."""
 _STARTERS = ("torchrun", "torchx", "accelerate", "deepspeed", "mpirun", "mpiexec", "srun")
 
 
@@ -36,6 +39,14 @@ def no_script(script: str, spec: LaunchSpec) -> UsageError:
         return UsageError(f"{script} is not a script", hint=hint)
     if script.startswith(("\u2013", "\u2014")):
         hint = "it begins with a typographic dash; type `--`"
+    elif "\r" in script:
+        hint = CARRIAGE_RETURN
+    elif script.startswith("~") or "$" in script:
+        hint = "the shell doesn't replace ~ and variables in quotes"
+    elif "://" in script:
+        hint = "a script is a local file; download it first"
+    elif re.fullmatch(_ADDRESS, script):
+        hint = f"if {script} belongs to a flag's value, quote the value, or use its first word only"
     elif " " in script and os.path.isfile(script.split()[0]):
         hint = f"don't quote script and arguments together: {script}"
     elif hint := value_of_switch(spec):

@@ -138,6 +138,8 @@ def with_address(failure: Failure, variables: Mapping[str, str]) -> Failure:
     if found is None or failure.evidence or (found[0], str(found[1])) == told:
         return failure
     evidence = f"{blame.OTHER_ADDRESS}{told[0]} and MASTER_PORT={told[1]}"
+    if variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        evidence += "; for other ports, torch before 2.14 needs --worker-store=rank0"
     return failure._replace(evidence=evidence)
 
 
@@ -367,6 +369,8 @@ def _words(
 
 def _of_start(evidence: str, command: Command) -> str:
     """Return why a worker could not be started, with the missing file if known."""
+    if evidence.endswith(os.strerror(errno.EAGAIN)):
+        return f"{evidence} (check `ulimit -u` and the container's pids limit)"
     if not evidence.endswith(os.strerror(errno.ENOENT)):
         return evidence
     is_program = command.spec.no_python and not command.spec.run_path

@@ -5,6 +5,7 @@ User errors that can only be detected on this machine are found here, before any
 
 import os
 import sys
+import time
 from typing import TYPE_CHECKING
 
 import relight
@@ -26,7 +27,14 @@ from relight.base.values import (
 from relight.core.group.group_types import GroupSettings
 from relight.core.ranks import visible_device
 from relight.core.workers.worker_command import Command
-from relight.flags.spec import DEFAULT_GRACE_S, UNSET_RUN_ID, LaunchSpec, check, check_ranks
+from relight.flags.spec import (
+    DEFAULT_GRACE_S,
+    LOCAL_HOSTS,
+    UNSET_RUN_ID,
+    LaunchSpec,
+    check,
+    check_ranks,
+)
 from relight.host import files, system
 from relight.net.ports import PORT_RANGE
 from relight.processes import interpreter
@@ -38,6 +46,8 @@ if TYPE_CHECKING:
     from relight.warm.worker_program import WorkerProgram
 
 _UNUSED = {"MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES"}
+_RESOLVE_TIMEOUT_S = 60
+_RESOLVE_INTERVAL_S = 1.0
 _WRITABLE = 0o022
 """Mode bits of a directory where other users could rename or replace logs."""
 
@@ -157,12 +167,15 @@ def _job(
         facts["--restart-on"] = ",".join(map(str, spec.restart_on)) or "none"
         facts["--fail-on"] = ",".join(map(str, spec.fail_on)) or "none"
         facts["--rank-order"], facts["--segment"] = str(spec.rank_order), str(spec.segment)
-    elif spec.rdzv_conf:
-        from relight.rendezvous import conf
+    else:
+        if spec.rdzv_conf:
+            from relight.rendezvous import conf
 
-        # torchrun's standalone mode is c10d.
-        backend = "c10d" if spec.makes_own_id() else spec.rdzv_backend
-        notes += conf.parse(spec.rdzv_conf, backend)[1]
+            # torchrun's standalone mode is c10d.
+            backend = "c10d" if spec.makes_own_id() else spec.rdzv_backend
+            notes += conf.parse(spec.rdzv_conf, backend)[1]
+        if master.host not in LOCAL_HOSTS:
+            _wait_for_name(master.host)
     return AgentConfig(
         command=command,
         local_world_size=local_world_size,
@@ -179,6 +192,23 @@ def _job(
         worker_program=_worker_program(command, local_world_size),
         store_ports=_store_ports(env),
     )
+
+
+def _wait_for_name(host: str) -> None:
+    """Wait for a name to resolve, as torchrun does: a pod's own name may take some seconds. Binding
+    the workers' store reports the error if it never does.
+    """
+    from relight.net.ports import why_unresolved
+
+    until = time.monotonic() + _RESOLVE_TIMEOUT_S
+    why = why_unresolved(host)
+    if why:
+        sys.stderr.write(
+            f"relight: waiting up to {_RESOLVE_TIMEOUT_S} s for {host} to resolve: {why}\n"
+        )
+    while why and time.monotonic() < until:
+        time.sleep(_RESOLVE_INTERVAL_S)
+        why = why_unresolved(host)
 
 
 def _store_ports(env: Environment) -> range:
@@ -361,7 +391,8 @@ def _bind_cpus(
 def _find_python(spec: LaunchSpec, env: Environment) -> str:
     python = interpreter.choose(env)
     if not spec.no_python and entrypoint.find_program(python, env) is None:
-        raise UsageError(f"PYTHON_EXEC={python} is not executable")
+        hint = "it names a program, without arguments" if " " in python else ""
+        raise UsageError(f"PYTHON_EXEC={python} is not executable", hint=hint)
     return python
 
 

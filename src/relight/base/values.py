@@ -35,6 +35,7 @@ STATUS_TOKEN = "RELIGHT_STATUS_TOKEN"  # noqa: S105  # not a secret, only a name
 _LEAST_TOKEN = 16
 _TOKEN_LETTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._~+/-")
 _PUBLIC = "public"
+_NOT_IN_HOSTS = "/@,;[]${}<>'\"\\"
 
 BACKENDS = ("static", "c10d", "etcd", "etcd-v2", "file")
 
@@ -234,8 +235,9 @@ def _parse_one_endpoint(text: str) -> Endpoint:
             raise ValueError("the port after the colon is missing")
     if port and not host:
         raise ValueError(f"the host before the colon is missing, as in localhost:{port}")
-    if not host.isprintable() or any(c.isspace() or c in "/@,;[]" for c in host):
+    if not host.isprintable() or any(c.isspace() or c in _NOT_IN_HOSTS for c in host):
         raise ValueError("expected HOST or HOST:PORT")
+    _check_ipv4(host)
     return Endpoint(host, parse_port(port) if port else None)
 
 
@@ -274,9 +276,17 @@ def parse_host(text: str) -> str:
     """
     if text[:1] == "[" and text[-1:] == "]" and ":" in text:
         text = text[1:-1]
-    if not text.isprintable() or any(c.isspace() or c in "/@,;" for c in text):
+    if not text.isprintable() or any(c.isspace() or c in _NOT_IN_HOSTS for c in text):
         raise ValueError("expected the name or the address of a host")
+    _check_ipv4(text)
     return text
+
+
+def _check_ipv4(host: str) -> None:
+    """Reject addresses such as 123.456.123.456, which READMEs have as placeholders."""
+    parts = host.split(".")
+    if len(parts) == 4 and all(p.isdecimal() for p in parts) and any(int(p) > 255 for p in parts):
+        raise ValueError("the numbers of an IPv4 address are at most 255")
 
 
 EVENT_HANDLERS = ("null", "console", "dynamic_rendezvous")

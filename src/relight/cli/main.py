@@ -88,6 +88,12 @@ class _BestEffortStream(io.FileIO):
             return len(data)
 
 
+def one_line(text: str) -> str:
+    """Return text with its control characters escaped, such as a carriage return in a file name."""
+    text = text.replace("\n", " ")
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
 def main(argv: list[str]) -> int:
     """Run one command line and return its exit code.
 
@@ -97,9 +103,9 @@ def main(argv: list[str]) -> int:
     try:
         return _command(argv)(argv[1:])
     except RelightError as error:
-        print("relight: error:", error.message.replace("\n", " "), file=sys.stderr)
+        print("relight: error:", one_line(error.message), file=sys.stderr)
         if error.hint:
-            print("hint:", error.hint.replace("\n", " "), file=sys.stderr)
+            print("hint:", one_line(error.hint), file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return EXIT_SIGNAL_BASE + 2
@@ -116,8 +122,8 @@ def entry() -> NoReturn:
     sys.stdout = sys.stdout or open(1, "w", closefd=False)
     encoding = sys.stderr.encoding if sys.stderr else None
     sys.stderr = io.TextIOWrapper(
-        _BestEffortStream(2, "w", closefd=False), encoding, "backslashreplace", write_through=True
-    )
+        _BestEffortStream(2, "w", closefd=False), encoding, "backslashreplace", line_buffering=True
+    )  # whole lines, as several agents may share it
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         # As with stderr, a character that the terminal can't encode must not cause an error.
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -132,6 +138,9 @@ def entry() -> NoReturn:
         if error.filename is None and error.errno in _DISK_FULL:
             print(f"relight: error: can't write the output: {error.strerror}", file=sys.stderr)
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        elif isinstance(error, FileNotFoundError) and _has_lost_directory():
+            print("relight: error: the working directory was deleted", file=sys.stderr)
+            print("hint: cd to it again if it was replaced, or to another", file=sys.stderr)
         else:
             too_many = error.errno in (errno.EMFILE, errno.ENFILE)
             what = (
@@ -155,6 +164,14 @@ def entry() -> NoReturn:
     if sys.argv[1:2] and sys.argv[1] in _LAUNCHERS:
         exit_signals.quick_exit(exit_code)
     sys.exit(exit_code)
+
+
+def _has_lost_directory() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def _command(argv: list[str]) -> Callable[[list[str]], int]:

@@ -156,7 +156,10 @@ def split(argv: list[str], table: Mapping[str, Flag]) -> tuple[dict[str, str], l
         elif rest and (not rest[0].startswith("-") or is_number(rest[0])):
             put(flag, rest.pop(0))
         else:
-            raise UsageError(f"--{flag.name} needs a value: {flag.metavar}")
+            raise UsageError(
+                f"--{flag.name} needs a value: {flag.metavar}",
+                hint="perhaps from an unset variable" if rest else "",
+            )
     return texts, rest[:1] + rest[2:] if rest[1:2] == ["--"] else rest
 
 

@@ -379,6 +379,10 @@ def check(spec: LaunchSpec, given: "set[str]") -> list[str]:
             f"--rdzv-endpoint={spec.rdzv_endpoint}: static rendezvous requires HOST:PORT",
             hint="for a shared directory, use --rdzv-backend=file",
         )
+    if static and not spec.master_addr and not spec.rdzv_endpoint.host and not spec.makes_own_id():
+        raise UsageError(
+            "--master-addr is empty", hint="perhaps from an unset variable; it takes a host"
+        )
     if "node-rank" in given and spec.node_rank and not static:
         notes.append("--node-rank has no effect: only the static rendezvous has node ranks")
     if not spec.standalone and not static and {"master-addr", "master-port"} & given:
@@ -467,6 +471,11 @@ def _check_logs(spec: LaunchSpec, notes: list[str]) -> None:
         raise UsageError(
             "--record-group writes to events.jsonl, but this job keeps no log files",
             hint="add --log-dir=DIR",
+        )
+    if spec.log_dir.startswith("~"):
+        notes.append(
+            f"--log-dir={spec.log_dir} is a directory below this one: shells replace ~ only at the "
+            "beginning of a word"
         )
     if spec.log_dir == "/dev/null" and (spec.redirects.any() or spec.tee.any()):
         notes.append("--redirects and --tee have no effect with --log-dir=/dev/null")

@@ -43,6 +43,7 @@ _OTHER_LAUNCHERS = {
 """Maps flags of mpirun, srun, accelerate, deepspeed, horovodrun and TorchX to their equivalents
 here.
 """
+CARRIAGE_RETURN = "a carriage return is in it: sed -i 's/\\r$//' on the file that it comes from"
 EXAMPLES = {
     "nnodes": ("2", "2:4"),
     "nproc-per-node": ("8", "gpu"),
@@ -95,9 +96,26 @@ def bad_value(flag: Flag, source: str) -> str:
     if flag.name == "nproc-per-node" and (meant := _workers_of(value)):
         what, count = meant
         return f"{what}; type {name}={count}, or {name}=gpu for one worker per GPU"
-    if flag.name not in EXAMPLES:
-        return f"--{flag.name}: {flag.help}"
-    return "for example: " + ", ".join(f"{name}={value}" for value in EXAMPLES[flag.name])
+    examples = f"--{flag.name}: {flag.help}"
+    if flag.name in EXAMPLES:
+        examples = "for example: " + ", ".join(f"{name}={each}" for each in EXAMPLES[flag.name])
+    what = _cause(value)
+    return f"{what}; {examples}" if what else examples
+
+
+def _cause(value: str) -> str:
+    """Return what a shell probably did to a value, or an empty string."""
+    if not value.strip():
+        return "the value is empty, perhaps an unset variable"
+    if "\r" in value:
+        return CARRIAGE_RETURN
+    if value.endswith(".py"):
+        return f"{value} was taken for the value, perhaps after an unset variable"
+    if "$" in value:
+        return "the shell doesn't replace variables in single quotes"
+    if value[0] in "'\"" or value[-1] in "'\"":
+        return "the quotes are part of the value"
+    return ""
 
 
 def _workers_of(text: str) -> tuple[str, str] | None:
@@ -105,8 +123,6 @@ def _workers_of(text: str) -> tuple[str, str] | None:
     workers.
     """
     text = text.strip()
-    if not text:
-        return "the value is empty, perhaps an unset variable", "8"
     if found := re.fullmatch(r"([\w.-]+:)+(\d+)(\(.*\))?", text):
         return f"{text} is TYPE:COUNT, as Slurm writes it in SLURM_GPUS_PER_NODE", found[2]
     if found := re.fullmatch(r"(\d+)\(x\d+\)", text):

@@ -81,6 +81,15 @@ def listen(address: str, port: int) -> socket.socket | None:
     return sock
 
 
+def why_unresolved(host: str) -> str:
+    """Return why a name does not resolve; an empty string if it does."""
+    try:
+        socket.getaddrinfo(os.fsencode(host.strip("[]")), 0, type=socket.SOCK_STREAM)
+    except socket.gaierror as error:
+        return str(error.strerror)
+    return ""
+
+
 def bind(host: str, port: int, *, listen: bool = False, among: range = range(0)) -> socket.socket:
     """Return a socket bound for the workers' store.
 

@@ -200,6 +200,8 @@ def _place(
         taken = [Taken("rdzv-endpoint", endpoint, source)]
         if rank is not None and "is_host" not in dict(spec.rdzv_conf):
             conf = (*spec.rdzv_conf, ("is_host", "1" if found.hosts else "0"))
+            if found.hosts and "rank0" not in dict(conf):  # the cluster doesn't order the ranks
+                conf = (*conf, ("rank0", "any"))
             taken.append(Taken("rdzv-conf", conf, rank.source))
         return taken
     if needs_rank and rank is not None and rank.value == 0 and not found.hosts:

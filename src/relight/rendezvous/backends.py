@@ -18,6 +18,7 @@ _OF_TORCH = "torchrun.handlers"
 """torchrun's entry point group for rendezvous handlers (torch 2.13,
 elastic/rendezvous/registry.py).
 """
+_OF_PROCESS_GROUPS = ("nccl", "gloo", "mpi", "ucc", "xccl", "hccl")
 _PARTS = ("hold", "evict", "release", "close", "own_address")
 _BUILT_IN = {
     "etcd": ("relight.rendezvous.etcd", "open"),
@@ -72,14 +73,20 @@ def check(backend: str) -> None:
                 + ", ".join(known)
                 + f"; for relight's own plug-ins (group {ENTRY_POINTS}), see CONTRIBUTING.md",
             )
-        meant = closest_match(backend, known)
+        meant = closest_match(backend.lower(), known)
+        hint = (
+            f"plug-ins are entry points of group {ENTRY_POINTS}, installed in relight's Python "
+            "environment"
+        )
+        if backend.lower() in _OF_PROCESS_GROUPS:
+            hint = (
+                f"--rdzv-backend says how nodes meet; {backend} goes into the script's "
+                "init_process_group(backend=…)"
+            )
         raise UsageError(
             f"--rdzv-backend={backend} is not one of {', '.join(known)}"
             + (f"; did you mean {meant}?" if meant else ""),
-            hint=(
-                f"plug-ins are entry points of group {ENTRY_POINTS}, installed in relight's "
-                "Python environment"
-            ),
+            hint=hint,
         )
 
 

@@ -184,7 +184,10 @@ KEYS: tuple[Key, ...] = (
     Key("tls_ca", str, is_file=True),
     Key("is_host", parse_bool, ("c10d", *_REGISTERS), "with static, node rank 0 hosts it"),
     Key(
-        "rank0", one_of("endpoint"), ("c10d",), "only with c10d is the endpoint the host of a node"
+        "rank0",
+        one_of("endpoint", "any"),
+        ("c10d",),
+        "only with c10d does a node host the endpoint",
     ),
     Key("lease_ttl", parse_seconds, _REGISTERS, "the endpoint itself is the coordinator"),
     Key("store_type", one_of("tcp", "file"), ("c10d",), "only the c10d rendezvous has it"),

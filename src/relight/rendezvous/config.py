@@ -99,6 +99,15 @@ class Meeting(NamedTuple):
         return self.hosts[0][1]
 
 
+def _endpoint_first(spec: LaunchSpec, conf: rdzv_conf.Conf) -> bool:
+    """Return whether rank 0 goes to the endpoint's node: on request, or if the user says which node
+    that is.
+    """
+    if spec.rdzv_backend != "c10d":
+        return False
+    return conf.rank0 == "endpoint" or (conf.is_host is True and not conf.rank0)
+
+
 def arrange(spec: LaunchSpec, env: Environment) -> tuple[Meeting, GroupSettings, list[str]]:
     """Return a multi-node job's rendezvous, its group settings, and notes for the user.
 
@@ -152,7 +161,7 @@ def arrange(spec: LaunchSpec, env: Environment) -> tuple[Meeting, GroupSettings,
         seek_s=2 * conf.read_timeout if hosts and conf.read_timeout else conf.join_timeout,
         close_s=conf.close_timeout,
         security=secured,
-        endpoint_first=conf.rank0 == "endpoint",
+        endpoint_first=_endpoint_first(spec, conf),
         topology=topology,
     )
     settings = GroupSettings(
