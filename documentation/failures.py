@@ -106,7 +106,7 @@ reason. Search this page for the text of that line; `…` stands for a name or a
 reports below that differ between machines are shortened.
 
 A report starts with the cause: what happened, where in the code, and on which node. The traceback,
-the knock-on failures (“what followed”), the exit code, and the reason for not restarting come next.
+the knock-on failures (“other ranks”), the exit code, and the reason for not restarting come next.
 """
 _TAIL = """\
 Any other exit code is [that of the root cause](exit-codes.md). Each error that begins with

@@ -201,7 +201,7 @@ def test_threads_and_children_break_independently(tmp_path: Path) -> None:
         assert len(pids) == 2
         found = attach(job.process.pid, types="c\n")
         assert found.returncode == 2
-        assert "2 processes wait at a breakpoint" in found.stderr
+        assert "2 processes are waiting at a breakpoint" in found.stderr
         rank = rank_processes.below(job.process.pid)[0]  # it only waits for its child
         for pid in (*(pids - {rank}), rank):
             attach(pid, types="c\n")

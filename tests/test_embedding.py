@@ -224,11 +224,11 @@ def test_in_process_rejected_when_unsafe(caller: Caller) -> None:
     )
     hint = "| without it, the agent is a child"
     assert result.stdout.splitlines() == [
-        f"in_process=True: the process of --preload needs an agent of its own {hint}",
-        f"in_process=True: only the main thread gets signals {hint}",
+        f"in_process=True: the --preload process needs a separate agent {hint}",
+        f"in_process=True: only the main thread receives signals {hint}",
         f"in_process=True: this program has threads (reader), and the agent forks {hint}",
-        "in_process=True: this program has child processes, which the agent may take for workers "
-        + hint,
+        "in_process=True: this program has child processes, which the agent might mistake for "
+        "workers " + hint,
     ], result.stderr
 
 

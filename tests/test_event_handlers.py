@@ -65,12 +65,12 @@ def test_handler_gets_events_while_job_runs(launch: Launch, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("raises", "it raised ValueError: no StateChanged here; further errors are not told"),
-        ("colours", "it raised ValueError: \ufffd[2Jno \ufffd]0;title\ufffd here; "
-         "further errors are not told"),
-        ("exits", "it has ended, and gets no more events"),
+        ("raises", "it raised ValueError: no StateChanged here; further errors are not shown"),
+        ("colours", "it raised ValueError: \ufffd[2Jno \ufffd]0;title\ufffd here; further errors "
+        "are not shown"),
+        ("exits", "it has exited and receives no more events"),
         ("missing", "it can't be loaded: ModuleNotFoundError: No module named 'relight_nowhere'"),
-        pytest.param("blocks", "it took too long, and has not got all events",
+        pytest.param("blocks", "it took too long and has not received all events",
                      marks=pytest.mark.slow),
     ],
 )  # fmt: skip

@@ -19,7 +19,7 @@ EXAMPLES = [
     event_types.SpawnerLost(-9),
     event_types.PreloadStarted(77, "torch"),
     event_types.WarmProcessTaken(77, 1200, 95.0, 3),
-    event_types.WarmProcessUnfit(77, "umask is 0022, and was 0077"),
+    event_types.WarmProcessUnfit(77, "umask is 0022, but was 0077"),
     event_types.PreloadReady(77, 1200, 1.5, 210.0, "mine yours"),
     event_types.PreloadWithout("wandb", "wandb starts a thread", 0.4, True),
     event_types.PreloadUnfit("it can't be started", False),

@@ -62,8 +62,8 @@ def test_missing_shebang_interpreter_is_named(tmp_path: Path) -> None:
     program.chmod(0o755)
     result = relight.run(RunSpec(str(program), flags=["--no-python"]))
     assert result.failures[0].evidence == (
-        "it could not be started: /no/such/python is missing, "
-        f"which the first line of {program} names"
+        f"it could not be started: the interpreter on the first line of {program}, "
+        "/no/such/python, does not exist"
     )
 
 
@@ -79,7 +79,9 @@ def test_closed_reader_explains_broken_pipe(tmp_path: Path, launch: Launch) -> N
     script.write_text("while True: print('x' * 1000)\n")
     command = f"{shlex.join([*RELIGHT, 'run', str(script)])} 2>{tmp_path}/stderr | head -n1"
     launch("-c", command, command=("sh",))
-    assert "the reader of the launcher's output has ended" in (tmp_path / "stderr").read_text()
+    assert (
+        "the process reading the launcher's output has exited" in (tmp_path / "stderr").read_text()
+    )
 
 
 @pytest.mark.parametrize("flags", [(), ("-r3",)], ids=["pipe", "file"])

@@ -151,7 +151,7 @@ def test_report_stays_small(launch: Launch, script: Script) -> None:
     assert report[1].endswith(
         f"/a-directory-with-quite-a-long-name/train.py:{find_line(deep)} in g"
     )
-    assert "what followed:" in report
+    assert "other ranks:" in report
     check_form(report)
 
 
@@ -217,7 +217,7 @@ PEER_IS_GONE = "raised RuntimeError: "
             f"{GLOO}if rank == 1:\n    raise ValueError('bad batch')  # here\n{REDUCE}",
             "rank 1 raised ValueError: bad batch",
             1,
-            "what followed:\n",
+            "other ranks:\n",
         ),
         long(
             f"{GLOO}try:\n    if rank == 1:\n        raise ValueError('bad batch')  # here\n"
@@ -225,13 +225,13 @@ PEER_IS_GONE = "raised RuntimeError: "
             "    dist.destroy_process_group()\n",
             "rank 1 raised ValueError: bad batch",
             1,
-            "what followed:\n",
+            "other ranks:\n",
         ),
         (
             f"{GLOO}if rank == 1:\n    os.kill(os.getpid(), signal.SIGKILL)\n{REDUCE}",
             "rank 1 was killed by SIGKILL",
             137,
-            "what followed:\n",
+            "other ranks:\n",
         ),
         long(GLOO + DDP, "rank 1 raised RuntimeError: mat1 and mat2", 1, "of torch …"),
         (
@@ -239,10 +239,10 @@ PEER_IS_GONE = "raised RuntimeError: "
             r"rank 1 in <module> \(train.py:4\), system call \w+, "
             "when ranks? (0|2|0, 2) raised DistStoreError: wait timeout after 2000ms",
             1,
-            "late, or waiting for something that did not come",
+            "it was late, or was waiting for something that never arrived",
         ),
         (LOADER, "ranks? [-, 0-2]+ raised ValueError: bad row 0", 1, ""),
-        long(RECORDED, "rank 1 raised ValueError: bad batch", 1, "what followed:\n"),
+        long(RECORDED, "rank 1 raised ValueError: bad batch", 1, "other ranks:\n"),
     ],
     ids=["raise", "destroy first", "kill", "ddp", "timeout", "loader", "record"],
 )

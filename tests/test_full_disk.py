@@ -160,7 +160,8 @@ def test_full_disk_ends_filtered_output_with_note(
         command=on_full_disk(disk, 'mount -t tmpfs -o size=64k none "$0" && exec "$@"'),
     )  # fmt: skip
     assert result.returncode == 1, result.stderr
-    assert "filtered_stderr.log gets no more lines: No space left on device" in result.stderr
+    assert "relight: no more lines are written to " in result.stderr
+    assert "filtered_stderr.log: No space left on device" in result.stderr
 
 
 @pytest.mark.needs_mounts

@@ -127,7 +127,7 @@ def test_worker_without_exception_raises_workers_failed(call: Call) -> None:
         except WorkersFailedError as error:
             print("failed:", error)
     """)
-    assert result.stdout.startswith("failed: relight run ended with exit code 137"), result.stderr
+    assert result.stdout.startswith("failed: relight run exited with code 137"), result.stderr
 
 
 def test_unpicklable_argument_rejected_before_start(call: Call) -> None:
@@ -232,7 +232,7 @@ def test_unimportable_function_is_one_line_error(
     """
     path = tmp_path / "caller.py"
     for text, said, hint in (
-        (unguarded, f"{path} calls relight.launch when a worker imports it", "put the call"),
+        (unguarded, f"{path} calls relight.launch when a worker imports it", "move the call"),
         (below, f"train is missing from {path} when a worker imports it", "define it above"),
     ):
         result = call(text, PYTHONPATH=no_cloudpickle)
@@ -384,7 +384,7 @@ REFUSED = {
     "1, flags=[1]": ("flags=[1]: 1 is not a string",),
     "1, hosts=[1]": ("hosts=[1]: 1 is not a string",),
     "1, hosts=5": ("hosts=5", "a list of strings"),
-    "1, ssh=5": ("ssh=5", "options by name"),
+    "1, ssh=5": ("ssh=5", "a dict of options"),
     "1, nnodes=float('inf')": ("nnodes=inf", "a number"),
     "1, max_restarts=float('nan')": ("max_restarts=nan", "a number"),
 }
@@ -413,7 +413,7 @@ def test_usage_error_is_raised_not_printed(capsys: pytest.CaptureFixture[str]) -
     assert "unknown flag: --tea" in said
     assert "\nhint: did you mean --tee?" in said
     assert capsys.readouterr().err == ""
-    with pytest.raises(WorkersFailedError, match="relight run ended with exit code 2"):
+    with pytest.raises(WorkersFailedError, match="relight run exited with code 2"):
         relight.launch(os._exit, 2)
 
 
@@ -454,7 +454,9 @@ def test_host_cannot_write_outside_job_directory(
         append_result(str(here), name, "QQ==")
     append_result(str(here), "1.result", "no base64")
     assert [path.name for path in tmp_path.rglob("*")] == ["job"]
-    assert capsys.readouterr().err.count("from a host: it is not a result") == len(names) + 1
+    assert (
+        capsys.readouterr().err.count("from a host, because it is not a result") == len(names) + 1
+    )
     append_result(str(here), "1.result", "QQ==")
     append_result(str(here), "1.result", "Qg==")
     assert (here / "1.result").read_bytes() == b"AB"

@@ -121,7 +121,8 @@ HANGS = {
             step()
         dist.barrier()
         """,
-        "ranks wait for each other in different calls: rank 0 in barrier (train.py:11), ranks 1-2",
+        "ranks are waiting for each other in different calls: rank 0 in barrier (train.py:11), "
+        "ranks 1-2",
     ),
 }
 
@@ -146,7 +147,7 @@ def test_hang_report_names_outlier_rank(name: str, run: Run) -> None:
     assert done.returncode == EXIT_HUNG
     assert len(lines) <= 25
     assert lines[-1] == "exit code 124; no restarts were allowed (--max-restarts=0)"
-    others = lines[lines.index("the others:") + 1 : -1]
+    others = lines[lines.index("other ranks:") + 1 : -1]
     assert len(others) == 1, done.stderr
     assert "(train.py:7)" in others[0]
 

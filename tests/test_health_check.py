@@ -94,7 +94,7 @@ def test_failing_node_runs_no_worker_and_gives_reason(tmp_path: Path, script: Pa
     check = program(tmp_path / "check.sh", "echo looking; echo GPU 3 is gone >&2; exit 9")
     code, stdout, stderr = run(f"--health-check={check}", str(script))
     assert (code, stdout) == (EXIT_MACHINE, "")
-    assert f"failed ({check}: exited with 9: GPU 3 is gone): this node leaves the job" in stderr
+    assert f"failed ({check}: exited with 9: GPU 3 is gone); this node is leaving the job" in stderr
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_check_timeout_kills_its_whole_process_tree(tmp_path: Path, script: Path
     check = program(tmp_path / "check.sh", f"sleep 1000 & echo $! > {tmp_path}/pid; sleep 1000")
     code, _, stderr = run(f"--health-check={check}", "--health-check-timeout=0.5", str(script))
     assert code == EXIT_MACHINE
-    assert "it did not end within" in stderr
+    assert "it did not finish within" in stderr
     assert has_ended(int((tmp_path / "pid").read_text()))
 
 
@@ -234,8 +234,11 @@ def test_waiting_node_reports_who_left_and_why(seconds: str, tmp_path: Path, scr
 @pytest.mark.parametrize(
     ("check", "expected"),
     [
-        ("disk=900000T", "has [0-9.]+ GiB free, less than [0-9]+ GiB(.|\n)*hint: make room there"),
-        ("memory=900000T", "[0-9]+ GiB are available, less than(.|\n)*hint: end what else"),
+        ("disk=900000T", "has [0-9.]+ GiB free, less than [0-9]+ GiB(.|\n)*hint: free space there"),
+        (
+            "memory=900000T",
+            "[0-9]+ GiB of memory available, less than(.|\n)*hint: stop other programs",
+        ),
         ("shm=900000T", "/dev/shm has .* free, less than(.|\n)*hint: docker run --shm-size"),
         ("gpu", "0 of 0 GPUs are usable.*, for 1 worker"),
         ("disk,memory,shm,gpu", "gpu: "),
@@ -295,10 +298,10 @@ def test_failing_nvidia_smi_fails_check(tmp_path: Path) -> None:
         ("dsik", "did you mean disk"),
         ("disk=10", "disk=10G"),
         ("disk=G", "disk=10G"),
-        ("gpu=1G", "gpu without a size"),
+        ("gpu=1G", "gpu does not take a size"),
         ("disk,,gpu", "'' is not one of"),
-        ("nvidia-smi", "a command has a slash or a space"),
-        ("disk,network=1G", "network without a size"),
+        ("nvidia-smi", "a command contains a slash or a space"),
+        ("disk,network=1G", "network does not take a size"),
     ],
 )
 def test_invalid_check_is_rejected(text: str, expected: str) -> None:

@@ -134,7 +134,7 @@ def test_unkillable_health_check_is_abandoned(
         command=(*WITHOUT_CAP_KILL, sys.executable, "-m", "relight"),
     )  # fmt: skip
     _, errors = agent.communicate(timeout=LIMIT_S)
-    assert b"it did not end within" in errors
+    assert b"it did not finish within" in errors
     assert marked(f"sleep\0{marker}")
 
 
@@ -176,7 +176,7 @@ def test_helpers_survive_guard_or_spawner_kill(victim: str, start: Start, tmp_pa
     os.kill(named(name)[0], signal.SIGKILL)
     _, errors = agent.communicate(timeout=LIMIT_S)
     assert agent.returncode == 0, errors
-    assert b"gets no more events" not in errors
+    assert b"receives no more events" not in errors
     assert heard.read_text().split()[-1] == "Ended"
 
 

@@ -205,7 +205,7 @@ def test_bug_in_message_handler_ends_only_its_connection(hello: dict[str, Any]) 
     """The process continues after reporting it, even if closing the connection triggers another."""
     mistakes, there, here = serve(KeyError("x"), hello)
     assert mistakes == ["a message: KeyError('x')", "the end: KeyError('x')"]
-    assert there == ["relight failed on its message, which is a bug in relight"]
+    assert there == ["relight failed to handle its message, which is a bug in relight"]
     assert here == ["the peer closed the connection"]
 
 
@@ -220,7 +220,7 @@ def test_bug_before_peer_is_known_ends_only_its_connection(
     monkeypatch.setattr("relight.core.link.authentication.Opening._receive_hello", broken)
     mistakes, there, here = serve(KeyError("y"), {})
     assert mistakes == ["a message: KeyError('x')"] and not there
-    assert here == ["the peer closed the connection instead of a greeting (is it relight?)"]
+    assert here == ["the peer closed the connection instead of sending a greeting (is it relight?)"]
 
 
 def test_malformed_message_is_blamed_on_peer() -> None:

@@ -145,7 +145,7 @@ def test_missing_module_report_names_worker_python(machine: Machine) -> None:
     place = machine.place
     done = machine.run(path="{mine}/bin")
     assert "No module named 'torch'" in done.stderr
-    has_it = f"{place}/mine/bin/python has it: activate its environment, or set PYTHON_EXEC"
+    has_it = f"{place}/mine/bin/python has it, so activate its environment, or set PYTHON_EXEC"
     assert f"  workers ran {place}/tool/bin/python; {has_it}\n" in done.stderr
     done = machine.run(path="{bare}/bin", VIRTUAL_ENV="{bare}")
     assert "No module named 'torch'" in done.stderr

@@ -349,7 +349,7 @@ def test_waiting_agent_has_no_job_directory(
         endpoint = f"--rdzv-endpoint=127.0.0.1:{sock.getsockname()[1]}"
     waits = ("--nnodes=2", "--rdzv-backend=c10d", endpoint, "--rdzv-id=1", "-v")
     path = os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(tmp_path / "lib")])
-    for flags, said in ((waits, b"meets at"), (("--preload=slow", "-v"), b"preload")):
+    for flags, said in ((waits, b"rendezvous at"), (("--preload=slow", "-v"), b"preload")):
         agent = start("run", *flags, script("print('ran')"), command=FIRST_WARM,
                       variables={"TMPDIR": str(scratch), "PYTHONPATH": path})  # fmt: skip
         assert agent.stderr is not None

@@ -150,7 +150,7 @@ def test_unknown_key_gives_a_note(name: str, meant: str) -> None:
     if meant:
         assert note.endswith(f"did you mean {meant}?")
     else:
-        assert "known are join_timeout, " in note
+        assert "known keys: join_timeout, " in note
         assert "etcd_prefix" not in note
 
 

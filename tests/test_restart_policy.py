@@ -41,7 +41,7 @@ def test_smart_stops_on_repeated_exception(launch: Launch, train: Path) -> None:
     assert result.returncode == 1
     assert restart_messages(result.stderr) == [
         "restart 1 of 10",
-        "same exception at the same line again, without progress in between",
+        "same exception on the same line again, with no progress in between",
     ]
 
 
@@ -53,7 +53,7 @@ def test_progress_refills_smart_restart_budget(launch: Launch, train: Path) -> N
         "restart 1 of 1",
         "restart 2, 1 of 1 since the last progress",
         "restart 3, 1 of 1 since the last progress",
-        "same exception at the same line again, without progress in between",
+        "same exception on the same line again, with no progress in between",
     ]
 
 
@@ -116,12 +116,12 @@ def test_failure_report_has_cause_as_json(launch: Launch, train: Path) -> None:
     line = next(n for n, text in enumerate(STEPS.split("\n"), 1) if text.endswith("# here"))
     assert report["version"] == 1
     assert report["exit_code"] == result.returncode == 1
-    assert (report["restarts"], report["verdict"]) == (1, "the one restart is used up")
+    assert (report["restarts"], report["verdict"]) == (1, "the only restart is used up")
     assert report["cause"]["rank"] == 0
     assert report["cause"]["exception"]["type"] == "ValueError"
     assert report["cause"]["exception"]["where"] == f"{train}:{line}"
     assert [each["class"] for each in report["failures_here"]] == ["own", "stopped"]
-    assert report["text"][-1] == "exit code 1; the one restart is used up"
+    assert report["text"][-1] == "exit code 1; the only restart is used up"
 
 
 def test_failure_report_fields_are_documented(launch: Launch, train: Path) -> None:
@@ -163,5 +163,5 @@ def test_unwritable_failure_report_is_one_line_at_the_end(launch: Launch, train:
     remove = f"os.rmdir({str(directory)!r})"
     result = launch("run", f"--failure-report={directory}/why.json", train, remove)
     assert result.returncode == 1
-    assert "relight: the failure report could not be written to " in result.stderr
+    assert "relight: can't write the failure report to " in result.stderr
     assert "exit code 1; no restarts were allowed" in result.stderr

@@ -96,7 +96,7 @@ def test_second_signal_kills_immediately(second: int, start: Start, script: Scri
     agent.send_signal(second)
     _, err = agent.communicate(timeout=LIMIT_S)
     assert agent.returncode == 143
-    assert b"they are killed in 10 min, or now by a second signal" in err
+    assert b"they are killed in 10 min, or immediately on a second signal" in err
 
 
 @pytest.mark.parametrize("name", ["SIGUSR1", "SIGUSR2"])
@@ -116,7 +116,7 @@ def test_user_signals_spare_workers_without_a_handler(start: Start, script: Scri
     assert agent.stderr is not None
     while b"forwarded SIGUSR1" not in (line := agent.stderr.readline()):
         assert line
-    assert b"none, as no worker has a handler" in line
+    assert b"none, because no worker handles it" in line
     agent.send_signal(signal.SIGTERM)
     out, _ = agent.communicate(timeout=LIMIT_S)
     assert out.count(b"got SIGTERM") == 2

@@ -190,7 +190,7 @@ def test_jobs_have_separate_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["CUDA_VISIBLE_DEVICES"] * 2
     futures = relight.map(os.getenv, names, resources={"gpu": 2})
     assert sorted(each.result(LIMIT_S) for each in futures) == ["0,1", "2,3"]
-    with pytest.raises(UsageError, match="at_once=3 needs 6 GPUs, and there are only 5"):
+    with pytest.raises(UsageError, match="at_once=3 needs 6 GPUs, but there are only 5"):
         relight.map(os.getenv, names, resources={"gpu": 2}, at_once=3)
 
 
@@ -199,7 +199,7 @@ def test_attached_future_has_the_result() -> None:
     handle = relight.submit(abs, -7).handle
     assert relight.attach(handle).result(LIMIT_S) == 7
     assert relight.attach(handle).result(LIMIT_S) == 7
-    with pytest.raises(UsageError, match="not a job of relight"):
+    with pytest.raises(UsageError, match="was not started with relight"):
         relight.attach("local://relight/other-x7")
 
 
@@ -238,7 +238,7 @@ REFUSED = {
     "submit(abs, -1, nproc_per_node='x')": ("nproc-per-node=x", "expected a number"),
     "submit(abs, -1, max_restarts=-1)": ("max-restarts=-1", ""),
     "submit(abs, -1, max_retries=-1)": ("max_retries=-1", "at least 0"),
-    "submit(abs, -1, nnodes=2)": ("nnodes=2", "this machine is one node"),
+    "submit(abs, -1, nnodes=2)": ("nnodes=2", "scheduler=local has only one node"),
     "submit(abs, -1, env={'A': 1})": ("A=1", "expected a string"),
     "submit(abs, -1, flags=['--tea=3'])": ("--tea", "--tee"),
     "submit(abs, -1, flags=['x.py'])": ("x.py", "not a flag"),

@@ -179,7 +179,7 @@ train()
     )
     result = launch("run", "--nproc-per-node=2", "--max-restarts=1", script(text))
     assert result.returncode == 7, result.stderr
-    assert "the one restart is used up" in result.stderr
+    assert "the only restart is used up" in result.stderr
     assert result.stderr.count("was replaced") == 1
 
 
@@ -334,7 +334,7 @@ def test_losses_equal_uninterrupted_run(warm_torch: WarmTorch, kills: str) -> No
     result = warm_torch.run(DDP, *flags, KILLS=kills, REBUILD="")
     assert result.returncode == 0, result.stderr
     count = len(kills.split())
-    assert f"; {pluralize(3 - count, 'rank')} stayed" in result.stderr
+    assert f"; {pluralize(3 - count, 'rank')} kept running" in result.stderr
     assert set(result.stdout.splitlines()) == set(whole.stdout.splitlines())
 
 
@@ -389,8 +389,8 @@ def test_all_ranks_restart_if_hanging_one_is_unknown(warm_torch: WarmTorch) -> N
     variables = {"KILLS": "0:3 1:3", "REBUILD": "", "HOW": "dist.barrier()"}
     result = warm_torch.run(hanging(DDP), *flags, **variables)
     assert result.returncode == 0, result.stderr
-    assert "ranks wait for each other in different calls" in result.stderr
-    assert "all ranks restart: it is not known which rank hangs" in result.stderr
+    assert "ranks are waiting for each other in different calls" in result.stderr
+    assert "all ranks restart: the rank that hangs is unknown" in result.stderr
     assert stayed(warm_torch.folder) == [False, False, False, False]
 
 
@@ -552,7 +552,7 @@ def whole_fsdp() -> dict[str, set[str]]:
     [
         ("2:3", "rank 2 was replaced"),
         long("0:3 3:3", "ranks 0, 3 were replaced"),
-        ("1:3 3:3", "no survivor has the shard of ranks 1, 3: load a checkpoint"),
+        ("1:3 3:3", "no survivor has the shards of ranks 1, 3: load a checkpoint"),
     ],
 )
 def test_shards_are_restored_from_replicas_or_checkpoint(
@@ -566,7 +566,7 @@ def test_shards_are_restored_from_replicas_or_checkpoint(
     result = warm_torch.run(FSDP, *flags, KILLS=kills)
     assert result.returncode == 0, result.stderr
     assert said in result.stderr
-    assert f"; {pluralize(4 - len(kills.split()), 'rank')} stayed" in result.stderr
+    assert f"; {pluralize(4 - len(kills.split()), 'rank')} kept running" in result.stderr
     assert ("no survivor has" in result.stderr) == said.startswith("no survivor")
     assert set(result.stdout.splitlines()) == whole_fsdp["lines"]
 

@@ -109,7 +109,7 @@ def test_uninterruptible_health_check_does_not_block_agent(
     check.chmod(0o755)
     done = launch("run", f"--health-check=exec {check}", "--health-check-timeout=0.5",
                   "--no-python", "true")  # fmt: skip
-    assert "it did not end within" in done.stderr
+    assert "it did not finish within" in done.stderr
 
 
 @pytest.mark.needs_setpriv

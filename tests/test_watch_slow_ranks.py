@@ -72,11 +72,11 @@ def test_slow_node_is_named_on_all_nodes_and_in_status(
         event = wait_for_slow_ranks(log, agent)
         assert event["ranks"] == [2, 3]
         text = str(event["text"])
-        assert text.startswith(f"all ranks of {event['hosts'][0]} are ")  # type: ignore[index]
+        assert text.startswith(f"all ranks on {event['hosts'][0]} are ")  # type: ignore[index]
         assert " slower than the others: they wait for them " in text
         assert f"relight: {text}\n" in log.read_text()
     status = launch("status")
-    assert f"{agents[0].pid}: all ranks of " in status.stdout
+    assert f"{agents[0].pid}: all ranks on " in status.stdout
     assert unasked.poll() is None
     text = (tmp_path / "unasked").read_text()
     assert "WorkerStarted" in text

@@ -468,7 +468,7 @@ def _failure(failure: Failure, raised: function_results.Raised | None) -> Proces
         exitcode=failure.exitcode,
         error_file=_NOT_AVAILABLE,
         error_file_data=data,
-        message=message or f"exited with {failure.exitcode}; its output may say why",
+        message=message or f"exited with {failure.exitcode}; its output may show why",
         timestamp=timestamp,
     )
 

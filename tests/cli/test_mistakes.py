@@ -91,27 +91,30 @@ def test_absurd_numbers_are_rejected(argv: tuple[str, ...], refused: Refused) ->
         (("--hlep",), "relight --help?"),
         (("--standalone",), "relight run --standalone?"),
         (("run", "\u2014nnodes=1", "train.py"), "begins with a typographic dash; type `--`"),
-        (("run", "train.py --lr 1"), "don't quote script and arguments together: train.py --lr 1"),
+        (
+            ("run", "train.py --lr 1"),
+            "don't quote the script and its arguments together: train.py --lr 1",
+        ),
         (("run", "--nproc_per_node", "=", "2", "train.py"), "type --nproc-per-node=2"),
         (("run", "--preload", "train.py"), "--preload takes a value"),
-        (("run", "--lr", "1", "train.py"), "those of a script go after it"),
+        (("run", "--lr", "1", "train.py"), "put the script's own flags after it"),
         (("status", "-x"), "hint: --help lists the flags\n"),
         (("run", "--use_env", "train.py"), "relight launch has the flag"),
         (("run", "train"), "did you mean train.py?"),
         (("run", "python", "train.py"), "relight starts Python itself: relight run [flags] train"),
         (("run", "python3.11", "-u", "-m", "pkg.train"), "relight run [flags] -m pkg.train"),
-        (("run", "torchrun", "train.py"), "takes the place of torchrun"),
+        (("run", "torchrun", "train.py"), "relight replaces torchrun"),
         (("run", "go.sh"), "--no-python bash go.sh"),
         (("run", "--no-python", "go.sh"), "./go.sh"),
         (("run", "pkg.train"), "did you mean -m pkg.train?"),
         (("run", "dist.ddp", "-j", "2x2"), "relight submit dist.ddp"),
-        (("run", "-m", "train.py"), "-m train; a file goes without -m: train.py"),
-        (("run", "-m", "pkg/train.py"), "-m pkg.train; a file goes without -m: pkg/train.py"),
+        (("run", "-m", "train.py"), "-m train; to run a file, leave out -m: train.py"),
+        (("run", "-m", "pkg/train.py"), "-m pkg.train; to run a file, leave out -m: pkg/train.py"),
         (("run", "-m", "trian"), "did you mean -m train?"),
         (("run", "-m", "pgk.train"), "did you mean -m pkg.train?"),
         (("run", "-m", "pkg.trian"), "did you mean -m pkg.train?"),
         (("run", "-m", "empty.trian"), "did you mean -m empty.train?"),
-        (("run", "-m", "no_such_module.at_all"), "looked for it here, in PYTHONPATH"),
+        (("run", "-m", "no_such_module.at_all"), "searched this directory, PYTHONPATH"),
         (("run", " ", "train.py"), "delete the space or carriage return after a backslash"),
         (
             ("run", "--nnodes=2", "\r", "train.py"),
@@ -124,30 +127,30 @@ def test_absurd_numbers_are_rejected(argv: tuple[str, ...], refused: Refused) ->
         (("doctor", " "), "after a backslash"),
         (("submit", "-s", "slurm", " ", "dist.ddp"), "after a backslash"),
         ((" ", "run", "train.py"), "after a backslash"),
-        (("run", "", "train.py"), "perhaps a quoted unset variable"),
+        (("run", "", "train.py"), "perhaps a quoted variable that is unset"),
         (
             ("run", "--standalone", "true", "train.py"),
-            "--standalone does not take a value: leave out true",
+            "--standalone does not take a value; leave out true",
         ),
         (
             ("run", "--standalone", "False", "train.py"),
-            "--standalone does not take a value: leave out --standalone False",
+            "--standalone does not take a value; leave out --standalone False",
         ),
         (("run", "--nproc-per-node=a100:4", "train.py"), "type --nproc-per-node=4, or"),
         (("run", "--nproc-per-node=gpu:a100:4(S:0)", "train.py"), "type --nproc-per-node=4, or"),
         (("run", "--nproc-per-node=8(x2)", "train.py"), "type --nproc-per-node=8, or"),
         (("run", "--nproc-per-node=0,1,2", "train.py"), "type --nproc-per-node=3, or"),
-        (("run", "--nproc-per-node=", "train.py"), "perhaps an unset variable"),
-        (("run", "--nproc-per-node", "train.py"), "train.py was taken for the value, perhaps"),
+        (("run", "--nproc-per-node=", "train.py"), "perhaps because a variable is unset"),
+        (("run", "--nproc-per-node", "train.py"), "train.py was taken as the value, perhaps"),
         (("run", "--nproc-per-node='2'", "train.py"), "the quotes are part of the value"),
-        (("run", "--nnodes=", "train.py"), "perhaps an unset variable; for example: --nnodes=2"),
-        (("run", "--node-rank=", "train.py"), "perhaps an unset variable; --node-rank: rank of"),
+        (("run", "--nnodes=", "train.py"), "because a variable is unset; for example: --nnodes=2"),
+        (("run", "--node-rank=", "train.py"), "because a variable is unset; --node-rank: rank of"),
         (("run", "--master-port=$PORT", "train.py"), "variables in single quotes"),
         (("run", "--rdzv-endpoint=$HOST:1", "train.py"), "variables in single quotes"),
         (("run", "--master-addr", "--master-port=1", "train.py"), "from an unset variable"),
         (("run", "--master-addr=", "--master-port=1", "train.py"), "from an unset variable"),
         (("run", "--nnodes=2", "--master-addr=", "train.py"), "from an unset variable"),
-        (("run", "--nnodes=2", "--master-addr=h\r", "train.py"), "=h\\r: expected the name"),
+        (("run", "--nnodes=2", "--master-addr=h\r", "train.py"), "=h\\r: expected a host name"),
         (("run", "train.py\r"), "no such file: train.py\\r\nhint: a carriage return is in it"),
         (("run", "--master-addr=123.456.123.456", "train.py"), "IPv4 address are at most 255"),
         (("run", "--rdzv-endpoint=1.2.3.456:1", "train.py"), "IPv4 address are at most 255"),
@@ -198,7 +201,7 @@ def test_missing_file_error_names_directory_unless_a_name_is_close(
     for name in ("b.py", "pkg/evaluation.py"):
         Path(name).write_text("")
     folder = Path(script).parent.resolve()
-    assert refused("run", script).endswith(f"hint: looked for it in {folder}\n")
+    assert refused("run", script).endswith(f"hint: searched {folder}\n")
 
 
 def test_missing_directory_is_shown_with_its_full_path(refused: Refused) -> None:
@@ -250,7 +253,7 @@ def test_plausible_command_line_is_not_rejected(words: str, refused: Refused) ->
 @pytest.mark.parametrize(
     ("names", "says", "hint"),
     [
-        ("no_such_module", "no such module: no_such_module", "looked for it here"),
+        ("no_such_module", "no such module: no_such_module", "searched this directory"),
         ("jsn", "no such module: jsn", "did you mean --preload=json?"),
         ("json,ours.pat", "no such module: ours.pat", "did you mean --preload=ours.part?"),
         ("ours.made_there", "", ""),
@@ -304,7 +307,7 @@ def test_flags_after_script_print_one_note() -> None:
     spec, given = spec_of("train.py", *words)
     assert spec.script_args == words
     (note,) = entrypoint.late_flags(spec, given)
-    assert note.startswith("--nproc_per_node=2, --nnodes: passed on to train.py")
+    assert note.startswith("--nproc_per_node=2, --nnodes: passed to train.py")
     spec, given = spec_of("--nnodes=1", "--nproc-per-node=2", "train.py", *words)
     assert entrypoint.late_flags(spec, given) == []
 
@@ -316,22 +319,22 @@ DASH = "parser.add_argument('--local_rank', '--local-rank', type=int)\n"
 @pytest.mark.parametrize(
     ("text", "words", "is_passed", "note"),
     [
-        (UNDERSCORE, "", True, "train.py seems to know --local_rank only; launch passes"),
+        (UNDERSCORE, "", True, "train.py appears to accept only --local_rank; relight launch"),
         (
             UNDERSCORE,
             "",
             False,
-            "train.py seems to take its local rank from --local_rank, which",
+            "train.py appears to read its local rank from --local_rank, which",
         ),
         (DASH, "", True, ""),
-        (DASH, "", False, "train.py seems to take its local rank from --local_rank, which"),
+        (DASH, "", False, "train.py appears to read its local rank from --local_rank, which"),
         (UNDERSCORE + "parser.parse_known_args()", "", True, ""),
         (UNDERSCORE + 'os.environ["LOCAL_RANK"]', "", False, ""),
         (UNDERSCORE + "import other", "", False, ""),
         (UNDERSCORE + "import deepspeed", "", False, ""),
         (UNDERSCORE, "--local_rank ${local_rank}", False, ""),
-        (UNDERSCORE, "--lr 1 --local_rank 0", False, "all 2 workers get --local_rank 0 in their"),
-        ("", "--local-rank=7", False, "all 2 workers get --local-rank=7 in their arguments"),
+        (UNDERSCORE, "--lr 1 --local_rank 0", False, "all 2 workers are passed --local_rank 0; "),
+        ("", "--local-rank=7", False, "all 2 workers are passed --local-rank=7; "),
         ("", "--local_rank", False, ""),
         ("print('--lr')", "", True, ""),
     ],
@@ -394,7 +397,7 @@ DEVICES = {"CUDA_VISIBLE_DEVICES": "0,1"}
         ("--nnodes=2 --rdzv-endpoint=a x.py", PLACE, ""),
         ("x.py", {**PLACE, "LOCAL_RANK": "0"}, ""),
         ("x.py", {**PLACE, "TORCHELASTIC_RUN_ID": "x"}, ""),
-        ("x.py", DEVICES, "1 worker, which sees all 2 devices of CUDA_VISIBLE_DEVICES"),
+        ("x.py", DEVICES, "starting 1 worker, which sees all 2 devices in CUDA_VISIBLE_DEVICES"),
         ("--nproc-per-node=1 x.py", DEVICES, ""),
         ("x.py", {"CUDA_VISIBLE_DEVICES": "0"}, ""),
         ("x.py", {"CUDA_VISIBLE_DEVICES": ""}, ""),

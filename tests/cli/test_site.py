@@ -190,7 +190,9 @@ def test_relight_run_reads_the_file(
 
 
 def test_missing_file_has_no_effect(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"RELIGHT_CONFIG_DIR=.*: no config.toml there"):
+    with pytest.raises(
+        UsageError, match=r"RELIGHT_CONFIG_DIR=.*: this directory contains no config.toml"
+    ):
         sites.load(Environment({"RELIGHT_CONFIG_DIR": str(tmp_path)}))
 
 
@@ -198,12 +200,12 @@ def test_missing_file_has_no_effect(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("[run", "Expected ']'"),
-        ("run = 1", "run is not a table"),
-        ("locked = 'x'", "locked is not a list of names"),
-        ("[run]\nrdzv-id = 'x'", "run.rdzv-id differs from job to job"),
-        ("[run]\ntee = {a = 1}", "run.tee has a value that a flag can't have"),
+        ("run = 1", "run must be a table"),
+        ("locked = 'x'", "locked must be a list of names"),
+        ("[run]\nrdzv-id = 'x'", "run.rdzv-id is specific to each job"),
+        ("[run]\ntee = {a = 1}", "the value of run.tee has a type that is not valid for a flag"),
         ("[run]\nrdzv-conf = 'x'", "expected KEY=VALUE"),
-        ("[schedulers]\nslurm = 1", "slurm is not a table"),
+        ("[schedulers]\nslurm = 1", "slurm must be a table"),
     ],
 )
 def test_malformed_file_error_includes_its_path(tmp_path: Path, text: str, message: str) -> None:

@@ -107,7 +107,7 @@ def test_recorded_group_can_be_replayed(
     )
     differs = relight("events", "--replay", log.parent)
     assert differs.returncode == 1
-    assert "had other effects than those recorded" in differs.stdout
+    assert "had effects that differ from the recorded ones" in differs.stdout
 
 
 @pytest.mark.slow
@@ -143,7 +143,7 @@ def test_shows_events_and_logs_of_one_rank_in_submitted_job(
         (("events", "/tmp/is-not-there/events.jsonl"), "No such file"),
         (("events", "x"), "no such job: x"),
         (("logs", "x", "--grep", "a", "--regex", "b"), "mutually exclusive"),
-        (("run", "--record-group", "x.py"), "keeps no log files"),
+        (("run", "--record-group", "x.py"), "has no log files"),
     ],
 )  # fmt: skip
 def test_invalid_events_request_is_rejected(

@@ -86,7 +86,7 @@ def test_missing_rank_or_attempt_error_lists_available_ones(
 
 
 def test_error_for_job_without_log_files_says_how_to_keep_them(variables: dict[str, str]) -> None:
-    with pytest.raises(UsageError, match="keeps no log files") as caught:
+    with pytest.raises(UsageError, match="has no log files") as caught:
         ended_job(variables, "").log_lines(JOB, "default", 0, attempt="0")
     assert "--log-dir=DIR" in caught.value.hint
 

@@ -44,7 +44,9 @@ def test_component_help_equals_component_page(here: Command, name: str) -> None:
 def test_submit_help_says_when_command_exits(here: Command) -> None:
     """A local job ends with the command unless it is detached."""
     text = " ".join(here("submit", "--help").stdout.split())
-    assert "On local and ssh the command shows the job's output and ends with it" in text
+    assert (
+        "With local and ssh, the command shows the job's output and exits when the job ends" in text
+    )
     assert "-cfg detach=true" in text
 
 

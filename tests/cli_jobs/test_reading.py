@@ -270,7 +270,7 @@ def test_job_forgotten_by_scheduler_is_still_listed(
     ]  # fmt: skip
     found = relight("status", handle)
     why = "sh/0 failed with exit code 4"
-    assert found.stdout == f"{handle} FAILED\n  {why}; it is no longer known to its scheduler\n"
+    assert found.stdout == f"{handle} FAILED\n  {why}; its scheduler no longer knows it\n"
     assert [job["message"] for job in shown] == ["", why]
     assert "command" in relight("describe", handle).stdout
 

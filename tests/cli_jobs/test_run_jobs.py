@@ -159,7 +159,7 @@ def test_cancel_stops_job_and_keeps_its_result(
     assert agent.wait(LIMIT_S) == 128 + signal.SIGTERM
     assert "exit code 143: the agent got SIGTERM" in relight("status", "mine").stdout
     assert relight("wait", "mine").returncode != 0
-    assert "(it had ended before)" in relight("cancel", "mine").stderr
+    assert "(it had already ended)" in relight("cancel", "mine").stderr
     assert relight("delete", "mine").returncode == 0
     assert "no such job: mine" in relight("status", "mine").stderr
     assert relight("list").stderr == "relight: no jobs\n"
@@ -223,9 +223,9 @@ def test_stopped_agent_is_not_mistaken_for_finished_job(
     try:
         status = jobs.status([job.id, "other-1"])
         assert {name: each.state for name, each in status.items()} == {job.id: AppState.RUNNING}
-        assert f"its agent (pid {job.pid}) does not answer" in status[job.id].message
+        assert f"its agent (pid {job.pid}) is not responding" in status[job.id].message
         assert [each.app_id for each in jobs.list({})] == [job.id]
-        with pytest.raises(MachineError, match="does not answer"):
+        with pytest.raises(MachineError, match="is not responding"):
             jobs.cancel(job.id)
         assert find_job("train").app_id == job.id
     finally:
@@ -363,7 +363,7 @@ def test_agent_with_another_version_is_named(
 
     serving = threading.Thread(target=serve)
     serving.start()
-    why = f"runs {theirs}, whose answers relight {__version__} can't read"
+    why = f"runs {theirs}, whose responses relight {__version__} can't read"
     try:
         shown = relight("status", job)
         assert (shown.returncode, "RUNNING" in shown.stdout) == (0, True)

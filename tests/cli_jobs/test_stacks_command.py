@@ -213,7 +213,7 @@ def test_local_job_is_found_by_handle_or_id(
 
     part = relight("stacks", f"{job}/waits/0")
     assert part.returncode == 2
-    assert "is part of a job" in part.stderr
+    assert "is only a part of a job" in part.stderr
 
     for name, value in variables.items():
         monkeypatch.setenv(name, value)

@@ -42,7 +42,7 @@ def test_cancelling_ended_job_changes_nothing(relight: Command, submitted: Submi
     assert relight("wait", handle).returncode == 3
     found = relight("cancel", handle)
     assert (found.returncode, found.stderr) == (
-        0, f"relight: {handle} FAILED (it had ended before)\n"
+        0, f"relight: {handle} FAILED (it had already ended)\n"
     )  # fmt: skip
 
 

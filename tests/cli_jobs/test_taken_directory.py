@@ -38,11 +38,11 @@ def test_job_uses_and_is_found_in_fallback_directory(
     assert agent.stderr is not None
     text = ""
     own, taken = shared / f"relight-{os.getuid()}-1", f"relight-{os.getuid()} belongs to another"
-    while f"this job is in {own}\n" not in text:
+    while f"the socket for this job is in {own}\n" not in text:
         line = agent.stderr.readline().decode()
         assert line, text
         text += line
-    assert re.search(rf"logs are written to {own}/.*: {shared}/{taken} user", text), text
+    assert re.search(rf"writing logs to {own}/.*: {shared}/{taken} user", text), text
     assert own.stat().st_mode & 0o777 == 0o700
     for words in (("list",), ("status", "mine"), ("logs", "mine"), ("stacks", "mine")):
         result = launch(*words, command=WITH_SHARED, **variables)

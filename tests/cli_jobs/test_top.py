@@ -321,7 +321,7 @@ def test_unknown_job_and_replica_handle_are_rejected(relight: Command) -> None:
     found = relight("top", "run://relight/nope-1")
     assert (found.returncode, found.stdout) == (2, "")
     assert "no such job: run://relight/nope-1" in found.stderr
-    with pytest.raises(UsageError, match="is part of a job"):
+    with pytest.raises(UsageError, match="is only a part of a job"):
         watched(FakeRunner(), "run://relight/train-1/default/3")
 
 

@@ -82,7 +82,7 @@ def test_each_node_shows_ranks_of_all_nodes(
     assert job is not None
     assert (len(job.nodes), len(job.silent)) in ((1, 1), (1, 0))  # 0: the coordinator
     text = relight("status", str(logged.pid)).stdout
-    assert "no answer from" in text or "the coordinator does not answer" in text
+    assert "no response from" in text or "the coordinator is not responding" in text
     os.kill(plain.pid, signal.SIGCONT)
     logged.send_signal(signal.SIGTERM)
     assert logged.wait(LIMIT_S) == 128 + signal.SIGTERM

@@ -41,7 +41,7 @@ SUBMIT = [
     (":f", ":f: expected FILE:FUNCTION or MODULE:FUNCTION"),
     ("c.py:", "c.py:: expected FILE:FUNCTION"),
     ("c.py:nope", "no nope in c.py"),
-    ("c.py:untyped --n 1", "c.py:4: the parameter n of c.py:untyped has no type"),
+    ("c.py:untyped --n 1", "c.py:4: the parameter n of c.py:untyped has no type annotation"),
     ("c.py:odd --n 1", "c.py:5: the parameter n of c.py:odd"),
     ("c.py:many --n 1", "c.py:6: **n of c.py:many has no"),
     ("c.py:nothing", "c.py:nothing returned nothing"),
@@ -146,9 +146,15 @@ OTHERS = [
     ),
     ("logs local://relight/nope --replica x", "--replica=x: expected numbers"),
     ("logs local://relight/nope --since soon", "--since=soon: expected 30s, 10m"),
-    ("logs local://relight/nope --since 99999999999d", "that is before the year 1"),
-    ("cancel local://relight/nope/echo/0", "names part of a job; jobs are cancelled as a whole"),
-    ("delete local://relight/nope/echo/0", "names part of a job; jobs are deleted as a whole"),
+    ("logs local://relight/nope --since 99999999999d", "this is before the year 1"),
+    (
+        "cancel local://relight/nope/echo/0",
+        "is only a part of a job; jobs can only be cancelled as a whole",
+    ),
+    (
+        "delete local://relight/nope/echo/0",
+        "is only a part of a job; jobs can only be deleted as a whole",
+    ),
     ("logs garbage/x", "no such job: garbage"),
     ("wait", "relight wait needs one job"),
     ("wait --timeout -1 local://relight/nope", "--timeout=-1: expected seconds"),
@@ -165,7 +171,7 @@ OTHERS = [
     ("list -s nosuch", "unknown scheduler: nosuch"),
     ("list --state RUNING", "did you mean RUNNING?"),
     ("components nope", "unknown component: nope"),
-    ("components c.py:untyped", "c.py:4: the parameter n of c.py:untyped has no type"),
+    ("components c.py:untyped", "c.py:4: the parameter n of c.py:untyped has no type annotation"),
     ("schedulers nosuch", "unknown scheduler: nosuch"),
     ("schedulers local slurm", "relight schedulers takes one scheduler only, not slurm"),
     ("configure -s nosuch", "unknown scheduler: nosuch"),
@@ -273,7 +279,7 @@ def test_submit_flag_after_component_is_rejected(here: Command, word: str) -> No
     """The error says where it belongs."""
     found = here("submit", "dist.ddp", word, "--script", "a.py")
     assert found.returncode == 2
-    assert found.stderr.endswith("it stands before dist.ddp\n")
+    assert found.stderr.endswith("it must come before dist.ddp\n")
 
 
 def test_value_for_submit_switch_is_rejected(here: Command) -> None:

@@ -107,4 +107,4 @@ def test_pods_form_one_job_ranked_by_index(
     if port:
         assert {worker.master for worker in workers} == {f"train-0:{port}"}
     for text in texts:
-        assert ", from " in text.partition("meets at")[0]
+        assert ", from " in text.partition("rendezvous at")[0]

@@ -99,7 +99,7 @@ def test_flags_override_mpirun(mpi: Mpi) -> None:
     text, code = relight(mpi, "login", "--host", slots(NODES[:2]), more=more)
     assert code == 0, text
     assert [(worker.world, worker.job) for worker in seen(text)] == [(2, "mine")] * 2, text
-    assert f"meets at {NODES[1]}:29411" in text
+    assert f"rendezvous at {NODES[1]}:29411" in text
 
 
 def test_mpirun_exits_with_job_exit_code(mpi: Mpi) -> None:

@@ -69,7 +69,7 @@ def test_srun_uses_the_users_token(slurm: Slurm, tmp_path: Path) -> None:
     agent = f"RELIGHT_STATE_DIR={tmp_path} {shlex.join(RELIGHT_RUN)} -v worker.py"
     text, code = slurm.run(["srun", "-N2", "sh", "-c", agent], env=SHELL)
     assert code == 0, text
-    assert text.count(f"token_file={tmp_path}/token, from the token of this user") == 2
+    assert text.count(f"token_file={tmp_path}/token, from this user's token") == 2
     assert "no token" not in text
     other = f"[ $SLURM_NODEID = 0 ] || export RELIGHT_TOKEN=wrong; {agent}"
     limit = "--rdzv-conf=join_timeout=3"
@@ -137,7 +137,7 @@ def test_several_agents_per_node_rejected_despite_endpoint(slurm: Slurm) -> None
     assert "Slurm started relight 4 times, 2 on this host" in text
     text, code = relight(slurm, *tasks, "--", "--nnodes=4", *more)
     assert code == 0 and len(seen(text)) == 4, text
-    assert text.count("2 of 4 nodes are agents on one host, node1,") == 1, text
+    assert text.count("2 of 4 nodes are agents on the same host, node1,") == 1, text
 
 
 def test_batch_script_ignores_step_that_called_sbatch(slurm: Slurm) -> None:
@@ -150,7 +150,9 @@ def test_batch_script_ignores_step_that_called_sbatch(slurm: Slurm) -> None:
     text = output.read_text()
     assert code == 0, f"{said}{text}"
     assert [(worker.host, worker.world) for worker in seen(text)] == [("node3", 1)], text
-    assert "SLURM_STEP_NODELIST=node[1-2] lacks this node, node3: the step that called" in text
+    assert (
+        "SLURM_STEP_NODELIST=node[1-2] does not contain this node, node3; it is left over" in text
+    )
 
 
 def test_flags_override_slurm(slurm: Slurm) -> None:
@@ -160,7 +162,7 @@ def test_flags_override_slurm(slurm: Slurm) -> None:
     assert code == 0, text
     assert {worker.job for worker in seen(text)} == {"mine"}
     assert {worker.world for worker in seen(text)} == {2}
-    assert "meets at node2:29411" in text
+    assert "rendezvous at node2:29411" in text
 
 
 def test_runs_on_one_node_without_srun(slurm: Slurm) -> None:
@@ -168,7 +170,7 @@ def test_runs_on_one_node_without_srun(slurm: Slurm) -> None:
     text, code = relight(slurm, "salloc", "-N3", "--", "worker.py")
     assert code == 0, text
     assert [worker.world for worker in seen(text)] == [1], text
-    assert "SLURM_JOB_NUM_NODES=3, but srun did not start this" in text
+    assert "SLURM_JOB_NUM_NODES=3, but this was not started by srun" in text
 
 
 def batch(slurm: Slurm, name: str, text: str, *flags: str) -> tuple[str, Path]:

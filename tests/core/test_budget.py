@@ -65,7 +65,7 @@ class Job:
         (0, 0, "no restarts were allowed (--max-restarts=0)"),
         (0, 3, "restart 1 of 3"),
         (2, 3, "restart 3 of 3"),
-        (1, 1, "the one restart is used up"),
+        (1, 1, "the only restart is used up"),
         (3, 3, "all 3 restarts are used up"),
     ],
 )
@@ -95,7 +95,7 @@ def test_smart_ends_job_on_repeated_exception() -> None:
     job = Job(settings(10, smart=True))
     assert job.reason(RAISED) == "restart 1 of 10"
     assert job.reason(RAISED) == (
-        "end: same exception at the same line again, without progress in between"
+        "end: same exception on the same line again, with no progress in between"
     )
 
 
@@ -193,7 +193,7 @@ def test_progress_refills_only_a_windowed_budget() -> None:
     job = Job(settings(1, 3600.0))
     assert [job.reason(progressed=True) for _ in range(2)][-1] == "restart 2, 1 of 1 within 1 h"
     job = Job(settings(1))
-    assert [job.reason(progressed=True) for _ in range(2)][-1] == "end: the one restart is used up"
+    assert [job.reason(progressed=True) for _ in range(2)][-1] == "end: the only restart is used up"
 
 
 def test_new_coordinator_allows_one_restart_if_history_is_unknown() -> None:
@@ -233,7 +233,7 @@ def test_restarts_of_listed_exit_codes_use_the_budget() -> None:
     failure = FAILED._replace(exitcode=75)
     assert [job.reason(failure), job.reason(failure)] == [
         "restart 1 of 1",
-        "end: the one restart is used up",
+        "end: the only restart is used up",
     ]
 
 

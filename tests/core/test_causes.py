@@ -158,7 +158,7 @@ def test_rank_in_an_except_block_may_have_closed_the_connection() -> None:
     verdict = judge(first, stopped(0, CLEANS_UP))
     assert (verdict.root, verdict.certainty) == (first, Certainty.LIKELY)
     assert verdict.why == (
-        "the connection may have been one to rank 0, which was handling ValueError: bad record"
+        "the connection may have been to rank 0, which was handling ValueError: bad record"
     )
     assert judge(first, end(2, at=1.0, report=RESET), stopped(0, CLEANS_UP)).root.rank == 0
     raised = stopped(0, CLEANS_UP, exitcode=1, report=error("bad record"))
@@ -236,9 +236,7 @@ def test_report_says_connection_may_have_been_to_a_rank_that_left(
     verdict = judge(end(0, at=1.0, report=RESET), *leaving, succeeded=() if doing else (1,))
     assert (verdict.root.rank, verdict.ranks) == (0, (0, 1))
     assert verdict.certainty is Certainty.UNKNOWN
-    assert verdict.detail == (
-        "the connection may have been one to rank 1, which had left the script"
-    )
+    assert verdict.detail == ("the connection may have been to rank 1, which had left the script")
 
 
 def test_only_rank_without_a_lost_connection_is_the_suspect() -> None:
@@ -246,7 +244,7 @@ def test_only_rank_without_a_lost_connection_is_the_suspect() -> None:
     lost = [end(rank, at=1.0, report=RESET) for rank in (1, 2)]
     verdict = judge(*lost, stopped(0, READS))
     assert (verdict.root.rank, verdict.certainty) == (0, Certainty.LIKELY)
-    assert verdict.says == "rank 0 in read (data.py:41)"
+    assert verdict.says == "rank 0 was in read (data.py:41)"
     assert verdict.why == "rank 0 lost no connection, but all others did"
     assert judge(lost[0], stopped(0, READS)).root.rank == 1
     assert judge(*lost, stopped(0, READS), stopped(3, READS)).root.rank == 1
@@ -256,7 +254,7 @@ def test_only_rank_without_a_lost_connection_may_be_in_an_exit_function() -> Non
     lost = [end(rank, at=1.0, report=RESET) for rank in (0, 2)]
     verdict = judge(*lost, stopped(1, WorkerState(NO_CODE, (), False)))
     assert (verdict.root.rank, verdict.certainty) == (1, Certainty.LIKELY)
-    assert verdict.says == "rank 1 ran no Python code (at start or exit)"
+    assert verdict.says == "rank 1 was not running Python code (starting or exiting)"
     assert verdict.why == "rank 1 lost no connection, but all others did"
 
 
@@ -268,7 +266,7 @@ def test_lost_data_loader_connection_blames_no_rank() -> None:
     assert role(end(report=lost)) is Role.OWN
     assert role(end(report=lost._replace(lines=(pipe,)))) is Role.VICTIM
     lines = diagnose([end(report=lost)]).render(formed_at=0, ended="now", verdict="over")
-    assert "  the connection was one to a process of the DataLoader, which had ended" in lines
+    assert "  the connection was to a DataLoader process that had exited" in lines
 
 
 def test_odd_location_outweighs_order_of_lost_connections() -> None:
@@ -277,7 +275,7 @@ def test_odd_location_outweighs_order_of_lost_connections() -> None:
     odd = end(1, at=1.1, report=RESET._replace(where="t.py:32"))
     verdict = judge(*peers, odd)
     assert (verdict.root, verdict.certainty) == (odd, Certainty.LIKELY)
-    assert verdict.why == "ranks 0, 2 lost a connection at the same time, all in one function"
+    assert verdict.why == "ranks 0, 2 lost a connection at the same time, all in the same function"
     for others in ([*peers, odd._replace(at=3.0)], [*peers, odd, stopped(3)], [peers[0], odd]):
         assert judge(*others).root.rank == 0
     assert judge(*peers, odd, succeeded=(3,)).root.rank == 0
@@ -288,14 +286,14 @@ def test_odd_location_outweighs_order_of_lost_connections() -> None:
     ("ends", "succeeded", "says", "ranks"),
     [
         ([end(0, report=WAITED), stopped(1, READS), stopped(2, REDUCES)], (),
-         "rank 1 in read (data.py:41)", (1,)),
-        ([end(0, report=LOST), stopped(1, READS)], (), "rank 1 in read (data.py:41)", (1,)),
-        ([end(0, report=LOST)], (2, 1), "ranks 1-2 had ended with exit code 0", (1, 2)),
+         "rank 1 was in read (data.py:41)", (1,)),
+        ([end(0, report=LOST), stopped(1, READS)], (), "rank 1 was in read (data.py:41)", (1,)),
+        ([end(0, report=LOST)], (2, 1), "ranks 1-2 had already exited with code 0", (1, 2)),
         ([end(0, report=LOST), stopped(1, OVER)], (), "rank 1 had left the script", (1,)),
         (
             [end(0, report=LOST),
              end(1, -signal.SIGABRT, last_lines=("terminate called without an active exception",))],
-            (), "rank 1 came to the end of the script and aborted at exit (SIGABRT)", (1,),
+            (), "rank 1 reached the end of the script and aborted at exit (SIGABRT)", (1,),
         ),
         (
             [end(0, report=WAITED), stopped(1, WorkerState(" in barrier (a.py:9)", ("x",), True)),
@@ -331,7 +329,7 @@ def test_reports_exception_of_rank_that_left_early() -> None:
     told = end(1, 0, report=PRINTED)
     said = "rank 1 had printed ValueError: bad batch at /srv/job/train.py:12 in step"
     verdict = judge(lost, told, succeeded=(1,))
-    assert (verdict.says, verdict.root) == ("rank 1 had ended with exit code 0", told)
+    assert (verdict.says, verdict.root) == ("rank 1 had already exited with code 0", told)
     assert (verdict.detail, verdict.hint) == (said, "")
     verdict = judge(lost, told._replace(report=None, words="FATAL: no data"), succeeded=(1,))
     assert verdict.detail == "rank 1 had printed FATAL: no data"
@@ -409,7 +407,7 @@ def test_waiting_for_nonexistent_rank_is_proven() -> None:
     text = "wait timeout after 8000ms, keys: /default_pg/0//cpu//0/2"
     failure = end(0, report=error(text, "DistStoreError"))
     verdict = judge(failure, world_size=2)
-    assert verdict.why == "it waits for rank 2; this job has 2 ranks"
+    assert verdict.why == "it is waiting for rank 2, but this job has 2 ranks"
     assert verdict.certainty is Certainty.PROVEN
     assert judge(failure, world_size=3).certainty is Certainty.UNKNOWN
 

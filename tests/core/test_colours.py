@@ -21,7 +21,7 @@ def test_traceback_colours_match_python() -> None:
 def test_only_tracebacks_are_coloured() -> None:
     report = "rank 0 raised ValueError: x\n  train.py:9 in step\n    raise ValueError(x)\n\n"
     sample = (SAMPLES / "colour-3.13.txt").read_text()
-    followed = "what followed:\n  rank 1: stopped\nKilled\nexit code 1; why"
+    followed = "other ranks:\n  rank 1: stopped\nKilled\nexit code 1; why"
     assert coloured(report + clean(sample) + followed) == report + sample + followed
 
 

@@ -376,9 +376,9 @@ def test_takeover_alone_converges_after_network_heals() -> None:
 @pytest.mark.parametrize(
     ("size", "needed"),
     [
-        (2, "host0, the first of the 2 hosts of the endpoint, is needed to choose one"),
-        (3, "2 of 3 hosts of the endpoint are needed to choose a coordinator"),
-        (4, "2 of 4 hosts of the endpoint with host0, or 3 without it, are needed to choose"),
+        (2, "host0, the first of the endpoint's 2 hosts, is needed to elect a coordinator"),
+        (3, "2 of the endpoint's 3 hosts are needed to elect a coordinator"),
+        (4, "2 of the endpoint's 4 hosts including host0, or 3 without it, are needed to elect"),
     ],
 )
 def test_explanation_names_silent_hosts(size: int, needed: str) -> None:
@@ -392,7 +392,7 @@ def test_explanation_names_silent_hosts(size: int, needed: str) -> None:
     text = host.elector.explain(host.clock(world.now))
     assert text.startswith(needed)
     silent = ", ".join(f"host{i}" for i in range(size - 1))
-    assert text.endswith(f"; no answer from {silent}")
+    assert text.endswith(f"; no response from {silent}")
 
 
 def test_every_host_names_the_coordinator() -> None:

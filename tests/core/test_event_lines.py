@@ -68,7 +68,7 @@ def test_malformed_lines_are_skipped(text: str) -> None:
     ("text", "shown"),
     [
         ('{"v": 1, "t": 1, "time": 1, "event": "Ended", "exit_code": 3, "reason": "x\\u001b[1m"}',
-         "Ended            the job ends with exit code 3: x\ufffd[1m"),
+         "Ended            the job ended with exit code 3: x\ufffd[1m"),
         ('{"v": 2, "t": 1, "time": 1, "event": "Moved", "to": "b", "at": 3}',
          'Moved            at=3 to="b"'),
         ('{"v": 2, "t": 1, "time": 1, "event": "Ended", "code": 3}', "Ended            code=3"),

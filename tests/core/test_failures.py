@@ -117,7 +117,8 @@ def test_equal_signals_and_exit_codes_are_one_cause() -> None:
         (end(exitcode=130), "exited with code 130"),
         (
             end(exitcode=247),
-            "exited with code 247, which is sys.exit(-9), perhaps for a process that got SIGKILL",
+            "exited with code 247, which is sys.exit(-9), perhaps for a process that was killed "
+            "by SIGKILL",
         ),
         (
             end(report=PRINTED, printed_s=2.0, went_on=True),
@@ -227,7 +228,7 @@ def test_report_sections_have_a_fixed_order() -> None:
         "Traceback (most recent call last):",
         "ValueError: bad batch",
         "",
-        "what followed:",
+        "other ranks:",
         "  rank 1: 0.4 s later, raised RuntimeError: Connection reset by peer",
         "  ranks 0, 4: stopped by the agent (SIGTERM)",
         "  rank 2: stopped by the agent (SIGKILL)",
@@ -242,7 +243,7 @@ def test_succeeded_ranks_not_blamed_for_own_connection_error() -> None:
     found = diagnose([failure], (0, 1, 2))
     assert found.render(formed_at=0, ended="now", verdict="over")[:2] == [
         "rank 3 raised ConnectionResetError: shard 5: reset by object store",
-        "  the connection may have been one to ranks 0-2, which had left the script",
+        "  the connection may have been to ranks 0-2, which had left the script",
     ]
     assert (found.root, found.verdict.certainty) == (failure, Certainty.UNKNOWN)
 
@@ -282,8 +283,9 @@ def test_report_marks_line_interrupted_by_signal_handler() -> None:
     report = error("DataLoader worker (pid 7) is killed by signal: Killed.", "RuntimeError")
     failure = end(report=report._replace(lines=frames))
     lines = diagnose([failure]).render(formed_at=0, ended="now", verdict="over")
-    assert "  torch noticed this in a signal handler, which interrupts the script at any line" in (
-        lines
+    assert (
+        "  torch detected this in a signal handler, which can interrupt the script at any line"
+        in (lines)
     )
 
 
@@ -331,7 +333,8 @@ def test_exception_group_location_follows_that_of_its_first_exception() -> None:
     failure = end(report=report._replace(cause_where="/srv/job/train.py:20"))
     lines = diagnose([failure]).render(formed_at=0, ended="now", verdict="over")
     assert lines[1:3] == [
-        "  the group was raised at /srv/job/train.py:20", "  /srv/job/train.py:12 in step",
+        "  the exception group was raised at /srv/job/train.py:20", "  /srv/job/train.py:12 in "
+        "step",
     ]  # fmt: skip
 
 
@@ -344,11 +347,11 @@ def test_exception_group_location_follows_that_of_its_first_exception() -> None:
             (),
             "when it failed, rank 2 in all_reduce (train.py:8)",
         ),
-        ([end(report=LOST)], (2, 1), "check that all ranks have as many batches"),
+        ([end(report=LOST)], (2, 1), "check that all ranks have the same number of batches"),
         (
             [end(report=RESET), end(2, -TERM, stop_signal=TERM)],
             (),
-            "the connection may have been one to another rank",
+            "the connection may have been to another rank",
         ),
         (
             [end(report=error()._replace(cause="KeyError: 'lr'", cause_where="conf.py:4 in read"))],
@@ -389,7 +392,7 @@ def test_exception_group_location_follows_that_of_its_first_exception() -> None:
         (
             [end(report=LOST), end(2, -TERM, stop_signal=TERM, doing=READS)],
             (),
-            "late, or waiting for something that did not come",
+            "it was late, or was waiting for something that never arrived",
         ),
         (
             [end(exitcode=1)],
@@ -511,7 +514,7 @@ def test_rank_that_ignored_stop_is_shown_as_killed_later() -> None:
 
 
 def test_broken_pipe_with_local_cause_is_not_a_lost_peer() -> None:
-    evidence = "the reader of the launcher's output has ended, as with `| head`"
+    evidence = "the process reading the launcher's output has exited, as with `| head`"
     report = error("[Errno 32] Broken pipe", "BrokenPipeError")
     lines = diagnose([end(0, report=report, evidence=evidence)]).render(
         formed_at=0, ended="now", verdict="over"
@@ -526,7 +529,9 @@ def ended(*ends: Failure, succeeded: tuple[int, ...] = ()) -> JobEnded:
 
 def test_location_of_rank_other_than_the_first_is_labelled() -> None:
     job = ended(end(0, report=LOST), end(1, -TERM, stop_signal=TERM, doing=READS))
-    assert job.report[0].startswith("rank 1 in read (data.py:41), when rank 0 raised RuntimeError")
+    assert job.report[0].startswith(
+        "rank 1 was in read (data.py:41) when rank 0 raised RuntimeError"
+    )
     assert job.report[1] == "  rank 0 at /srv/job/train.py:12 in step"
     assert job.headline.endswith("Connection reset by peer at /srv/job/train.py:12 in step")
     gone = ended(end(0, report=LOST), succeeded=(1,)).report
@@ -637,10 +642,10 @@ def test_any_failures_fit_25_rows_with_each_rank_once(ends: list[Failure]) -> No
     assert rows_of([f"relight: {lines[0]}", *lines[1:]]) <= 25
     assert not any("\n" in line for line in lines)
     known = r"(?:raised|reported:|exited|was|were) "
-    blamed = rf"ranks? [-\d, ]+ {known}|probably ranks? [-\d, ]+, which {known}|no rank failed"
+    blamed = rf"ranks? [-\d, ]+ {known}|probably ranks? [-\d, ]+, which {known}|no rank appears"
     assert re.match(blamed, f"{lines[0]} ")
-    if "what followed:" in lines:
-        followed = lines[lines.index("what followed:") + 1 : -2 if diagnosis.root.log else -1]
+    if "other ranks:" in lines:
+        followed = lines[lines.index("other ranks:") + 1 : -2 if diagnosis.root.log else -1]
         assert 1 <= len(followed) <= 5
 
 

@@ -114,7 +114,7 @@ def test_lost_time_is_unknown_without_checkpoints() -> None:
     assert account.latest[0].phases.lost is None
     assert account.latest[0].phases.productive == 12
     assert account.is_most
-    assert in_words(account)[0].startswith("goodput at most 54% of 41.0 s")
+    assert in_words(account)[0].startswith("goodput at most 54% over 41.0 s")
 
 
 def test_all_steps_are_lost_without_a_checkpoint() -> None:
@@ -185,13 +185,13 @@ def test_restart_cost_is_known_once_all_workers_have_met() -> None:
 
 def test_account_is_three_lines() -> None:
     assert in_words(ledger(RESTARTED).account(99.0)) == [
-        "goodput 46% of 41.0 s",
+        "goodput 46% over 41.0 s",
         "time: productive 19.0 s, imports 6.0 s, first step 4.0 s, lost since the last checkpoint "
         "3.0 s, teardown 2.5 s, rendezvous 2.0 s, spawn 2.0 s, init 2.0 s, detect 0.5 s",
         "1 failure, MTTR 10.5 s (until first step), MTBF 34.0 s",
     ]
     assert in_words(ledger(generation(0, 0)).account(20.0))[0] == (
-        "goodput of 20.0 s is not known: nothing tells when the first step was "
+        "goodput over 20.0 s is unknown: the workers have not reported any steps "
         "(relight.worker.progress)"
     )
 

@@ -108,7 +108,7 @@ def test_replay_keeps_full_failure_record() -> None:
         ({"now": "x"}, "step 1 has no time"),
         ({"input": {"type": "received", "node": "a", "message": {"type": "bogus"}}},
          "step 1: no message of type 'bogus'"),
-        ({"job": "other"}, "step 1 is of a group whose beginning is not in the log"),
+        ({"job": "other"}, "step 1 belongs to a group whose start is not in the log"),
     ],
 )  # fmt: skip
 def test_rejects_log_without_recorded_steps(

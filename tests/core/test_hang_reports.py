@@ -94,16 +94,19 @@ def test_exception_printed_by_rank_that_continued_is_not_the_cause() -> None:
 def test_suspect_is_a_guess_if_every_rank_is_elsewhere() -> None:
     lines = rendered(stopped(0, *READ), stopped(1, *RECEIVE))
     assert lines[0] == "probably rank 0 hangs in read (data.py:41)"
-    assert "  this is a guess: as many ranks are elsewhere, and none waits for the others" in lines
+    assert (
+        "  this is a guess: just as many ranks are elsewhere, and neither group is waiting for "
+        "the other"
+    ) in lines
     for others in ([stopped(1, *REDUCE)], [stopped(1, *RECEIVE), stopped(2, *RECEIVE)]):
         assert rendered(stopped(0, *READ), *others)[0] == "rank 0 hangs in read (data.py:41)"
 
 
 def test_exited_ranks_are_not_listed_where_the_others_hang() -> None:
-    assert "all ranks are there" in rendered(stopped(0, *READ))
+    assert "all ranks are at the same place" in rendered(stopped(0, *READ))
     lines = rendered(stopped(0, *READ), succeeded=(2, 1))
-    assert "  ranks 1-2 had ended with exit code 0" in lines
-    assert "all ranks are there" not in lines
+    assert "  ranks 1-2 had already exited with code 0" in lines
+    assert "all ranks are at the same place" not in lines
 
 
 @pytest.mark.parametrize(

@@ -377,7 +377,7 @@ def test_giving_up_names_last_rejection() -> None:
     played.step(Broken("other tokens", turned_away=True))
     (end,) = played.step(NothingFound("nobody is there", 0.3), SETTINGS.seek_s + 1)
     assert isinstance(end, GiveUp) and end.exit_code == EXIT_GROUP
-    assert "the last one that answered refused this node: other tokens" in end.reason
+    assert "the last one that responded refused this node: other tokens" in end.reason
 
 
 def test_each_wait_reason_is_reported_once() -> None:

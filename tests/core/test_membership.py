@@ -94,7 +94,7 @@ def test_node_counts_once_ready() -> None:
         0 a joins
         0 b offers
     """)
-    assert game.group.explain(1) == "waiting for b to get ready (join timeout in 9 min 59 s)"
+    assert game.group.explain(1) == "waiting for b to become ready (join timeout in 9 min 59 s)"
     game.play("""
         1 b ready
         -> form 0: a b
@@ -212,7 +212,7 @@ def test_exhausted_budget_reports_root_cause_to_all_nodes() -> None:
     assert game.end("a") == game.end("s")
     assert game.end("s").root.host == "b"
     assert any("on b" in line for line in game.end("a").report)
-    assert "the one restart is used up" in "\n".join(game.end("a").report)
+    assert "the only restart is used up" in "\n".join(game.end("a").report)
     assert game.group.explain(10) == "the job is over"
 
 
@@ -511,7 +511,7 @@ def test_nodes_sharing_a_machine_are_reported_once() -> None:
     """)
     notes = [(n, m) for n, heard in game.heard.items() for m in heard if isinstance(m, Note)]
     assert [node for node, _ in notes] == ["a/0"]
-    assert notes[0][1].text.startswith("2 of 3 nodes are agents on one host, a,")
+    assert notes[0][1].text.startswith("2 of 3 nodes are agents on the same host, a,")
 
 
 @pytest.mark.parametrize("machines", [("", ""), ("m", "n"), ("m", "")])

@@ -419,7 +419,7 @@ def test_reconnect_without_workers_restarts_all_for_free() -> None:
         1.1 a ready
         -> form 1: a b
     """)
-    assert game.reason("a") == "b came back without its workers"
+    assert game.reason("a") == "b reconnected without its workers"
 
 
 def test_failure_while_disconnected_is_charged() -> None:

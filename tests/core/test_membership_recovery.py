@@ -30,7 +30,7 @@ def test_new_coordinator_confirms_running_generation() -> None:
         9 c returns
         9.1 a returns
     """)
-    text = "waiting for 1 more node of generation 1 to reconnect"
+    text = "waiting for 1 more node from generation 1 to reconnect"
     assert game.group.explain(9.1) == text
     game.play("""
         9.2 b returns

@@ -315,7 +315,7 @@ def test_rank_of_silent_node_is_refused_for_now() -> None:
         30.2 node1/2 joins
         -> form 1: node0 node1/2
     """)
-    assert "belongs to a silent node" in notes(game, "node1/2")[0]
+    assert "that has gone silent" in notes(game, "node1/2")[0]
 
 
 def test_joint_checkpoint_waits_for_silent_node() -> None:

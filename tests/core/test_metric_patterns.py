@@ -53,9 +53,9 @@ def test_each_pattern_matches_its_own_line() -> None:
         ("loss: (", "not a regular expression: missing \\)"),
         ("loss", "expected a group around the number"),
         ("(a)(b)", "expected a group around the number"),
-        ("([0-9.]+)", "no word before the group"),
-        (r"(?:\w+\s*)+loss (\S+)", "a repeat within a repeat"),
-        (r"loss (?:a|b*)*(\d)", "a repeat within a repeat"),
+        ("([0-9.]+)", "the group has no word before it"),
+        (r"(?:\w+\s*)+loss (\S+)", "nested repetition"),
+        (r"loss (?:a|b*)*(\d)", "nested repetition"),
         ("x" * 25 + " (1)", "longer than 24 characters"),
     ],
 )

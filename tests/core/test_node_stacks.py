@@ -57,12 +57,12 @@ def test_reports_silent_nodes_and_missing_stacks() -> None:
     found = node_stacks.by_rank(nodes)
     assert list(node_stacks.lines_of_nodes(nodes, found, 3, 4)) == [
         "gpu-01: rank 0",
-        "gpu-02: no answer within 1 s",
+        "gpu-02: no response within 1 s",
         "gpu-03: runs no workers",
-        "no stack of ranks 1-3",
+        "no stack for ranks 1-3",
     ]
     told = list(node_stacks.lines_of_nodes(nodes[:1], found, 2, 1))
-    assert told[1:] == ["only 1 of 2 nodes could be asked: the coordinator does not answer"]
+    assert told[1:] == ["only 1 of 2 nodes could be queried: the coordinator is not responding"]
 
 
 def test_second_node_on_a_host_gets_a_number() -> None:

@@ -17,13 +17,13 @@ from relight.core.status.preload_status import (
     ("status", "line"),
     [
         (
-            PreloadStatus(WAITING, "no worker has come to its first step"),
-            "preload: restarts are cold: no worker has come to its first step",
+            PreloadStatus(WAITING, "no worker has reached its first step"),
+            "preload: restarts are cold: no worker has reached its first step",
         ),
         (
             PreloadStatus(IMPORTING, "", 1843, 412, "torch._dynamo", 75.4),
-            "preload: 412 of 1843 modules imported in 1 min 15 s, now torch._dynamo; until then, "
-            "restarts are cold",
+            "preload: 412 of 1843 modules imported in 1 min 15 s, now torch._dynamo; restarts are "
+            "cold until all are",
         ),
         (PreloadStatus(READY, "", 1843, 1843), "preload: restarts are warm, 1843 modules imported"),
         (

@@ -13,7 +13,7 @@ from relight.core.group.messages import NodeReady, NodesProbed, StartProbes, Tar
 from relight.core.group.reachability import Reachability, explain, left_out
 from relight.core.ranks import NO_GENERATION
 
-SILENT = "no answer"
+SILENT = "no response"
 
 
 def failed_pairs(*pairs: tuple[int, int]) -> dict[tuple[int, int], str]:
@@ -60,7 +60,7 @@ def test_remaining_nodes_reach_each_other(pairs: set[tuple[int, int]], may: set[
 def test_reason_names_pair_and_direction() -> None:
     hosts = ["n0", "n1", "n2"]
     assert explain(2, {(0, 2): SILENT, (1, 2): "refused"}, hosts) == (
-        "network: n0, n1 can't connect to its free ports (no answer, refused)"
+        "network: n0, n1 can't connect to its free ports (no response, refused)"
     )
     assert explain(2, {(2, 0): "no route"}, hosts) == (
         "network: it can't connect to the free ports of n0 (no route)"
@@ -80,7 +80,7 @@ def test_nodes_of_large_group_probe_only_their_successors() -> None:
         group.answer(node, NodesProbed(last.cookie, found, Target("", 1, 0)))
     assert group.is_over(1.0)
     assert group.conclude(dict(zip(nodes, nodes, strict=True)), ()) == [
-        ("node0", "network: node299 can't connect to its free ports (no answer)")
+        ("node0", "network: node299 can't connect to its free ports (no response)")
     ]
 
 

@@ -87,8 +87,8 @@ def test_token_on_one_side_is_reported_on_both(first: bytes, second: bytes) -> N
     with pytest.raises(ProofRefused) as at_dialler:
         tell(dialler, at_listener.value.answer)
     lacking, having = (at_dialler, at_listener) if second else (at_listener, at_dialler)
-    assert lacking.value.reason == "this job needs a token: set RELIGHT_TOKEN"
-    assert having.value.reason == "the peer has no token, and this job needs one (RELIGHT_TOKEN)"
+    assert lacking.value.reason == "this job requires a token; set RELIGHT_TOKEN"
+    assert having.value.reason == "the peer has no token, but this job requires one (RELIGHT_TOKEN)"
 
 
 def test_old_conversation_cannot_be_replayed() -> None:

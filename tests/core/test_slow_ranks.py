@@ -204,7 +204,7 @@ def test_report_dates_the_start_of_slowness() -> None:
         ),
         (
             [SlowNode("gpu-03", (8, 9), True, 0.28, 0.22)],
-            "all ranks of gpu-03 are 28% slower than the others: they wait for them 22% of the "
+            "all ranks on gpu-03 are 28% slower than the others: they wait for them 22% of the "
             "time, since 14:02",
         ),
         (
@@ -212,7 +212,7 @@ def test_report_dates_the_start_of_slowness() -> None:
             "ranks 0, 2 on a are 10% slower than the others, since 14:02; rank 4 on b is 20% "
             "slower than the others, since 14:02",
         ),
-        ([], "no rank is slower than the others any more"),
+        ([], "no rank is slower than the others anymore"),
     ],
 )
 def test_stragglers_are_described_in_one_line(nodes: list[SlowNode], expected: str) -> None:

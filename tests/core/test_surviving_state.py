@@ -72,10 +72,10 @@ def test_different_mesh_has_no_survivors() -> None:
 @pytest.mark.parametrize(
     ("steps", "reason"),
     [
-        ((7, None, 7, None), "no survivor has the shard of ranks 1, 3"),
+        ((7, None, 7, None), "no survivor has the shards of ranks 1, 3"),
         (
             (8, 7, None, 7),
-            "the shards have survived at different steps (ranks 1, 3 at 7; rank 0 at 8)",
+            "the surviving shards are from different steps (ranks 1, 3 at 7; rank 0 at 8)",
         ),
     ],
 )

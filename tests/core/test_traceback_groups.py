@@ -61,7 +61,7 @@ def test_tracebacks_differing_in_numbers_are_grouped() -> None:
     }
     (text,) = grouped(tracebacks, "")
     first, *lines = text.split("\n")
-    assert first == "traceback of rank 3; rank 4: the same, but for numbers"
+    assert first == "traceback of rank 3; rank 4: the same except for numbers"
     assert lines == tracebacks[3]
 
 

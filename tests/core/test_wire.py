@@ -69,7 +69,7 @@ def test_non_message_frame_is_malformed(body: bytes) -> None:
 
 def test_oversized_length_is_rejected_before_the_frame_arrives() -> None:
     for length in (MAX_HELLO + 1, 0xFFFFFFFF):
-        with pytest.raises(Malformed, match="above the limit"):
+        with pytest.raises(Malformed, match="exceeds the limit"):
             list(Decoder().feed(GREETING + struct.pack(">I", length)))
 
 
@@ -89,7 +89,7 @@ def test_sender_rejects_oversized_message() -> None:
     """The sender gets an error for a message that the peer would refuse."""
     with pytest.raises(ValueError, match="above the limit"):
         encode({"type": "x", "text": "a" * MAX_FRAME})
-    with pytest.raises(ValueError, match="above the limit of 10"):
+    with pytest.raises(ValueError, match="exceeds the limit of 10"):
         body_of({"type": "hello"}, 10)
     with pytest.raises(ValueError, match="not JSON compliant"):
         encode({"type": "x", "number": float("nan")})
@@ -98,14 +98,17 @@ def test_sender_rejects_oversized_message() -> None:
 @pytest.mark.parametrize(
     ("start", "words"),
     [
-        (b"relight 1\n", r"another version of relight \(protocol 1\), this node relight \d"),
+        (
+            b"relight 1\n",
+            r"another version of relight \(protocol 1\), but this node runs relight \d",
+        ),
         (b"relight 17\n", r"protocol 17.*install the same version on all nodes"),
-        (b"relight 99999999999999", "it began with"),
-        (b"relight x", "it began with"),
+        (b"relight 99999999999999", "its first bytes were"),
+        (b"relight x", "its first bytes were"),
         (b"\x16\x03\x01", "TLS"),
-        (b"GET / HTTP/1.1\r\n", "it began with b'GET / HTTP/1.1"),
-        (b"\0\0\0\x02{}", "it began with"),
-        (b"relighu", "it began with"),
+        (b"GET / HTTP/1.1\r\n", "its first bytes were b'GET / HTTP/1.1"),
+        (b"\0\0\0\x02{}", "its first bytes were"),
+        (b"relighu", "its first bytes were"),
     ],
 )
 def test_different_protocol_version_is_reported(start: bytes, words: str) -> None:

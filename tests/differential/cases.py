@@ -46,7 +46,7 @@ class Case(NamedTuple):
 
 
 TWO = ("0.0", "0.1")
-THREADS = ("OMP_NUM_THREADS is not set; using 1 thread for each worker",)
+THREADS = ("OMP_NUM_THREADS is not set; using 1 thread per worker",)
 
 
 def two(name: str, *flags: Word, notes: tuple[str, ...] = (), **rest: Any) -> Case:
@@ -154,7 +154,7 @@ ARGUMENTS = (
          "--help", "-h", "--role", "--local-rank=7", "--", "a b", "'q'", '"dq"', "line\nline", "",
          "\t", "\\", "*", "$HOME", "`id`", "é漢🔥", b"caf\xe9-\xff\xfe", "x" * 100_000,
          *("",) * 2000), variables={"LATIN": b"caf\xe9", "EMPTY": "", "LINES": "a\nb"},
-         notes=("--nproc-per-node=4, --standalone: passed on to probe.py",)),
+         notes=("--nproc-per-node=4, --standalone: passed to probe.py",)),
     Case("-- before and after", ("--nproc-per-node=1", "--"), args=("--", "b")),
     Case("-- after the script", args=("--", "a", "--", "--nproc-per-node=2")),
     Case("-- after a module, twice", ("-m",), script=("probe",), args=("--", "--", "--depth=24")),
@@ -234,7 +234,7 @@ LOGS = (
          differs=FILES_ONLY - {"absolute-error-file"}),
     two("log-dir=/dev/null", "--log-dir=/dev/null", "-r3", "-t3",
         differs=COMMON - {"temporary-directory"}, notes=("--redirects and --tee have no effect",)),
-    Case("redirects without log-dir", ("--redirects=3",), notes=("logs are written to",),
+    Case("redirects without log-dir", ("--redirects=3",), notes=("writing logs to",),
          differs=COMMON - {"temporary-directory", "output-through-agent"} | {"kept-logs"}),
     logged("redirects=0 and a job id", "--redirects=0", "--rdzv-id=job7", "--master-port={port}",
            differs=LOGGED - ADDRESS),

@@ -298,7 +298,9 @@ def test_worker_in_uninterruptible_call_fails_job(tmp_path: Path) -> None:
     found = record(case, RELIGHT, tmp_path / "ours")
     assert (found.exit_code, set(found.workers)) == (137, {"0.0", "0.1"}), found.says
     said = "\n".join(found.says)
-    assert "rank 0 was killed by SIGKILL: it was in an uninterruptible call (state D)" in said
+    assert (
+        "rank 0 was killed by SIGKILL: it was in an uninterruptible system call (state D)" in said
+    )
     assert "no restart: " in said
     assert found.left == []
 

@@ -53,7 +53,7 @@ def test_text_output_is_one_summary_or_one_line_per_finding(lab: Lab, tmp_path: 
     for report in diagnose(lab, plain, tmp_path).values():
         assert report.out.startswith("no problems found; checked shared memory"), report
         assert report.out.count("\n") == 1
-        assert "3 pairs of 3 nodes" in report.out
+        assert "3 pairs among 3 nodes" in report.out
     lab.wall("node2", [PORT])
     for report in diagnose(lab, plain, tmp_path).values():
         first, remedy, *_, last = report.out.splitlines()
@@ -95,7 +95,7 @@ def test_broken_pair_is_the_only_finding(lab: Lab, tmp_path: Path) -> None:
 def test_one_way_block_names_the_blocked_direction(lab: Lab, tmp_path: Path) -> None:
     lab.block("node3", "node2")
     for report in diagnose(lab, commands(THREE), tmp_path).values():
-        finding = report.one("nothing gets through in this direction")
+        finding = report.one("no packets get through in this direction")
         assert finding["where"] == "node3 -> node2", report
         assert len(report.of("error")) == 1, report
 
@@ -114,7 +114,7 @@ def test_finds_network_that_drops_large_packets(
         finding = report.one("large ones are lost")
         assert finding["where"] == f"{host} -> all others", report
         known = {1450: 1450, 600: 576}[size]
-        assert f"{known} bytes get through, the interface sends 9000" in finding["why"]
+        assert f"{known} bytes get through, but the interface sends 9000" in finding["why"]
         assert f"mtu {known}" in finding["remedy"]
         assert report.code == 1
 
@@ -236,7 +236,7 @@ def test_endpoint_that_resolves_differently_is_reported(lab: Lab, tmp_path: Path
     hosts.write_text("127.0.0.1 localhost\n10.77.0.1 node1\n10.77.0.9 node1\n10.77.0.3 node3\n")
     words["node3"] = with_hosts(hosts, words["node3"])
     for report in diagnose(lab, words, tmp_path).values():
-        finding = report.one("the endpoint's name is not the same everywhere", level="warning")
+        finding = report.one("the endpoint's name resolves to different addresses", level="warning")
         assert "10.77.0.1, 10.77.0.9 on node3" in finding["what"]
 
 
@@ -245,14 +245,14 @@ def test_silent_and_refusing_endpoints_are_distinguished(lab: Lab, tmp_path: Pat
     lab.block("node2", "node1")
     words = commands(("node1", "node2"), "--timeout=2")
     reports = diagnose(lab, words, tmp_path)
-    assert "no answer" in reports["node2"].one("nothing comes back")["what"]
+    assert "no response" in reports["node2"].one("nothing was received")["what"]
     lab.heal()
     alone = diagnose(lab, {"node2": words["node2"]}, tmp_path)["node2"]
-    assert "the connection is refused" in alone.one("nothing listens at port 29400")["what"]
+    assert "the connection is refused" in alone.one("nothing listens on port 29400")["what"]
     lab.wall("node1", [33434])
     alone = diagnose(lab, {"node2": words["node2"]}, tmp_path)["node2"]
     assert "10.77.0.1 is up: a firewall drops packets to port 29400" in alone.out
-    assert alone.one("no answer")["remedy"].startswith("open TCP port 29400")
+    assert alone.one("no response")["remedy"].startswith("open TCP port 29400")
 
 
 def test_no_route_error_is_reported(lab: Lab, tmp_path: Path) -> None:

@@ -62,19 +62,23 @@ def test_endpoint_answer_is_safe_to_print(data: bytes, closed: bool) -> None:
         ((), ERROR, "does not resolve"),
         ((EndpointAnswer("10.0.0.1", REFUSED),), ERROR, "the connection is refused"),
         ((EndpointAnswer("10.0.0.1", REFUSED, ours=True),), OK, "its port is free"),
-        ((EndpointAnswer("10.0.0.1", SILENT),), ERROR, "nothing comes back"),
+        ((EndpointAnswer("10.0.0.1", SILENT),), ERROR, "nothing was received"),
         ((EndpointAnswer("10.0.0.1", SILENT, alive=True),), ERROR, "is up: a firewall drops"),
         (
             (EndpointAnswer("10.0.0.1", f"{NO_ROUTE}: Network is unreachable"),),
             ERROR,
             "there is no route",
         ),
-        ((EndpointAnswer("10.0.0.1", "it is a web server"),), ERROR, "is taken by a program"),
-        ((EndpointAnswer("10.0.0.1", COORDINATOR),), OK, "a coordinator of relight answers"),
+        ((EndpointAnswer("10.0.0.1", "it is a web server"),), ERROR, "is in use by a program"),
+        (
+            (EndpointAnswer("10.0.0.1", COORDINATOR),),
+            OK,
+            "a relight coordinator is listening there",
+        ),
         (
             (EndpointAnswer("fd00::1", SILENT), EndpointAnswer("10.0.0.1", COORDINATOR)),
             OK,
-            "a coordinator",
+            "a relight coordinator",
         ),
         ((EndpointAnswer("10.0.0.1", DOCTOR),), OK, "another `relight doctor`"),
         ((EndpointAnswer("10.0.0.1", RELIGHT),), WARNING, "requires TLS or a token"),
@@ -140,7 +144,7 @@ def serve() -> Iterator[Serve]:
     ("answer", "words"),
     [
         (b"HTTP/1.0 400 no\r\n\r\n", "it is a web server"),
-        (b"", "it closes the connection without an answer"),
+        (b"", "it closes the connection without responding"),
         (None, "it accepts connections and sends nothing"),
     ],
 )
@@ -150,7 +154,7 @@ def test_program_that_is_not_a_coordinator_is_named(
     """It is described by its behaviour and its process."""
     port = serve(answer)
     lines = endpoint.at_timeout("127.0.0.1", port)
-    (line,) = [line for line in lines if "is taken by a program" in line]
+    (line,) = [line for line in lines if "is in use by a program" in line]
     assert words in line
     assert f"(pid {os.getpid()})" in line
     assert any("another port in --rdzv-endpoint" in line for line in lines)
@@ -164,7 +168,7 @@ def test_coordinator_is_recognized_and_not_disturbed(start: Start, launch: Launc
     while b"1 of" not in first.stderr.readline():
         pass
     lines = endpoint.at_timeout("127.0.0.1", port)
-    assert any("a coordinator of relight answers" in line for line in lines), lines
+    assert any("a relight coordinator is listening there" in line for line in lines), lines
     assert launch("run", *flags, "--no-python", "true").returncode == 0
     assert first.wait(LIMIT_S) == 0
 
@@ -194,4 +198,4 @@ def test_timeout_reason_is_reported_despite_errors() -> None:
 def test_without_nnodes_only_the_local_view_is_reported(launch: Launch, serve: Serve) -> None:
     result = launch("doctor", f"--rdzv-endpoint=127.0.0.1:{serve(b'x')}")
     assert result.returncode == 1
-    assert "is taken by a program" in result.stdout
+    assert "is in use by a program" in result.stdout

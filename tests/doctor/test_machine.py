@@ -53,18 +53,18 @@ GOOD = Machine(
         ({"tasks_of_cgroup": 1000}, WARNING, "pids.max", "--pids-limit"),
         ({"locked": 8 * MIB}, WARNING, "8 MiB of memory may be locked", "memlock"),
         ({"locked": 8 * MIB, "rdma": ()}, OK, "", ""),
-        ({"memory": 700 * MIB}, WARNING, "leaves 700 MiB", "--memory"),
-        ({"gpus": Accelerators(8, 0, 0)}, ERROR, "8 GPUs on the bus, and no driver", "driver"),
+        ({"memory": 700 * MIB}, WARNING, "only 700 MiB", "--memory"),
+        ({"gpus": Accelerators(8, 0, 0)}, ERROR, "8 GPUs on the bus, but no driver", "driver"),
         ({"gpus": Accelerators(8, 0, 0, driver="580")}, ERROR, "none can be opened", "--gpus all"),
         ({"gpus": Accelerators(8, 8, 0, "CUDA_VISIBLE_DEVICES=", driver="580")}, ERROR,
          "all hidden by CUDA_VISIBLE_DEVICES=", "unset"),
         ({"gpus": Accelerators(2, 2, 1, "CUDA_VISIBLE_DEVICES=0,7", 2, "580")}, WARNING,
-         "names 2 devices, and 1 of them", "2 GPUs here"),
+         "lists 2 devices, but only 1 of them", "this machine has 2 GPUs"),
         ({"gpus": Accelerators(1, 1, 1, holders=("python (pid 7)",))}, WARNING,
-         "python (pid 7)", "end"),
+         "python (pid 7)", "stop"),
         ({"gpus": Accelerators()}, OK, "", ""),
         ({"torch": ""}, WARNING, "torch is not installed", "PYTHON_EXEC"),
-        ({"own_name": ("127.0.1.1",)}, WARNING, "only to local addresses (127.0.1.1)",
+        ({"own_name": ("127.0.1.1",)}, WARNING, "only to loopback addresses (127.0.1.1)",
          "GLOO_SOCKET_IFNAME"),
         ({"own_name": ()}, WARNING, "resolves to no address", "here eth0 10.0.0.1"),
     ],
@@ -198,7 +198,7 @@ def test_low_file_limit_and_unwritable_tmpdir_are_found(launch: Launch, tmp_path
     assert result.returncode == 1
     assert "only 100 files may be open" in result.stdout
     assert f"{tmp_path / 'none'} is not writable: No such file" in result.stdout
-    assert "-> make room there, or set TMPDIR" in result.stdout
+    assert "-> free space there, or set TMPDIR" in result.stdout
 
 
 @pytest.mark.needs_root
@@ -216,7 +216,10 @@ def test_small_shared_memory_is_an_error_with_remedy(tmp_path: Path) -> None:
         check=False,
     )
     assert result.returncode == 1, result
-    assert "shared memory (/dev/shm) has 64 MiB (the default of containers" in result.stdout
+    assert (
+        "shared memory (/dev/shm) is only 64 MiB (this is the default in containers"
+        in result.stdout
+    )
     assert "--shm-size" in result.stdout
     assert not list(tmp_path.iterdir())
 

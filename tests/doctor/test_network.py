@@ -116,7 +116,7 @@ def test_pair_summary_is_unambiguous(pairs: set[tuple[int, int]]) -> None:
         read = {(a, b) for a in hosts for b in hosts if a != b}
     else:
         for part in filter(None, text.split("; ")):
-            if part.endswith(" more of that kind"):
+            if part.endswith(" more like this"):
                 assert read < {(f"h{a}", f"h{b}") for a, b in pairs}
                 return
             source, _, target = part.partition(" -> ")
@@ -134,7 +134,11 @@ def test_pair_summary_is_unambiguous(pairs: set[tuple[int, int]]) -> None:
         ({"clock_s": 61.0}, WARNING, "the clock is 61.0 s ahead of that of node2"),
         ({"clock_s": -61.0}, WARNING, "the clock is 61.0 s behind that of node1"),
         ({"mtu": 9000}, WARNING, "the MTU differs between the nodes: 1500 on node1, node2; 9000"),
-        ({"seen_as": "10.9.9.9"}, WARNING, "its address is 10.0.0.1, and it is seen as 10.9.9.9"),
+        (
+            {"seen_as": "10.9.9.9"},
+            WARNING,
+            "its address is 10.0.0.1, but others see it as 10.9.9.9",
+        ),
         ({"facts": {"torch": "2.1.0"}}, WARNING, "torch differs between the nodes: 2.1.0 on node3"),
         ({"facts": {"GPUs": "7"}}, None, ""),
         ({"clock_s": 0.9}, None, ""),
@@ -158,7 +162,7 @@ def test_endpoint_that_resolves_elsewhere_is_reported() -> None:
     differing = [node("a"), node("b", resolved=("1.1.1.1",)), node("c", resolved=("2.2.2.2",))]
     found = judge(differing, all_good(3), port=29400)
     assert [f.what for f in found] == [
-        "the endpoint's name is not the same everywhere: 1.1.1.1 on b; 2.2.2.2 on c"
+        "the endpoint's name resolves to different addresses: 1.1.1.1 on b; 2.2.2.2 on c"
     ]
 
 

@@ -224,8 +224,8 @@ def test_connecting_times_out_without_answer(ends: Ends) -> None:
         ends.until(lambda: all(log.reasons for _, log in dialled))
     reasons = {log.reasons[0] for _, log in dialled}
     assert reasons == {
-        "no answer within 0.3 s",
-        "no answer to the greeting within 0.3 s (is it relight?)",
+        "no response within 0.3 s",
+        "no response to the greeting within 0.3 s (is it relight?)",
     }
     assert not any(connection.refused for connection, _ in dialled)
 
@@ -412,7 +412,7 @@ def test_self_connection_counts_as_refused(ends: Ends) -> None:
     connection = Connection(ends.loop, sock, log, {}, Security(), dialled=True)
     ends.opened.append(connection)
     ends.until(lambda: log.reasons)
-    assert log.reasons == ["this side got its own hello back"]
+    assert log.reasons == ["this side received its own hello"]
     assert connection.refused
 
 

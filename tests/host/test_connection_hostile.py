@@ -45,11 +45,11 @@ def greeting(**hello: object) -> bytes:
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"GET / HTTP/1.1\r\n\r\n", "it began with"),
+        (b"GET / HTTP/1.1\r\n\r\n", "its first bytes were"),
         (b"\x16\x03\x01\x02\x00\x01", "it uses TLS"),
-        (b"\0" * 64, "it began with"),
-        (wire.GREETING + b"\xff\xff\xff\xff" + b"x" * 64, "4294967295 bytes is above the limit"),
-        (wire.GREETING + struct.pack(">I", 4097), "above the limit of 4096"),
+        (b"\0" * 64, "its first bytes were"),
+        (wire.GREETING + b"\xff\xff\xff\xff" + b"x" * 64, "4294967295 bytes exceeds the limit"),
+        (wire.GREETING + struct.pack(">I", 4097), "exceeds the limit of 4096"),
         (wire.GREETING + wire.frame(b"[" * 4000), "not valid JSON"),
         (wire.GREETING + wire.frame(b""), "not valid JSON"),
         (wire.GREETING + wire.encode({"type": "heartbeat"}), "before it was authenticated"),
@@ -111,7 +111,7 @@ def test_unauthenticated_peer_times_out(ends: Ends, short: None) -> None:
 
     ends.until(drip)
     reasons = collections.Counter(line.split(": ", 1)[1] for line in ends.refused)
-    words = "no answer to the greeting within 0.3 s (is it relight?)"
+    words = "no response to the greeting within 0.3 s (is it relight?)"
     assert reasons == {words: 3, "no proof within 0.3 s": 1}
     for client in (silent, half, unproven, slow):
         read_all(client, ends)
@@ -134,7 +134,7 @@ def test_connection_to_silent_listener_times_out(ends: Ends, short: None) -> Non
         ends.address = stranger.getsockname()
         connection, log = ends.dial(TOKEN)
         ends.until(lambda: log.reasons)
-    assert log.reasons == ["no answer to the greeting within 0.3 s (is it relight?)"]
+    assert log.reasons == ["no response to the greeting within 0.3 s (is it relight?)"]
     assert not connection.refused
 
 
@@ -143,7 +143,7 @@ def test_connection_to_silent_listener_times_out(ends: Ends, short: None) -> Non
     [
         (b"HTTP/1.1 400 Bad Request\r\n", "does not speak relight's protocol"),
         (wire.GREETING + wire.frame(b"x" * 4000), "not valid JSON"),
-        (wire.GREETING + b"\xff\xff\xff\xff", "above the limit of 4096"),
+        (wire.GREETING + b"\xff\xff\xff\xff", "exceeds the limit of 4096"),
         (wire.GREETING + wire.encode({"type": "generation"}), "before it was authenticated"),
         (greeting(token=True) + wire.encode({"type": "generation"}), "before it was authenticated"),
         (
@@ -155,8 +155,8 @@ def test_connection_to_silent_listener_times_out(ends: Ends, short: None) -> Non
             "without a reason",
         ),
         (wire.GREETING + wire.encode({"type": "refused", "reason": ["tls"]}), "without a reason"),
-        (b"", "instead of a greeting"),
-        (wire.GREETING[:4], "instead of a greeting"),
+        (b"", "instead of sending a greeting"),
+        (wire.GREETING[:4], "instead of sending a greeting"),
         (greeting(token=True), "after its hello"),
     ],
 )
@@ -179,8 +179,8 @@ def test_unproven_listener_is_rejected_with_a_reason(ends: Ends, answer: bytes, 
     ("listener", "dialler", "at_listener", "at_dialler"),
     [
         (b"a", b"b", "has a different token", "a different token than this node"),
-        (b"a", b"", "the peer has no token", "this job needs a token: set RELIGHT_TOKEN"),
-        (b"", b"a", "this job needs a token: set RELIGHT_TOKEN", "the peer has no token"),
+        (b"a", b"", "the peer has no token", "this job requires a token; set RELIGHT_TOKEN"),
+        (b"", b"a", "this job requires a token; set RELIGHT_TOKEN", "the peer has no token"),
     ],
 )
 def test_token_mismatch_is_named_on_both_sides(

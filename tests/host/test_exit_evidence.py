@@ -101,7 +101,7 @@ def test_finds_full_local_filesystem_in_mount_table(disks: Disks, tmp_path: Path
 
 def test_names_filesystem_without_inodes(disks: Disks, tmp_path: Path) -> None:
     disks({str(tmp_path): Disk(1 << 20, inodes=0)})
-    expected = f"the file system of {tmp_path} has no inode left (df -i)"
+    expected = f"the file system of {tmp_path} has no inodes left (df -i)"
     assert exit_evidence.full_disks(TORCH, [str(tmp_path)], os.devnull) == expected
 
 
@@ -115,11 +115,11 @@ def test_read_only_filesystem_is_not_full(disks: Disks, tmp_path: Path) -> None:
     [
         (
             Disk(4096),
-            "the file system of {shm} is full (4 KiB free of 4 MiB) (--shm-size enlarges it)",
+            "the file system of {shm} is full (4 KiB free of 4 MiB) (enlarge it with --shm-size)",
         ),
         (
             Disk(4 << 20),
-            "perhaps {shm} was full, which has only 4 MiB (--shm-size enlarges it), "
+            "perhaps {shm}, which has only 4 MiB, was full (enlarge it with --shm-size), "
             "or a memory-mapped file was truncated",
         ),
         (Disk(8 << 30, size=8 << 30), "perhaps a memory-mapped file was truncated"),
@@ -141,7 +141,7 @@ def test_reports_size_of_full_shared_memory(disks: Disks, tmp_path: Path) -> Non
     disks({str(tmp_path): Disk(64 << 20, size=64 << 20)})
     pod, shm = Environment({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}), str(tmp_path)
     text = "RuntimeError: unable to allocate shared memory(shm): No space left on device (28)"
-    expected = f"{shm} has 64 MiB (--shm-size enlarges it)"
+    expected = f"{shm} has 64 MiB (enlarge it with --shm-size)"
     assert exit_evidence.full_shared_memory([text], pod, shm) == expected
     assert not exit_evidence.full_shared_memory(["No space left on device"], pod, shm)
 
@@ -152,15 +152,18 @@ def test_hard_cpu_time_limit_may_explain_a_kill(monkeypatch: pytest.MonkeyPatch)
     assert not exit_evidence.hard_cpu_limit()
     limits["hard"] = 5
     assert exit_evidence.hard_cpu_limit() == (
-        "perhaps it used up its CPU time limit (ulimit -t, 5 s): the kernel then kills it"
+        "perhaps it used up its CPU time limit (ulimit -t, 5 s) and was killed by the kernel"
     )
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (b"#!/no/such/py -u\n", "/no/such/py is missing, which the first line of {} names"),
-        (b"#! /no/such\n", "/no/such is missing, which the first line of {} names"),
+        (
+            b"#!/no/such/py -u\n",
+            "the interpreter on the first line of {}, /no/such/py, does not exist",
+        ),
+        (b"#! /no/such\n", "the interpreter on the first line of {}, /no/such, does not exist"),
         (b"#!/bin/sh\r\n", "the first line of {0} ends with a carriage return: dos2unix {0}"),
         (b"#!/bin/sh\n", ""),
         (b"#!\n", ""),
@@ -199,7 +202,9 @@ def test_explains_broken_pipe_if_console_is_closed(
     assert bool(found) == is_told
 
 
-LAUNCH = "launch passes --local-rank: add that name, or use --use-env and LOCAL_RANK"
+LAUNCH = (
+    "relight launch passes --local-rank; accept that name too, or use --use-env and read LOCAL_RANK"
+)
 RUN = "read LOCAL_RANK, or add --local_rank '${local_rank}' after the script"
 UNKNOWN = "t.py: error: unrecognized arguments: --local-rank=1"
 REQUIRED = "t.py: error: the following arguments are required: --lr, --local_rank, --data"
@@ -214,7 +219,7 @@ REQUIRED = "t.py: error: the following arguments are required: --lr, --local_ran
         (REQUIRED, "", True, LAUNCH),
         (REQUIRED, "", False, RUN),
         ("OSError: [Errno 98] Address already in use", "--local_rank 0", False,
-         "all 2 workers of this node got --local_rank 0 in their arguments"),
+         "all 2 workers on this node were passed --local_rank 0"),
         ("OSError: [Errno 98] Address already in use", "", False, ""),
         ("ValueError: bad", "--local_rank 0", False, ""),
     ],

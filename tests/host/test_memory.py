@@ -101,7 +101,8 @@ def test_oom_kill_in_another_cgroup_proves_nothing(machine: Machine) -> None:
     kills = machine.kills()
     machine.write("proc/vmstat", "oom_kill 5\n")
     assert kills.of_worker(PID, 0.0) == (
-        "probably not out of memory: the kernel killed 2 processes meanwhile, but in other cgroups"
+        "probably not out of memory: the kernel killed 2 processes in the meantime, "
+        "but in other cgroups"
     )
 
 
@@ -113,7 +114,8 @@ def test_oom_kill_without_cgroup_is_only_a_possibility(machine: Machine) -> None
     assert kills.of_worker(PID, 0.0) == NONE_SENT
     machine.write("proc/vmstat", "oom_kill 4\n")
     assert kills.of_worker(PID, 0.0) == (
-        "perhaps out of memory: the kernel killed one process somewhere on this machine meanwhile"
+        "perhaps out of memory: the kernel killed one process somewhere on this machine in the "
+        "meantime"
     )
     machine.write("proc/vmstat", "nr_free_pages 7\n")
     assert kills.of_child(0.0, is_worker=False) == ""
@@ -152,7 +154,9 @@ def test_kernel_log_proves_or_disproves_oom(machine: Machine) -> None:
         "out of memory (limit 1024 MiB): the kernel killed it in cgroup /job (kernel log)"
     )
     assert kills.of_worker(4713, 99.6) == "out of memory: the kernel killed it (kernel log)"
-    assert kills.of_worker(PID, 100.0) == (f"{NONE_SENT}; that killed process 4713 0.5 s before")
+    assert kills.of_worker(PID, 100.0) == (
+        f"{NONE_SENT}; the latter killed process 4713 0.5 s before"
+    )
     assert kills.of_worker(PID, 90.0) == NONE_SENT
 
 
@@ -288,4 +292,4 @@ def test_handled_oom_kill_of_child_is_not_blamed(
     enter = f'echo $$ > {directory}/cgroup.procs && exec "$@"'
     result = launch("-c", enter, "sh", *RELIGHT, "run", "--nproc-per-node=2", path, command=("sh",))
     assert result.returncode == 137, result.stderr
-    assert f"rank 1 was killed by SIGKILL: {NONE_SENT}; that killed process" in result.stderr
+    assert f"rank 1 was killed by SIGKILL: {NONE_SENT}; the latter killed process" in result.stderr

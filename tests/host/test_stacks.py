@@ -586,7 +586,10 @@ def test_permission_error_suggests_a_remedy(run: Run) -> None:
         check=True,
         env={"PATH": "/usr/bin:/bin"},  # without py-spy
     )
-    assert f"process {process.pid} may not be read: Permission denied" in done.stdout
+    assert (
+        f"not permitted to read the memory of process {process.pid}: Permission denied"
+        in done.stdout
+    )
     assert "kernel.yama.ptrace_scope" in done.stdout
     assert "CAP_SYS_PTRACE" in done.stdout
 

@@ -145,7 +145,7 @@ def test_unusable_port_or_address_is_a_usage_error(loop: Loop, served: bool) -> 
     """The user has to change a port that is taken or an address that isn't local."""
     with (
         socket.create_server(("127.0.0.1", 0)) as taken,
-        pytest.raises(UsageError, match="is taken by another program"),
+        pytest.raises(UsageError, match="is in use by another program"),
     ):
         StorePort(loop, "127.0.0.1", taken.getsockname()[1], served=served)
     with pytest.raises(UsageError, match="is not an address of this machine"):

@@ -241,7 +241,7 @@ def test_store_client_needs_no_tls(ends: Ends, node: Node) -> None:
         ("text", "a.key", "ca.crt", "tls_cert: .*text contains no PEM certificate"),
         ("a.crt", "text", "ca.crt", "tls_key: .*text contains no PEM key"),
         ("a.crt", "a.key", "text", "tls_ca: .*text contains no PEM certificate"),
-        ("a.crt", "b.key", "ca.crt", "tls_key: .*b.key is not the key of .*a.crt"),
+        ("a.crt", "b.key", "ca.crt", "tls_key: .*b.key is not the key for .*a.crt"),
         ("a.crt", "locked.key", "ca.crt", "tls_key: .*locked.key is encrypted with a password"),
     ],
 )

@@ -182,7 +182,7 @@ def test_missing_shared_memory_is_reported_once(tmp_path: Path) -> None:
         found.agree(1, time.monotonic())
     assert said == [
         f"can't share {paths[1]}{words.SUFFIX} with local rank 1: Is a directory; its steps are "
-        "unknown, and it can't be asked to save"
+        "unknown, and it can't be told to save a checkpoint"
     ]
     found._loop.close()
 

@@ -150,7 +150,11 @@ def test_help_comes_from_docstring(place: Path) -> None:
 @pytest.mark.parametrize(
     ("head", "line", "text"),
     [
-        ("def f(\n    a: int,\n    b,\n) -> None: ...", 3, "the parameter b of c.py:f has no type"),
+        (
+            "def f(\n    a: int,\n    b,\n) -> None: ...",
+            3,
+            "the parameter b of c.py:f has no type annotation",
+        ),
         ("def f(a: tuple[int, list[int]]) -> None: ...", 1, "tuple[int, list[int]]"),
         ("def f(a: set[int]) -> None: ...", 1, "set[int]"),
         ("def f(a: list[list[int]]) -> None: ...", 1, "list[list[int]]"),

@@ -113,8 +113,10 @@ def ours(**fields: Any) -> specs.AppDef:
         (lambda: ours(mounts=["type=bind"]), "'type=bind' for its mount: expected BindMount or "),
         (lambda: ours(port_map={"http": "80"}), "'80' for its port http: expected int"),
         (lambda: ours(env=["A"]), "['A'] for its env: expected dict"),
-        (lambda: ours(env={"A": 1}), "role r has a variable that is not a string: A"),
-        (lambda: ours(env={"A": "\0"}), "role r has a variable that is not a string: A"),
+        (lambda: ours(env={"A": 1}), "role r has an environment variable whose value is not a "
+        "string: A"),
+        (lambda: ours(env={"A": "\0"}), "role r has an environment variable whose value is not a "
+        "string: A"),
         (lambda: ours(env={"A=B": "1"}), "role r: 'A=B' is not a valid environment"),
         (lambda: ours(env={"": "1"}), "role r: '' is not a valid environment"),
         (lambda: ours(metadata=[1]), "[1] for its metadata: expected dict"),

@@ -432,7 +432,7 @@ print(netlab.lab_unavailable())
         (["env", "PATH=/nowhere"], "iproute2"),
         (
             ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /dev/net && exec "$@"', "sh"],
-            "no TUN device from /dev/net/tun .*; veth devices work here",
+            "can't open a TUN device through /dev/net/tun .*; veth devices work here",
         ),
     ],
     ids=["user", "no SYS_ADMIN", "no NET_ADMIN", "no ip", "no tun"],

@@ -39,7 +39,7 @@ def test_worker_failure_restarts_all_nodes_together(lab: Lab, tmp_path: Path) ->
     for agent in agents:
         report = agent.text[agent.text.rindex("relight: rank 4") :]
         assert re.search(r"on node3: local rank 0, pid \d+", report)
-        assert "the one restart is used up" in report
+        assert "the only restart is used up" in report
         assert "Traceback" in report
 
 
@@ -285,7 +285,7 @@ def test_loss_of_only_endpoint_host_ends_job_after_join_timeout(lab: Lab, tmp_pa
     for agent in agents[1:]:
         assert agent.wait() == 3, agent.text
         assert "no coordinator at node1:29400" in agent.text
-        assert "error    node1:29400: no answer" in agent.text  # what `relight doctor` sees
+        assert "error    node1:29400: no response" in agent.text  # what `relight doctor` sees
         assert "relight doctor --nnodes=N --rdzv-endpoint=node1:29400" in agent.text
     assert not job.running("node2")
 

@@ -240,5 +240,5 @@ def test_mismatched_restart_budget_reports_which_applies(lab: Lab, tmp_path: Pat
     job.tell("fail.1")
     assert (first.wait(), second.wait()) == (1, 1)
     for agent in (first, second):
-        assert "the one restart is used up" in agent.text
+        assert "the only restart is used up" in agent.text
         assert re.search(r"max-restarts.*node1.*node2|max-restarts.*node2.*node1", agent.text)

@@ -21,8 +21,8 @@ def test_firewalled_host_is_excluded_and_named(lab: Lab, tmp_path: Path) -> None
     agents = [job.start(f"node{number}") for number in (1, 2, 3, 4)]
     shut_off = agents.pop(2)
     assert shut_off.wait() == EXIT_MACHINE, job.report()
-    why = "node1, node2, node4 can't connect to its free ports (no answer)"
-    assert f"the health check of node3 failed (network: {why}): this node" in shut_off.text
+    why = "node1, node2, node4 can't connect to its free ports (no response)"
+    assert f"the health check on node3 failed (network: {why}); this node" in shut_off.text
     assert "hint: open all TCP ports between the nodes" in shut_off.text
     assert not shut_off.workers
     job.until_runs(agents, 3)
@@ -36,7 +36,7 @@ def test_excluded_endpoint_host_keeps_coordinating(lab: Lab, tmp_path: Path) -> 
     job = Job(lab, tmp_path, *c10d(f"node1:{PORT}", "2:3", *CHECK))
     agents = [job.start(f"node{number}") for number in (1, 2, 3)]
     job.until_runs(agents[1:], 2)
-    job.until_says(agents[0], "the health check of node1 failed")
+    job.until_says(agents[0], "the health check on node1 failed")
     assert job.stop() == [EXIT_MACHINE, 0, 0]
 
 

@@ -219,7 +219,7 @@ def test_coordinator_lost_while_etcd_is_full_is_replaced_later(
                 server.ctl("put", f"filler{number}", "x" * 100_000)
         job.kill(agents[0])
         others = agents[1:]
-        full = "etcdserver: mvcc: database space exceeded: compact and defragment it, then run "
+        full = "etcdserver: mvcc: database space exceeded: compact and defragment etcd, then run "
         full += "`etcdctl alarm disarm`"
         for agent in others:
             job.until_says(agent, f"waiting for the coordinator at .*: etcd at .*: {full}")
@@ -323,7 +323,7 @@ def test_node_refused_by_firewall_does_not_take_over(
             reject(lab, host, where, "-s", lab["node3"].address, kind)
     late = job.start("node3")
     job.until_says(late, r"waiting for the coordinator at .*: the coordinator on node1 refuses")
-    job.until_says(late, r"the coordinator on node1 refuses at \S+, but still renews")
+    job.until_says(late, r"the coordinator on node1 refuses connections at \S+, but still renews")
     job.until_counts("node1")
     job.until_counts("node2")
     assert not late.workers

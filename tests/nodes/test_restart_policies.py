@@ -21,7 +21,7 @@ def test_smart_ends_job_on_repeated_failure_of_remote_rank(lab: Lab, tmp_path: P
     assert all("restart 1 of 10" in agent.text for agent in agents), job.report()
     job.tell("fail.2")
     assert [agent.wait() for agent in agents] == [1, 1, 1], job.report()
-    why = "same exception at the same line again, without progress in between"
+    why = "same exception on the same line again, with no progress in between"
     assert all(f"exit code 1; {why}" in agent.text for agent in agents), job.report()
 
 

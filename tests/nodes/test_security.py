@@ -410,7 +410,9 @@ def test_job_waits_while_another_token_holds_the_endpoint(lab: Lab, tmp_path: Pa
     second = Job(lab, place, *c10d("node1", "2"), "--rdzv-id=second")
     waiting = [second.start(host, RELIGHT_TOKEN="second") for host in ("node1", "node2")]
     for agent in waiting:
-        second.until_says(agent, r"waiting for the coordinator .* other jobs, with another token")
+        second.until_says(
+            agent, r"waiting for the coordinator .* other jobs, with a different token"
+        )
     assert first.stop() == [0] * len(agents)
     second.until_runs(waiting, 2)
     assert second.stop() == [0, 0]

@@ -120,7 +120,7 @@ def test_single_node_job_runs_on_macos(
     [
         (
             ("run", "--nnodes=1:2", "--no-python", "echo", "started"),
-            "a job of several nodes (--nnodes)",
+            "a multi-node job (--nnodes)",
         ),
         (("run", "--numa-binding=node", "--no-python", "echo", "started"), "--numa-binding"),
         (("coordinator",), "relight coordinator"),

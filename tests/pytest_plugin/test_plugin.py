@@ -179,7 +179,7 @@ def test_it():
 """)
     result.assert_outcomes(failed=1)
     text = output(result)
-    assert "ranks 0, 1 had not ended after 1 s" in text
+    assert "ranks 0, 1 had not finished after 1 s" in text
     assert " in wait_here\n" in text and " in wait_there\n" in text
     assert "/pluggy/" not in text
 
@@ -216,7 +216,7 @@ def test_0():
     for test, said in {
         "kill": "was killed by SIGKILL",
         "7": "exited with code 7",
-        "0": "exited with code 0 before the test had ended",
+        "0": "exited with code 0 before the end of the test",
     }.items():
         assert f"- rank 1 {said}" in text
         assert f"last words of {test}" in text and f"last print of {test}" in text
@@ -244,7 +244,7 @@ def test_hangs():
 """)
     result.assert_outcomes(failed=2)
     assert "rank 1 exited with code 7" in output(result)
-    assert "had not ended after 1 s" in output(result)
+    assert "had not finished after 1 s" in output(result)
 
 
 @pytest.mark.long
@@ -263,7 +263,7 @@ def test_it(waits):
     waits()
 """)
     result.assert_outcomes(failed=3)
-    assert output(result).count("ranks 0, 1 had not ended after 4 s") >= 3
+    assert output(result).count("ranks 0, 1 had not finished after 4 s") >= 3
     assert output(result).count("it hangs") >= 3
 
 
@@ -371,7 +371,7 @@ def test_it():
 """)
     result.assert_outcomes(failed=1)
     assert "this is why" in output(result)
-    assert "had not ended" not in output(result)
+    assert "had not finished" not in output(result)
 
 
 def test_invalid_argument_is_rejected_by_name(run: Run) -> None:

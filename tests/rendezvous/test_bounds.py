@@ -53,8 +53,8 @@ def test_job_without_id_gets_note_about_other_jobs(launch: Launch, tmp_path: Pat
     flags = ("--rdzv-backend=file", f"--rdzv-endpoint={tmp_path}/meet")
     result = run(launch, *flags, "--rdzv-conf=join_timeout=1")
     assert result.returncode == 3
-    assert f"no --rdzv-id: all jobs at file {tmp_path}/meet without one" in result.stderr
-    assert f"hint: on all nodes at the same time, check that file {tmp_path}" in result.stderr
+    assert f"no --rdzv-id is set: all jobs at file {tmp_path}/meet without an id" in result.stderr
+    assert f"hint: check that file {tmp_path}" in result.stderr
 
 
 @pytest.mark.parametrize(

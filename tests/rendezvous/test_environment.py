@@ -211,17 +211,18 @@ def test_flags_take_precedence_over_the_cluster(
         (without(RANKS, "MASTER_ADDR"), ""),
         (without(RANKS, "RANK"), ""),
         ({"RANK": "x", "WORLD_SIZE": "-"}, ""),
-        (without(STEP, "SLURM_STEP_ID"), "SLURM_JOB_NUM_NODES=8, but srun did not start this"),
-        ({**STEP, "SLURM_STEP_ID": "4294967290"}, "srun did not start this"),
+        (without(STEP, "SLURM_STEP_ID"), "SLURM_JOB_NUM_NODES=8, but this was not started by srun"),
+        ({**STEP, "SLURM_STEP_ID": "4294967290"}, "this was not started by srun"),
         ({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1"}, ""),
         ({**STEP, "SLURMD_NODENAME": "cpu1", "SLURM_JOB_NODELIST": "cpu[1-8]"},
-         "SLURM_STEP_ID=3 is ignored, as SLURM_STEP_NODELIST=gpu[07-10] lacks this node, cpu1"),
+         "ignoring SLURM_STEP_ID=3, because SLURM_STEP_NODELIST=gpu[07-10] does not contain "
+         "this node, cpu1"),
         ({**STEP, "SLURM_NNODES": "8", "SLURM_JOB_NODELIST": "gpu[09-16]"},
-         "SLURM_STEP_NODELIST=gpu[07-10] is not in SLURM_JOB_NODELIST=gpu[09-16]"),
+         "SLURM_STEP_NODELIST=gpu[07-10] is not part of SLURM_JOB_NODELIST=gpu[09-16]"),
         ({**STEP, **dict.fromkeys(OF_ONE_NODE, "1"), "SLURM_STEP_NODELIST": "gpu09",
           "SLURM_NODEID": "0"}, ""),
-        ({"PMIX_RANK": "1", "PMIX_NAMESPACE": "x"}, "not the number of processes"),
-        (INDEXED, "nothing says of how many nodes"),
+        ({"PMIX_RANK": "1", "PMIX_NAMESPACE": "x"}, "the number of processes is not"),
+        (INDEXED, "the number of nodes is not set"),
         ({**OMPI4, "OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0",
           "OMPI_MCA_orte_num_nodes": "1"}, ""),
     ],
@@ -275,14 +276,14 @@ def test_single_node_steps_with_ranks_form_one_job() -> None:
         ({**OMPI4, "OMPI_MCA_orte_num_nodes": "4"}, "", "contradicts OMPI_COMM_WORLD_SIZE=3"),
         ({**OMPI4, "OMPI_COMM_WORLD_RANK": "3"}, "", "is not below OMPI_COMM_WORLD_SIZE=3"),
         ({**OMPI4, "OMPI_MCA_orte_node_regex": "node[1-4]"}, "", "OMPI_MCA_orte_node_regex"),
-        ({**OMPI5, "PMIX_SERVER_URI4": "prterun-login-7@0.3;x"}, "", "does not say on which host"),
+        ({**OMPI5, "PMIX_SERVER_URI4": "prterun-login-7@0.3;x"}, "", "does not tell which host"),
         ({**RANKS, "RANK": "4"}, "", "RANK=4 is not below WORLD_SIZE=4"),
         ({**RANKS, "RANK": ""}, "", "RANK is not set"),
-        ({**RANKS, "WORLD_SIZE": "0"}, "", "WORLD_SIZE=0: expected a whole number from 1"),
+        ({**RANKS, "WORLD_SIZE": "0"}, "", "WORLD_SIZE=0: expected a whole number, at least 1"),
         ({**RANKS, "NNODES": "3"}, "", "NNODES=3 contradicts WORLD_SIZE=4"),
         ({**RANKS, "MASTER_PORT": "http"}, "", "MASTER_PORT=http: 'http' is not a port number"),
         ({**PYTORCHJOB, "MASTER_ADDR": "localhost"}, "", "each pod has its own address"),
-        ({**INDEXED, "JOB_COMPLETION_INDEX": "2"}, "--nnodes=4", "does not end in -2"),
+        ({**INDEXED, "JOB_COMPLETION_INDEX": "2"}, "--nnodes=4", "does not end with -2"),
         ({**INDEXED, "NNODES": "2"}, "", "JOB_COMPLETION_INDEX=3 is not below NNODES=2"),
     ],
 )  # fmt: skip
@@ -359,7 +360,7 @@ def test_verbose_shows_source_of_each_value(
 def test_note_shows_that_environment_sets_job_size() -> None:
     """Even without -v, one line shows that the job is larger than the command line suggests."""
     _, notes = resolve(STEP)
-    assert notes[0] == "4 nodes, as Slurm says (-v shows the variables used)"
+    assert notes[0] == "4 nodes according to Slurm (-v shows the variables used)"
     _, notes = resolve(STEP, "--nnodes=8")
     assert "--nnodes=8 overrides SLURM_STEP_NUM_TASKS=4" in notes
 

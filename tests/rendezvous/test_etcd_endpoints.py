@@ -92,7 +92,7 @@ def test_error_lists_every_endpoint_tried(registers: New) -> None:
         register = registers(Place("etcd", f"{silent},127.0.0.1:1,name.invalid", "job"))
         with pytest.raises(OSError, match="etcd at") as caught:
             register.hold("a", 1.0)
-    assert f"etcd at {silent}: no answer within 0.5 s" in str(caught.value)
+    assert f"etcd at {silent}: no response within 0.5 s" in str(caught.value)
     assert "etcd at 127.0.0.1:1: Connection refused" in str(caught.value)
     assert "etcd at name.invalid:2379: the name does not resolve" in str(caught.value)
 
@@ -165,7 +165,7 @@ def test_slowly_dripping_member_times_out(registers: New, head: bytes) -> None:
         thread.start()
         try:
             place = Place("etcd", f"127.0.0.1:{listener.getsockname()[1]}", "drip")
-            with pytest.raises(OSError, match=r"no answer within 0\.5 s"):
+            with pytest.raises(OSError, match=r"no response within 0\.5 s"):
                 registers(place).hold("", 1.0)
         finally:
             ended.set()

@@ -193,6 +193,6 @@ def test_blocking_plug_in_is_named(plug_ins: str, launch: Launch) -> None:
     result = launch("run", *flags, "--rdzv-conf=join_timeout=7", "--no-python", "true",
                     PYTHONPATH=plug_ins)  # fmt: skip
     assert result.returncode == 3
-    says = "waiting for the coordinator at blocks /x: it has not answered for 5 s"
+    says = "waiting for the coordinator at blocks /x: it has not responded for 5 s"
     assert says in result.stderr
-    assert re.search(r"no coordinator at blocks /x for \d+ s: it has not answered", result.stderr)
+    assert re.search(r"no coordinator at blocks /x for \d+ s: it has not responded", result.stderr)

@@ -43,7 +43,7 @@ def test_site_file_maps_hosts_to_places(tmp_path: Path) -> None:
     host = socket.gethostname()
     assert find({}, str(file)) == (
         "",
-        [f"--rank-order: {file} lacks {host}, so its ranks come last"],
+        [f"--rank-order: {file} does not list {host}, so its ranks come last"],
     )
     file.write_text(f"{host.partition('.')[0]} s9\n")
     assert find({}, str(file)) == ("s9", [])
@@ -64,5 +64,5 @@ def test_missing_file_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("place", ["spine 1", "s\n1", "s" * 256])
 def test_bad_place_is_refused(place: str) -> None:
-    with pytest.raises(UsageError, match=r"RELIGHT_TOPOLOGY=.*expected the names of switches"):
+    with pytest.raises(UsageError, match=r"RELIGHT_TOPOLOGY=.*expected the names of the switches"):
         find({"RELIGHT_TOPOLOGY": place}, "")

@@ -52,7 +52,7 @@ def test_site_settings_choose_the_handler(tmp_path: Path, monkeypatch: pytest.Mo
     ("name", "why"),
     [
         ("raises", "no audit record of submit: ValueError: no UserAction here"),
-        ("exits", "no audit record of submit: it ended with exit code 3"),
+        ("exits", "no audit record of submit: it exited with code 3"),
         ("missing", "No module named 'relight_nowhere'"),
         ("nobody", "no audit record of submit: KeyError: 'nobody'"),
         ("null", ""),

@@ -125,8 +125,8 @@ def test_bad_nodes_are_added_to_excluded_nodes(place: BadNodesDirectory) -> None
     until = time.strftime("%F %H:%M", time.localtime(bad_nodes.known(place)[0].until))
     value, notes = excluded(place, Cluster(str), "gpu-[1-2]")
     assert value == "gpu-[1-2],gpu-17,gpu-18"
-    assert notes[0] == f"left out: gpu-17 until {until}: Xid 79"
-    assert notes[-1] == "relight nodes forget gpu-17 lets jobs use it again"
+    assert notes[0] == f"not using gpu-17 until {until}: Xid 79"
+    assert notes[-1] == "to let jobs use it again: relight nodes forget gpu-17"
     assert excluded(place, Cluster(list), ["gpu-18"])[0] == ["gpu-18", "gpu-17"]
 
 
@@ -148,7 +148,7 @@ def test_missing_directory_only_gives_a_note(tmp_path: Path) -> None:
     value, notes = excluded(BadNodesDirectory(str(tmp_path / "no"), 1.0), Cluster(str), None)
     assert value is None
     assert notes == [
-        f"bad nodes are not left out: can't read {tmp_path}/no: No such file or directory"
+        f"bad nodes are not avoided: can't read {tmp_path}/no: No such file or directory"
     ]
 
 
@@ -165,7 +165,7 @@ def test_command_lists_and_forgets_bad_nodes(
     assert json.loads(capsys.readouterr().out)[0]["name"] == "gpu-17"
     assert nodes.main(["forget", "gpu-17", "gpu-18"]) == 0
     assert capsys.readouterr().err == (
-        "relight: gpu-17 is forgotten\nrelight: gpu-18 was not remembered as bad\n"
+        "relight: forgot gpu-17\nrelight: gpu-18 was not recorded as bad\n"
     )
     assert nodes.main([]) == 0
     assert capsys.readouterr().err == f"relight: no node is remembered as bad in {place.path}\n"
@@ -193,7 +193,7 @@ def test_only_site_health_check_marks_node_bad(
         RELIGHT_CONFIG_DIR=str(tmp_path), SLURMD_NODENAME="gpu-17",
     )  # fmt: skip
     assert result.returncode == 4
-    assert ("later jobs leave out gpu-17 until " in result.stderr) == is_remembered
+    assert ("later jobs will not use gpu-17 until " in result.stderr) == is_remembered
     assert len(os.listdir(place.path)) == is_remembered
 
 
@@ -219,6 +219,6 @@ def test_broken_gpu_of_a_failed_rank_is_remembered(place: BadNodesDirectory) -> 
     finally:
         loop.close()
     said = [call.args[0] for call in journal.say.call_args_list]
-    assert said[0].startswith("later jobs leave out gpu-17 until ")
-    assert said[1] == "this node can't be remembered as bad in /no: No such file or directory"
+    assert said[0].startswith("later jobs will not use gpu-17 until ")
+    assert said[1] == "can't record this node as bad in /no: No such file or directory"
     assert [each.reason for each in bad_nodes.known(place)] == ["Xid 79"]

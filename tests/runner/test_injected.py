@@ -107,7 +107,7 @@ def test_tracker_may_be_a_function_of_a_module() -> None:
     """Such a tracker can't be configured, because its name can't be part of a variable name."""
     (found, _) = injected({"torchx:tracker": {"mine.trackers:make": ""}})
     assert found["TORCHX_TRACKERS"] == "mine.trackers:make"
-    with pytest.raises(UsageError, match="module:function without config"):
+    with pytest.raises(UsageError, match="module:function without a configuration"):
         injected({"torchx:tracker": {"m:make": ""}, "tracker:m:make": {"config": "/c"}})
 
 

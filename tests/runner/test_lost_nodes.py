@@ -36,7 +36,7 @@ def errors(folder: Path, *states: AppState) -> list[str]:
     return [each.error for each in event_log.with_lost(logs, replicas)]
 
 
-LOST = "lost: the other nodes go on without it"
+LOST = "lost: the other nodes continue without it"
 RUNNING = AppState.RUNNING
 
 

@@ -181,7 +181,7 @@ def test_forgotten_job_keeps_final_state_or_is_unknown(
     found = runner.status(first)
     assert (found.state, found.message) == (
         AppState.FAILED,
-        "it is no longer known to its scheduler",
+        "its scheduler no longer knows it",
     )
     assert runner.status(second).state is AppState.UNKNOWN
 
@@ -453,7 +453,7 @@ def test_settings_fill_in_missing_values(scheduler: scripted.Scripted) -> None:
 def test_workspace_is_noted_if_scheduler_takes_none(runner: Runner, place: Path) -> None:
     """The directory must exist nevertheless."""
     notes = runner.dryrun(*ECHO, workspace=str(place)).notes
-    assert "scripted takes no workspace: the job runs where the files are" in notes
+    assert "scripted takes no workspace, because the job runs where the files are" in notes
 
 
 def test_runner_may_have_own_environment(scheduler: scripted.Scripted, tmp_path: Path) -> None:
@@ -473,7 +473,7 @@ def test_wait_fails_if_final_state_is_forgotten(
 ) -> None:
     handle = runner.submit("utils.echo")
     scheduler.jobs.clear()
-    with pytest.raises(MachineError, match=f"^{handle}: it is no longer known to its scheduler$"):
+    with pytest.raises(MachineError, match=f"^{handle}: its scheduler no longer knows it$"):
         runner.wait(handle, timeout=LIMIT_S)
 
 
@@ -503,10 +503,10 @@ def test_plugin_exception_is_one_line_that_names_it(
         ("options", [("x", str)], "a sequence of Option"),
         ("options", [Option("x", set, None, "")], "a sequence of Option"),
         ("render", lambda *_: None, "a Request"),
-        ("submit", lambda _: None, "a word without slash"),
-        ("submit", lambda _: "ns/job", "a word without slash"),
-        ("submit", lambda _: "ns job", "a word without slash"),
-        ("submit", lambda _: "job:", "a word without slash"),
+        ("submit", lambda _: None, "a word that contains no slash"),
+        ("submit", lambda _: "ns/job", "a word that contains no slash"),
+        ("submit", lambda _: "ns job", "a word that contains no slash"),
+        ("submit", lambda _: "job:", "a word that contains no slash"),
         ("status", lambda _: None, "a mapping of ids to AppStatus"),
         ("status", lambda _: {"1": AppStatus("RUNNING")}, "a mapping of ids to AppStatus"),
         ("logs", lambda *_: None, "an iterator of lines"),

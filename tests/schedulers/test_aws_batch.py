@@ -153,7 +153,7 @@ def test_job_with_lost_response_is_terminated(
             raise ReadTimeoutError(endpoint_url=aws.endpoint)
 
         batch.meta.events.register("needs-retry.batch.SubmitJob", lose)
-        with pytest.raises(MachineError, match="no answer from AWS"):
+        with pytest.raises(MachineError, match="no response from AWS"):
             submit(scheduler, sh("true", num_replicas=2))
     assert requests == ["SubmitJob"]
     assert definitions(aws) == []
@@ -243,7 +243,7 @@ def run_and_read(scheduler: aws_batch.AwsBatch) -> None:
         ({"AWS_PROFILE": "nobody"}, "profile \\(nobody\\) could not be found"),
         ({"AWS_REGION": "", "AWS_DEFAULT_REGION": ""}, "no region configured"),
         ({"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}, "no credentials found"),
-        ({"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, "no answer from AWS"),
+        ({"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, "no response from AWS"),
         ({"AWS_ENDPOINT_URL": "nothing"}, "Invalid endpoint: nothing"),
         ({"AWS_REGION": "eu_central_1"}, "eu_central_1"),  # takes precedence over the other one
         ({"AWS_REGION": "eu_central_1", "AWS_DEFAULT_REGION": ""}, "eu_central_1"),

@@ -209,7 +209,9 @@ def test_lost_daemon_is_one_line_error(jobs: Jobs, monkeypatch: pytest.MonkeyPat
             assert scheduler.status([app_id])[app_id].state is RUNNING
             proxy.close()
             for look in (lambda: next(lines), lambda: scheduler.status([app_id])):
-                with pytest.raises(MachineError, match="no answer from the Docker daemon") as found:
+                with pytest.raises(
+                    MachineError, match="no response from the Docker daemon"
+                ) as found:
                     look()
                 assert "\n" not in found.value.message
                 del found

@@ -334,6 +334,8 @@ def test_missing_ssh_package_is_named(
 def test_error_quotes_invalid_docker_host(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error is a single line."""
     monkeypatch.setenv("DOCKER_HOST", host)
-    with pytest.raises(MachineError, match=f"no answer from the Docker daemon at {host}") as caught:
+    with pytest.raises(
+        MachineError, match=f"no response from the Docker daemon at {host}"
+    ) as caught:
         docker.Docker().list()
     assert "\n" not in caught.value.message

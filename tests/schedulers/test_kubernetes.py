@@ -457,7 +457,7 @@ def test_unknown_jobs_and_replicas_are_named(jobs: Jobs) -> None:
 
 def test_lost_server_is_one_line_error(jobs: Jobs) -> None:
     jobs.server.__exit__(None, None, None)
-    with pytest.raises(MachineError, match="no answer from the API server") as caught:
+    with pytest.raises(MachineError, match="no response from the API server") as caught:
         jobs.scheduler.status(["ns:x"])
     assert "\n" not in caught.value.message
 

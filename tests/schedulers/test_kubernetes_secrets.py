@@ -65,7 +65,7 @@ def test_dry_run_names_the_secret_to_create_first(kind: str) -> None:
     request = rendered({**SECRETS, "EPOCHS": "3"}, kind=kind)
     assert "mine" not in request.text
     assert "<hidden>" not in request.text
-    assert "# not shown: the Secret job-x1-env; pods wait until it exists:" in request.text
+    assert "# the Secret job-x1-env is not shown; pods wait until it exists:" in request.text
     for name in SECRETS:
         assert f"--from-literal=main.{name}=..." in request.text
     sent = [x for x in request.body["objects"] if x["metadata"]["name"] != "job-x1-env"]

@@ -99,7 +99,7 @@ def test_missing_kueue_queue_is_named(server: ApiServer, kind: str) -> None:
     submit(kind=kind, queue="gpu")
     waiting = status()
     assert waiting.state is AppState.PENDING
-    assert waiting.message.endswith("waits for its queue gpu: LocalQueue gpu doesn't exist")
+    assert waiting.message.endswith("is waiting in its queue, gpu: LocalQueue gpu doesn't exist")
     server.add_queue("gpu")
     with until(has_succeeded):
         assert status().replicas[0].error == ""
@@ -109,7 +109,7 @@ def test_queue_is_named_without_permission_to_read_events(server: ApiServer) -> 
     server.queues = set()
     server.refuse = lambda _, plural, __: FORBIDDEN if plural in ("events", "workloads") else None
     submit(queue="gpu")
-    assert status().message == "the Job is suspended: it waits for its queue gpu"
+    assert status().message == "the Job is suspended: it is waiting in its queue, gpu"
 
 
 def test_unmountable_volume_is_named(server: ApiServer) -> None:

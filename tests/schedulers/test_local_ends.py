@@ -111,7 +111,7 @@ def test_full_disk_loses_logs_not_job(scheduler: Local) -> None:
     status = wait(scheduler, app_id)
     assert status.exitcode == 3
     assert status.message == (
-        "main/0 failed with exit code 3: kept; its logs are not complete: No space left on device"
+        "main/0 failed with exit code 3: kept; its logs are incomplete: No space left on device"
     )
     assert lines(scheduler, app_id, stream="stderr") == ["kept"]
 

@@ -294,7 +294,9 @@ def test_reports_why_replica_is_pending(jobs: Jobs) -> None:
     jobs.until(lambda: "Unschedulable" in jobs.status(app_id).message)
     status = jobs.status(app_id)
     assert status.state is PENDING
-    assert status.message == ("main/0: Unschedulable: it needs 8 GPU; no node has more than 0 GPU")
+    assert status.message == (
+        "main/0: Unschedulable: it needs 8 GPU, but no node has more than 0 GPU"
+    )
     jobs.scheduler.cancel(app_id)
     assert jobs.wait(app_id).state is CANCELLED
 

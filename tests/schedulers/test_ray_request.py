@@ -317,7 +317,7 @@ def submit(server: Server) -> str:
 
 def test_missing_response_is_one_line_with_hint(server: Server) -> None:
     server.close()
-    with pytest.raises(MachineError, match="no answer from a Ray dashboard at") as caught:
+    with pytest.raises(MachineError, match="no response from a Ray dashboard at") as caught:
         submit(server)
     assert "\n" not in caught.value.message
     assert "dashboard_address" in caught.value.hint
@@ -546,7 +546,7 @@ def test_timed_out_replica_ends_job_unless_it_requests_more_time() -> None:
     assert not slot.timed_out
     slot.timed_out = True
     made.ended(slot, 143)
-    assert made.message == "main/0: its time limit was over: exit code 143"
+    assert made.message == "main/0: its time limit was reached: exit code 143"
     assert made.exitcode == 143
 
 
@@ -593,7 +593,7 @@ def test_all_roles_end_together() -> None:
 @pytest.mark.parametrize(
     ("needs", "said"),
     [
-        ({"GPU": 8}, "it needs 8 GPU; no node has more than 2 GPU"),
+        ({"GPU": 8}, "it needs 8 GPU, but no node has more than 2 GPU"),
         (
             {"CPU": 4, "memory": 1 << 30},
             "it needs 4 CPU, 1024 MiB memory; 1 of 2 nodes have that much, "

@@ -148,7 +148,7 @@ def test_agents_in_a_slurm_job_rendezvous(jobs: Jobs) -> None:
             assert f"{rank}/4 a,b" in text
         assert "'\"$HOME `id` \\" in text
         errors = "\n".join(jobs.logs(app_id, f"main/{k}", "stderr"))
-        assert f"job {app_id} meets at node1:29500" in errors
+        assert f"job {app_id}: rendezvous at node1:29500" in errors
         assert "no token" not in errors
     directory = jobs.directory(app_id)
     own = [p.read_text() for p in directory.glob("torchelastic/main/*/attempt_0/*/stdout.log")]
@@ -460,7 +460,7 @@ def test_bad_nodes_are_excluded(jobs: Jobs, tmp_path: Path) -> None:
     text, code = jobs.slurm.run([*submit, "utils.echo", "--msg", "hi"], env=env)
     assert code == 0, text
     assert "#SBATCH --exclude=node2\n" in text
-    assert re.search(r"left out: node2 until \S+ \S+: Xid 79", text)
+    assert re.search(r"not using node2 until \S+ \S+: Xid 79", text)
     assert "gone" not in text
     asks = [*submit, "-cfg", "nodelist=node[2-3]", "utils.echo", "--msg", "hi"]
     text, code = jobs.slurm.run(asks, env=env)

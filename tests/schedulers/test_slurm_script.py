@@ -252,8 +252,8 @@ def test_agents_get_signal_before_time_limit(
         ([Role("a/b", "img")], {}, "is not a valid directory name"),
         ([ddp(env={"a.b": "c"})], {}, "'a.b' is not a shell variable name"),
         ([ddp(env={"A": "\0"})], {}, "a NUL in"),
-        ([ddp()], {"comment": "a\nb"}, "single lines"),
-        ([ddp()], {"sbatch": ["--nice\nrm"]}, "single lines"),
+        ([ddp()], {"comment": "a\nb"}, "a single line"),
+        ([ddp()], {"sbatch": ["--nice\nrm"]}, "a single line"),
         ([ddp()], {"signal": "KILL@9"}, "expected SIGNAL@SECONDS"),
         ([ddp()], {"signal": "soon"}, "expected SIGNAL@SECONDS"),
         ([ddp(mounts=[BindMount("/a,b", "/c")])], {"image": "x"}, "can't mount"),
@@ -428,7 +428,7 @@ def test_auto_skips_missing_slurm_and_dry_run_works(
         ("sbatch: fatal: Unable to process configuration file",
          "Slurm's configuration on this host can't be used: Unable to process configuration file"),
         ("sbatch: error: Batch job submission failed: Unable to contact slurm controller (refused)",
-         "Slurm's controller (slurmctld) does not answer: Batch job submission failed: Unable to "
+         "Slurm's controller (slurmctld) is not responding: Batch job submission failed: Unable to "
          "contact slurm controller (refused)"),
     ],
 )  # fmt: skip

@@ -372,7 +372,7 @@ def test_different_relight_version_is_not_reported_as_missing(
     other.chmod(0o755)
     role = shell("true", env={"RELIGHT_LAUNCHER": "installed"})
     error = refused(scheduler, tmp_path, role, python=str(other), **hosts.cfg("alpha"))
-    assert error.message == f"{hosts['alpha'].host} has another version of relight"
+    assert error.message == f"{hosts['alpha'].host} has a different version of relight"
     other.write_text("#!/bin/sh\necho Traceback >&2\necho ImportError: libx >&2\nexit 1\n")
     error = refused(scheduler, tmp_path, shell("true"), python=str(other), **hosts.cfg("alpha"))
     assert error.message == f"relight does not start on {hosts['alpha'].host}: ImportError: libx"

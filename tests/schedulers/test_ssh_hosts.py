@@ -49,7 +49,7 @@ def test_parses_mpirun_hostfile(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [("node1\nnode2 slots\n", "hosts:2: 'slots'"), ("a\n\n@x\n", "hosts:3: '@x'"),
-     ("node1 node2\n", "hosts:1: 'node2'"), ("# none\n", "names no host")],
+     ("node1 node2\n", "hosts:1: 'node2'"), ("# none\n", "lists no hosts")],
 )  # fmt: skip
 def test_invalid_hostfile_is_reported_with_line(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "hosts"

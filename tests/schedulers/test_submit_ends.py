@@ -167,7 +167,7 @@ def test_second_interrupt_names_cleanup_command(
     result = stopped(service, variables, 2)
     assert (result.returncode, result.stdout) == (4, ""), result.stderr
     error, hint = result.stderr.splitlines()[-2:]
-    assert error.startswith("relight: error: interrupted before the service has answered")
+    assert error.startswith("relight: error: interrupted before the service responded")
     command = hint.removeprefix("hint: relight ").partition(",")[0].split()
     if service.left():
         removed = launch(*command, **variables)

@@ -56,7 +56,7 @@ def test_second_signal_abandons_request() -> None:
             begun.wait(0.2)
         may_end.wait(LIMIT_S)
 
-    with pytest.raises(UnansweredError, match="it may still make what it was asked for") as caught:
+    with pytest.raises(UnansweredError, match="it may still create what was requested") as caught:
         finished(request)
     assert isinstance(caught.value.__cause__, Interrupt)
     assert not may_end.is_set()

@@ -78,7 +78,7 @@ def test_active_environment_is_default(environment: Path, launch: Launch) -> Non
     ("words", "said"),
     [
         (("instal",), "did you mean install?"),
-        (("status", "--venv=/nowhere"), "/nowhere is no Python environment"),
+        (("status", "--venv=/nowhere"), "/nowhere is not a Python environment"),
         ((), "relight shim needs one of install, remove, status"),
     ],
 )

@@ -37,7 +37,7 @@ def shown(job: WholeJob, *, answers: bool = True, gone: bool = False) -> dict[st
     [
         (node(), True, False, ("running", "", False)),
         (node(generation=-1, state="waiting"), True, False,
-         ("waiting", "It waits for a group.", False)),
+         ("waiting", "It is waiting for a group to form.", False)),
         (node(generation=2, cause="a node came"), True, False,
          ("running", "generation 2: a node came", False)),
         (node(state="ended", exit_code=0, reason="all succeeded"), True, False,
@@ -46,7 +46,8 @@ def shown(job: WholeJob, *, answers: bool = True, gone: bool = False) -> dict[st
          ("failed", "exit code 3: rank 1 exited", True)),
         (node(state="ended", exit_code=143, reason="SIGTERM"), True, False,
          ("cancelled", "exit code 143: SIGTERM", True)),
-        (node(), False, False, ("lost", "Its agent does not answer: it is stopped.", False)),
+        (node(), False, False, ("lost", "Its agent is not responding, because it is "
+        "suspended.", False)),
         (node(), False, True, ("lost", "Its agent was killed.", True)),
     ],
 )  # fmt: skip
@@ -74,7 +75,7 @@ def test_banner_drops_failure_once_job_makes_progress(
 
 def test_unresponsive_nodes_are_named() -> None:
     job = shown(WholeJob((node(),), ("gpu-02", "gpu-03")))["job"]
-    assert job["notice"] == "No answer from gpu-02, gpu-03: their ranks are not shown."
+    assert job["notice"] == "No response from gpu-02, gpu-03; their ranks are not shown."
 
 
 @pytest.mark.parametrize(

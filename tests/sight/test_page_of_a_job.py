@@ -97,7 +97,7 @@ def test_taken_port_is_reported_and_job_continues(
         (["status", "--web", "--listen", "99999", "x"], "a port is a number from 0 to 65535"),
         (["status", "--web", "--listen", "localhost", "x"], "expected [HOST:]PORT"),
         (["status", "--web", "--json", "x"], "--json and --roles can't be combined with --web"),
-        (["status", "--web", "local://relight/x"], "shows jobs of relight run"),
+        (["status", "--web", "local://relight/x"], "shows jobs started with relight run"),
         (["run", "--status=http", "x.py"], "expected [HOST:]PORT"),
         (["run", "--status=80,open", "x.py"], "expected [HOST:]PORT or [HOST:]PORT,public"),
     ],

@@ -64,8 +64,8 @@ def test_page_shows_stacks_of_all_nodes_and_missing_answers(
     text = page.act("stacks")
     # The stopped node may be the coordinator.
     assert re.search(
-        r": no answer within 1 s$|only 1 of 2 nodes could be asked", text, re.MULTILINE
+        r": no response within 1 s$|only 1 of 2 nodes could be queried", text, re.MULTILINE
     )
-    assert re.search(r"no stack of ranks (0-1|2-3)$", text)
+    assert re.search(r"no stack for ranks (0-1|2-3)$", text)
     os.kill(agents[1].pid, signal.SIGCONT)
     os.close(leader)

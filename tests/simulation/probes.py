@@ -52,7 +52,7 @@ class NetworkCheck:
         def end() -> None:
             look()
             self._world.log(f"{self._process.name} does not reach {len(peers)} nodes")
-            unreached = tuple(Unreached(number, "no answer") for number in peers)
+            unreached = tuple(Unreached(number, "no response") for number in peers)
             done(NodesProbed(begin.cookie, unreached, self.prober))
 
         look()

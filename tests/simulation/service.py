@@ -62,7 +62,7 @@ class Client:
         if self._phase.pop(f"lost {step}", None) or (
             host.number in service.silent_for and world.random.random() < 0.5
         ):
-            raise OSError("the register does not answer")
+            raise OSError("the register is not responding")
         if host.number in service.silent_for:
             self._phase[f"lost {step}"] = True
             self.answer_s = 0.0

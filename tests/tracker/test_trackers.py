@@ -262,7 +262,7 @@ def test_submitted_job_records_and_command_shows_it(
         (("list", "metadata"), "list metadata needs a RUN_ID"),
         (("list", "jobs", "x"), "list jobs does not take a RUN_ID"),
         (("list", "job"), "did you mean jobs?"),
-        (("list",), "needs to know what to list"),
+        (("list",), "needs a subcommand: what to list"),
         (("show", "jobs"), "has no show"),
     ):
         with pytest.raises(UsageError) as caught:

@@ -52,7 +52,7 @@ def test_local_module_takes_precedence_over_preloaded_one(launch: Launch, script
     path = script("import csv\nprint(csv.x)")
     result = launch("run", "--preload=json,csv", "-v", path)
     assert result.stdout == "mine\n", result.stderr
-    assert "the script would import another csv" in result.stderr
+    assert "the script would import a different csv" in result.stderr
 
 
 def test_broken_module_does_not_prevent_preloading_others(

@@ -49,8 +49,8 @@ def library(script: Script, tmp_path: Path) -> Callable[..., dict[str, str]]:
 Library = Callable[..., dict[str, str]]
 
 UNFIT = {
-    "a lock": ("import multiprocessing\nlock = multiprocessing.Lock()", "memory that processes"),
-    "a shared map": ("import mmap\nm = mmap.mmap(-1, 4096)", "makes memory that processes share"),
+    "a lock": ("import multiprocessing\nlock = multiprocessing.Lock()", "memory that is shared"),
+    "a shared map": ("import mmap\nm = mmap.mmap(-1, 4096)", "memory that is shared between"),
     "a directory": ("import os\nos.chdir('/')", "culprit changes the working directory"),
     "a timer": (
         "import signal\nsignal.setitimer(signal.ITIMER_VIRTUAL, 1000)",
@@ -63,16 +63,16 @@ UNFIT = {
         "threading.Thread(target=time.sleep, args=(99,), daemon=True).start()",
         "culprit starts a thread",
     ),
-    "a directory of its own": ("import tempfile\nd = tempfile.mkdtemp()", "makes a temporary"),
+    "a directory of its own": ("import tempfile\nd = tempfile.mkdtemp()", "creates a temporary"),
     "the name of one": (
-        "import tempfile\nd = tempfile.TemporaryDirectory()\nname = d.name", "makes a temporary"
+        "import tempfile\nd = tempfile.TemporaryDirectory()\nname = d.name", "creates a temporary"
     ),
     "a file in one": (
         "import tempfile\nd = tempfile.TemporaryDirectory()\nopen(d.name + '/x', 'w').close()",
-        "makes a temporary",
+        "creates a temporary",
     ),
     "a temporary file": (
-        "import os, tempfile\nfd, name = tempfile.mkstemp()\nos.close(fd)", "makes a temporary"
+        "import os, tempfile\nfd, name = tempfile.mkstemp()\nos.close(fd)", "creates a temporary"
     ),
     "a socket": ("import socket\ns = socket.socket()", "culprit opens socket:"),
     "a child": (
@@ -308,7 +308,7 @@ def test_hanging_fork_is_abandoned(launch: Launch, script: Script, library: Libr
     assert result.returncode == 0, result.stderr
     assert result.stdout == "ran\nran\n"
     assert (
-        "workers start without preloaded modules: it has not forked the workers in 1 s"
+        "workers start without preloaded modules: it has not forked the workers within 1 s"
         in result.stderr
     )
 
@@ -320,7 +320,7 @@ def test_hanging_import_is_named(start: Start, script: Script, library: Library)
     assert agent.stderr is not None
     line = agent.stderr.readline()
     assert b"preload: culprit is being imported (pid " in line
-    assert b"the workers start when that is done, or in " in line
+    assert b"the workers start when this is done, or without it after " in line
     agent.send_signal(signal.SIGTERM)
     assert agent.wait(LIMIT_S) == 128 + signal.SIGTERM
 

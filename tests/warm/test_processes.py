@@ -501,7 +501,7 @@ def test_different_interpreter_directory_or_module_does_not_fit(
     shell.make()
     assert not shell.takes(PYTHON_EXEC=os.path.realpath(sys.executable))
     result = shell.job(modules="json,decimal")
-    assert ": it was not asked to import decimal" in result.stderr
+    assert ": it was not told to import decimal" in result.stderr
     shell.folder = tmp_path_factory.mktemp("elsewhere")
     assert not shell.takes()
 
@@ -599,7 +599,7 @@ def test_file_changed_during_import_invalidates_warm_process(shell: Shell) -> No
     )
     made = shell.relight("warm", "start", "--preload=self_writing", shell.script)
     assert made.returncode == 4
-    assert "self_writing.py was changed while it was imported" in made.stderr
+    assert "self_writing.py changed while it was being imported" in made.stderr
     assert not shell.list()
 
 
@@ -611,7 +611,7 @@ def test_module_reading_a_changing_file_is_left_out(shell: Shell) -> None:
     made = shell.relight("warm", "start", "--preload=busy,json", shell.script)
     assert made.returncode == 0, made.stderr
     assert "busy is not preloaded: busy reads " in made.stderr
-    assert "status, which was changed meanwhile" in made.stderr
+    assert "status, which has changed in the meantime" in made.stderr
     assert shell.pids()
 
 
@@ -641,7 +641,7 @@ def test_only_used_libraries_matter_in_linker_cache(
     cache.write_bytes(f"\0libother.so\0/usr/lib/libother.so\0{libc}\0".encode())
     assert not inputs.changed()
     cache.write_bytes(f"\0x\0/opt/{os.path.basename(libc)}\0{libc}\0".encode())
-    assert inputs.changed() == f"{cache} has other files for libraries in use"
+    assert inputs.changed() == f"{cache} refers to different files for libraries in use"
 
 
 def test_import_reading_arguments_is_left_to_each_worker(shell: Shell) -> None:
@@ -882,7 +882,7 @@ def test_warm_stop_ends_process_after_current_job(shell: Shell) -> None:
     shell.script.write_text("import time\nprint('pids', flush=True)\ntime.sleep(1000)\n")
     process = shell.begin(str(shell.script))
     pids_of(process, 1)
-    assert "exits after the job" in shell.relight("warm", "stop", str(pid)).stderr
+    assert "will exit after the job" in shell.relight("warm", "stop", str(pid)).stderr
     shell.script.write_text("print('trains')\n")
     assert not shell.takes()
     assert not is_gone(pid)
@@ -1015,7 +1015,7 @@ def test_warm_command_lists_processes(shell: Shell) -> None:
     [
         (("warm", "sotp"), "did you mean stop?"),
         (("warm", "stop", "x"), "takes pids, not x"),
-        (("warm", "stop", "1"), "1 is not a warm process of yours"),
+        (("warm", "stop", "1"), "1 is not one of your warm processes"),
         (("warm", "stop", "--json"), "does not support --json"),
         (("warm", "list", "x"), "takes flags only"),
         (("warm", "start", "nothing.py"), "nothing.py"),

@@ -14,7 +14,7 @@ def test_suspended_warm_process_is_named(shell: Shell) -> None:
     os.kill(pid, signal.SIGSTOP)
     for words in (("warm",), ("warm", "stop"), ("warm", "stop", str(pid))):
         said = shell.relight(*words)
-        assert f"{pid} does not answer; `kill -9 {pid}` ends it" in said.stderr
+        assert f"{pid} is not responding; `kill -9 {pid}` kills it" in said.stderr
         assert said.returncode == 0 and "no warm processes" not in said.stderr
     os.kill(pid, signal.SIGKILL)
     wait(lambda: is_gone(pid))

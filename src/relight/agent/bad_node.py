@@ -21,12 +21,12 @@ def remember(
     results: list[BadNode | Exception] = []
     background.call(loop, lambda: bad_nodes.remember(place, why, env), results.append)
     loop.run_until(lambda: bool(results), _LIMIT_S)
-    found = results[0] if results else TimeoutError(None, "the file system does not answer")
+    found = results[0] if results else TimeoutError(None, "the file system is not responding")
     if isinstance(found, BadNode):
         journal.say(
-            f"later jobs leave out {found.in_words()}; "
-            f"relight nodes forget {found.name} lets them use it again"
+            f"later jobs will not use {found.in_words()}; "
+            f"to undo this: relight nodes forget {found.name}"
         )
     else:
         reason = (isinstance(found, OSError) and found.strerror) or str(found)
-        journal.say(f"this node can't be remembered as bad in {place.path}: {reason}")
+        journal.say(f"can't record this node as bad in {place.path}: {reason}")

@@ -67,7 +67,7 @@ _SILENT_AFTER_S = 1.3
 """A node's heartbeats are at most 0.5 s apart (rendezvous/conf)."""
 _STALL_S = 0.5
 """A longer delay means that this process was suspended, not that other nodes were silent."""
-_NOBODY_LEFT = "its machine reports that no process of its agent is left"
+_NOBODY_LEFT = "its host reports that all of its agent's processes have exited"
 
 
 class Coordinator:
@@ -195,7 +195,7 @@ class Coordinator:
             connection.close()
             return
         if sender or settings is None:
-            self._refuse(connection, "it is not an agent of relight")
+            self._refuse(connection, "it is not a relight agent")
             return
         least, most = settings.min_nodes, settings.max_nodes
         if least > most or {least, most} != {settings.whole(least), settings.whole(most)}:

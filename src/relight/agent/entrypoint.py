@@ -74,7 +74,7 @@ def check(spec: LaunchSpec, env: Environment, python: str) -> None:
         )
     elif script.endswith(_SHELL) and _is_for_shells(script):
         raise UsageError(
-            f"{script} is a shell script, but workers run Python",
+            f"{script} is a shell script, but workers run Python by default",
             hint=f"relight run [flags] --no-python bash {script} runs it in each worker",
         )
 
@@ -105,7 +105,7 @@ def check_streams(spec: LaunchSpec, local_world_size: int) -> list[str]:
         others = (
             f"{local_world_size - 1} of {local_world_size} workers"
             if local_world_size > 1
-            else "after a restart it"
+            else "after a restart, it"
         )
         raise UsageError(
             f"{script} can be read only once; {others} would run an empty program",
@@ -142,8 +142,8 @@ def late_flags(spec: LaunchSpec, given: "set[str]") -> list[str]:
     if not late:
         return []
     return [
-        f"{', '.join(dict.fromkeys(late))}: passed on to {spec.script}, because it comes after "
-        "the script; flags of relight come before the script"
+        f"{', '.join(dict.fromkeys(late))}: passed to {spec.script}, because it comes after the "
+        f"script; put relight's flags before the script"
     ]
 
 
@@ -160,8 +160,8 @@ def local_rank_notes(spec: LaunchSpec, local_world_size: int, *, is_passed: bool
     if given and local_world_size > 1:
         flag = given.replace("=", " ").partition(" ")[0]
         return [
-            f"all {local_world_size} workers get {given} in their arguments; "
-            f"{flag} '${{local_rank}}' gives each its own"
+            f"all {local_world_size} workers are passed {given}; {flag} '${{local_rank}}' gives "
+            "each worker its own rank"
         ]
     is_file = not (spec.module or spec.no_python) and os.path.isfile(spec.script)
     if given or not is_file or (local_world_size == 1 and not is_passed):
@@ -179,11 +179,11 @@ def local_rank_notes(spec: LaunchSpec, local_world_size: int, *, is_passed: bool
 
     flags, reads_variable, takes_any = local_rank_flags((sys.executable, "-u", spec.script))
     if is_passed and flags == ("--local_rank",) and not takes_any:
-        return [f"{spec.script} seems to know --local_rank only; {LAUNCH_PASSES}"]
+        return [f"{spec.script} appears to accept only --local_rank; {LAUNCH_PASSES}"]
     if flags and not (is_passed or reads_variable):
         return [
-            f"{spec.script} seems to take its local rank from {flags[-1]}, which run does not "
-            f"pass: {instead_of(flags[-1])}"
+            f"{spec.script} appears to read its local rank from {flags[-1]}, which relight run "
+            f"does not pass; {instead_of(flags[-1])}"
         ]
     return []
 

@@ -45,7 +45,7 @@ def remove_old(path: str) -> None:
     except OSError as error:
         why = str(error.strerror)
     if why:
-        raise UsageError(f"--failure-report={path}: {why}", hint="pass a writable file")
+        raise UsageError(f"--failure-report={path}: {why}", hint="pass the path of a writable file")
 
 
 def write(
@@ -89,7 +89,7 @@ def write(
     try:
         files.replace(path, json.dumps(report, indent=1) + "\n", 0o666)
     except OSError as error:
-        return f"the failure report could not be written to {path}: {error.strerror}"
+        return f"can't write the failure report to {path}: {error.strerror}"
     return ""
 
 

@@ -39,8 +39,8 @@ _SMI_S = 20.0
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - its room is looked at
 _MOST_USED_MIB = 1024
 """An idle GPU has at most a few hundred MiB in use, for the driver and a desktop."""
-_REPAIR = "repair it, or leave it out; --health-check says what is checked"
-_DRIVER_REMEDY = "look at dmesg; restart the driver or the machine"
+_REPAIR = "repair the node or leave it out; the --health-check flag lists what is checked"
+_DRIVER_REMEDY = "check dmesg; restart the driver or the machine"
 
 
 class HealthCheckFailure(NamedTuple):
@@ -77,7 +77,7 @@ def run(
     if unfit is None and is_over():
         return _FIT
     if unfit is None:
-        unfit = HealthCheckFailure(f"it did not end within {format_duration(limit_s)}")
+        unfit = HealthCheckFailure(f"it did not finish within {format_duration(limit_s)}")
     if unfit.why and check.command:
         why = f"{check.command}: {unfit.why}"
         unfit = unfit._replace(why=why, is_proof=_is_of_site(check, job.command.env))
@@ -223,9 +223,9 @@ def _memory(check: BuiltinCheck, env: Environment, job: AgentConfig) -> HealthCh
     free = free_memory.available()
     if free == NO_LIMIT or free >= check.least:
         return _FIT
-    why = f"{format_size(free)} are available, less than {format_size(check.least)}"
+    why = f"{format_size(free)} of memory available, less than {format_size(check.least)}"
     return HealthCheckFailure(
-        why, f"end what else takes memory here; {machine_findings.MEMORY_REMEDY}"
+        why, f"stop other programs that use memory; {machine_findings.MEMORY_REMEDY}"
     )
 
 
@@ -237,12 +237,12 @@ def _gpu(check: BuiltinCheck, env: Environment, job: AgentConfig) -> HealthCheck
         workers = pluralize(job.local_world_size, "worker")
         why = f"{gpus.visible} of {gpus.present} GPUs are usable{hiding}, for {workers}"
         return HealthCheckFailure(
-            why, "relight doctor says what is missing; or fewer --nproc-per-node"
+            why, "run relight doctor for details, or use a lower --nproc-per-node"
         )
     if gpus.holders:
         shown = ", ".join(gpus.holders[:3])
         return HealthCheckFailure(
-            f"other processes use the GPUs: {shown}", machine_findings.HOLDERS_REMEDY
+            f"other processes are using the GPUs: {shown}", machine_findings.HOLDERS_REMEDY
         )
     return _by_nvidia_smi(env)
 
@@ -264,7 +264,7 @@ def _by_nvidia_smi(env: Environment) -> HealthCheckFailure:
     except FileNotFoundError:
         return _FIT  # NVIDIA's tools aren't installed
     except OSError as error:
-        why = f"nvidia-smi does not answer: {error.strerror}"
+        why = f"nvidia-smi failed: {error.strerror}"
         return HealthCheckFailure(why, _DRIVER_REMEDY, is_proof=True)
     if done.exitcode:
         text = (done.stdout + done.stderr).decode(errors="replace").strip()
@@ -276,8 +276,8 @@ def _by_nvidia_smi(env: Environment) -> HealthCheckFailure:
             why = f"GPU {index} has {used} MiB in use, more than {_MOST_USED_MIB} MiB"
             return HealthCheckFailure(why, machine_findings.HOLDERS_REMEDY)
         if errors.isdecimal() and int(errors):
-            why = f"GPU {index} has {errors} memory errors that ECC could not correct, more than 0"
-            remedy = f"nvidia-smi --gpu-reset -i {index}; if they come again, replace it"
+            why = f"GPU {index} has {errors} memory errors that ECC could not correct"
+            remedy = f"nvidia-smi --gpu-reset -i {index}; if the errors return, replace the GPU"
             return HealthCheckFailure(why, remedy, is_proof=True)
     return _FIT
 
@@ -288,6 +288,6 @@ _CHECKS = {"disk": _disk, "memory": _memory, "shm": _shm, "gpu": _gpu}
 def explain(unfit: HealthCheckFailure) -> str:
     """Return the message that an agent prints if its node is unfit."""
     return (
-        f"error: the health check of {socket.gethostname()} failed ({unfit.why}): "
-        f"this node leaves the job\n  hint: {unfit.remedy}"
+        f"error: the health check on {socket.gethostname()} failed ({unfit.why}); this node is "
+        f"leaving the job\n  hint: {unfit.remedy}"
     )

@@ -153,7 +153,7 @@ class RemoteLink(finders.Seeker):
             heartbeats = Heartbeats(self._loop, ("", 0), family, self._on_datagram)
             heartbeats.on_unreachable = self._on_unreachable
             self._heartbeats[family] = heartbeats
-        self.say(f"{self._meeting.who} meets at {self._meeting.where}")
+        self.say(f"{self._meeting.who}: rendezvous at {self._meeting.where}")
         self._finder.open(self)
         self._step(Tick())
 
@@ -325,7 +325,7 @@ class RemoteLink(finders.Seeker):
             if message.exit_code == EXIT_GROUP and message.root is None:  # not a worker's exit code
                 report = message.report or (f"error: {message.reason}",)
                 if not self.core.turned_away:
-                    hint = f"hint: on all nodes at the same time, {self._meeting.doctor}"
+                    hint = f"hint: {self._meeting.doctor}"
                     report = *report, hint
                 message = message._replace(report=report)
         self._owner.received(message)
@@ -364,7 +364,7 @@ class RemoteLink(finders.Seeker):
                     self._dial(address, timeout_s)
                 case finders.NotFound(reason, again_s):
                     if self.core.turned_away:
-                        reason += f", and the last one refused this node: {self.core.turned_away}"
+                        reason += f"; the last one refused this node: {self.core.turned_away}"
                     self._step(NothingFound(reason, again_s))
                 case finders.Misconfigured(error):
                     hint = [f"hint: {error.hint}"] if error.hint else []
@@ -607,7 +607,7 @@ class RemoteLink(finders.Seeker):
         turned_away = connection.turned_away
         if turned_away and self._is_of_others(connection):
             reason, turned_away = (
-                "the coordinator there serves other jobs, with another token",
+                "the coordinator there serves other jobs, with a different token",
                 False,
             )
         self._step(Broken(better or reason, refusal, turned_away))

@@ -13,10 +13,10 @@ from relight.health.probes import Prober, cookie_from
 from relight.host.loop import Loop
 
 _WHY = {
-    ProbeResult.SILENT: "no answer",
+    ProbeResult.SILENT: "no response",
     ProbeResult.REFUSED: "refused",
     ProbeResult.NO_ROUTE: "no route",
-    ProbeResult.MUTE: "another program answers",
+    ProbeResult.MUTE: "a different program responds",
     ProbeResult.STUCK: "large packets are lost",
 }
 

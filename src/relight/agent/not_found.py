@@ -35,10 +35,10 @@ def no_script(script: str, spec: LaunchSpec) -> UsageError:
         hint = f"relight starts Python itself: relight run [flags] {shown}"
         return UsageError(f"{script} is not a script", hint=hint)
     if name in _STARTERS:
-        hint = f"relight takes the place of {name}: leave it out"
+        hint = f"relight replaces {name}; leave it out"
         return UsageError(f"{script} is not a script", hint=hint)
     if script.startswith(("\u2013", "\u2014")):
-        hint = "it begins with a typographic dash; type `--`"
+        hint = "the name begins with a typographic dash; type `--`"
     elif "\r" in script:
         hint = CARRIAGE_RETURN
     elif script.startswith("~") or "$" in script:
@@ -48,13 +48,13 @@ def no_script(script: str, spec: LaunchSpec) -> UsageError:
     elif re.fullmatch(_ADDRESS, script):
         hint = f"if {script} belongs to a flag's value, quote the value, or use its first word only"
     elif " " in script and os.path.isfile(script.split()[0]):
-        hint = f"don't quote script and arguments together: {script}"
+        hint = f"don't quote the script and its arguments together: {script}"
     elif hint := value_of_switch(spec):
         pass
     elif script.isdecimal() and arguments[:1] and os.path.exists(arguments[0]):
-        hint = f"a value is joined to its flag by =, as in --keep-warm={script}"
+        hint = f"join a flag and its value with =, as in --keep-warm={script}"
     elif script.startswith(("dist.", "utils.")) and not script.endswith(".py"):
-        hint = f"components are submitted: relight submit {script} …"
+        hint = f"this is a component; submit it with: relight submit {script} …"
     elif "." in script and os.path.isfile(script.replace(".", "/") + ".py"):
         hint = f"did you mean -m {script}?"
     else:
@@ -72,7 +72,7 @@ def value_of_switch(spec: LaunchSpec) -> str:
         return ""
     switch = f"--{on[0]}" if len(on) == 1 else "--" + " or --".join(on)
     leave = f"{switch} {word}" if word.lower() in FALSE else word
-    return f"{switch} does not take a value: leave out {leave}"
+    return f"{switch} does not take a value; leave out {leave}"
 
 
 def no_program(name: str) -> UsageError:
@@ -82,9 +82,9 @@ def no_program(name: str) -> UsageError:
     if "/" in name and os.path.exists(name):
         return UsageError(f"{name} is not executable", hint=f"chmod +x {name}")
     if "/" not in name and os.path.isfile(name):
-        hint = f"a program of this directory is ./{name}"
+        hint = f"to run the program in this directory, use ./{name}"
         return UsageError(f"no such program on PATH: {name}", hint=hint)
-    hint = similar_file(name) if "/" in name else "looked for it in the directories of PATH"
+    hint = similar_file(name) if "/" in name else "searched the directories in PATH"
     return UsageError(f"no such program: {name}", hint=hint)
 
 
@@ -109,7 +109,7 @@ def no_module(
     """
     if name.endswith(".py") and os.path.isfile(name):
         module = os.path.normpath(name[:-3]).replace("/", ".")
-        hint = f"-m takes the name of a module: -m {module}; a file goes without -m: {name}"
+        hint = f"-m takes a module name: -m {module}; to run a file, leave out -m: {name}"
         return UsageError(f"-m {name} is a file", hint=hint)
     part = missing.rpartition(".")[2]
     folders = roots if where is None else where
@@ -120,10 +120,10 @@ def no_module(
         whole = ".".join(filter(None, (package, meant, name[len(missing) + 1 :])))
         hint = f"did you mean {flag}{whole}?"
     elif where is not None:
-        hint = f"{package} is in {where[0]}"
+        hint = f"{package} was found in {where[0]}"
     else:
-        places = f"here, in PYTHONPATH and in the packages of {sys.executable}"
-        hint = f"looked for it {places}; is it installed there?"
+        places = f"this directory, PYTHONPATH and the packages of {sys.executable}"
+        hint = f"searched {places}; is it installed there?"
     return UsageError(f"no such module: {missing}", hint=hint)
 
 
@@ -146,7 +146,7 @@ def similar_file(path: str) -> str:
     fitting = (extension, extension or ".py")
     stems = {own: known for known, (own, its) in split.items() if its in fitting}
     meant = stems.get(closest_match(stem, list(stems), cutoff=_SIMILAR))
-    return f"did you mean {os.path.join(folder, meant)}?" if meant else f"looked for it in {where}"
+    return f"did you mean {os.path.join(folder, meant)}?" if meant else f"searched {where}"
 
 
 def _modules(folder: str, *, packages: bool) -> list[str]:

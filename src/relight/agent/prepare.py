@@ -102,7 +102,8 @@ def prepare(
         notes += filter(None, [interpreter.explain(python, env)])
     if "TORCHELASTIC_HEALTH_CHECK_PORT" in env.variables:
         notes.append(
-            "TORCHELASTIC_HEALTH_CHECK_PORT has no effect: no server answers there, as in torchrun"
+            "TORCHELASTIC_HEALTH_CHECK_PORT has no effect; as in torchrun, there is no health "
+            "check server"
         )
     if spec.virtual_local_rank:
         visible_device(env.variables.get("CUDA_VISIBLE_DEVICES"), local_world_size - 1)
@@ -125,7 +126,7 @@ def _job(
 ) -> AgentConfig:
     threads = 1 if local_world_size > 1 and "OMP_NUM_THREADS" not in env.variables else 0
     if threads:
-        notes.append("OMP_NUM_THREADS is not set; using 1 thread for each worker")
+        notes.append("OMP_NUM_THREADS is not set; using 1 thread per worker")
     shared = env.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") != "1"
     run_id = spec.rdzv_id
     master = spec.store_address()
@@ -280,7 +281,7 @@ def _run_directory(spec: LaunchSpec, env: Environment, run_id: str, notes: list[
         ) from None
     directory = files.make_run_directory(own, run_id)
     why = files.why_elsewhere(own)
-    notes.append(f"logs are written to {directory}" + (why and f": {why}"))
+    notes.append(f"writing logs to {directory}" + (why and f": {why}"))
     return directory
 
 
@@ -305,7 +306,7 @@ def _stuck_after(env: Environment, notes: list[str]) -> float:
     try:
         return max(0.0, float(text))  # max also turns nan into 0
     except ValueError:
-        notes.append(f"{name}={text} has no effect: it is not a number of seconds")
+        notes.append(f"{name}={text} has no effect, because it is not a number of seconds")
         return 0.0
 
 
@@ -347,7 +348,7 @@ def _check_keep_warm(spec: LaunchSpec) -> None:
         pass  # the process belongs to another user
     except (ProcessLookupError, OverflowError):
         raise UsageError(
-            f"--keep-warm=while:{pid}: no such process: {pid}",
+            f"--keep-warm=while:{pid}: no process has this pid",
             hint="pass the pid of a running process, such as while:$$ for this shell",
         ) from None
 
@@ -400,12 +401,12 @@ def _no_logs_specs(name: str) -> UsageError:
     """Return the error for `--logs-specs`: torchrun loads these plug-ins, which import torch."""
     from relight.base import plugins
 
-    hint = "--log-dir, --redirects, --tee and --local-ranks-filter say where output goes; "
-    hint += "--log-line-prefix-template is the prefix of tee'd lines"
+    hint = "--log-dir, --redirects, --tee and --local-ranks-filter control where output goes; "
+    hint += "--log-line-prefix-template sets the prefix of tee'd lines"
     if point := plugins.find("torchrun.logs_specs").get(name):
         text = f"torch's plug-in {point.value} (entry point group torchrun.logs_specs)"
         return UsageError(
-            f"--logs-specs={name} is {text}; it requires torch, which relight does not import",
+            f"--logs-specs={name} is {text}; it requires torch, which the launcher does not import",
             hint=hint,
         )
     return UsageError(f"--logs-specs={name}: only `default` is supported", hint=hint)

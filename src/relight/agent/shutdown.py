@@ -81,7 +81,7 @@ class Leaving:
         # A check often finishes before this node has reached the coordinator.
         self._loop.run_until(lambda: self._link.has_joined or is_over(), _TELL_S)
         self._link.send(NodeLeaving(reason))
-        return EXIT_MACHINE, f"the node leaves: {reason}"
+        return EXIT_MACHINE, f"the node is leaving: {reason}"
 
     def as_preempted(
         self, workers: WorkerGroup, outcome: GenerationResult, is_over: Callable[[], bool]
@@ -111,7 +111,7 @@ class Leaving:
 
     def as_stuck(self, workers: WorkerGroup, outcome: GenerationResult) -> tuple[int, str]:
         """Leave because a worker can't be killed."""
-        why = f"its {workers.stuck} is in an uninterruptible call and can't be killed"
+        why = f"its {workers.stuck} is in an uninterruptible system call and can't be killed"
         verdict_reason = f"{workers.stuck} may still hold its GPU and memory"
         return self._give_up(workers, outcome, why, verdict_reason)
 

@@ -29,14 +29,14 @@ def notes(
         port = variables.get("MASTER_PORT") or "PORT"
         shown = ", ".join(f"{name}={variables[name]}" for name in place)
         found.append(
-            f"{shown}: no effect, as in torchrun; the workers of one node meet at a free port "
-            f"(--master-port={port} sets it)"
+            f"{shown}: no effect, as in torchrun; in a single-node job, workers rendezvous at a "
+            f"free port (set it with --master-port={port})"
         )
     devices = [each for each in variables.get("CUDA_VISIBLE_DEVICES", "").split(",") if each]
     if len(devices) > 1 and local_world_size == 1 and "nproc-per-node" not in given:
         found.append(
-            f"1 worker, which sees all {len(devices)} devices of CUDA_VISIBLE_DEVICES; "
-            f"--nproc-per-node={len(devices)} starts one for each, --nproc-per-node=1 hides this "
-            "note"
+            f"starting 1 worker, which sees all {len(devices)} devices in CUDA_VISIBLE_DEVICES; "
+            f"--nproc-per-node={len(devices)} starts one per device, --nproc-per-node=1 hides "
+            "this note"
         )
     return found

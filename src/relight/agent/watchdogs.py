@@ -171,7 +171,7 @@ class Watchdogs:
         if supervisor.is_running:
             self.stuck = f"local rank {local_rank} (pid {supervisor.workers.pids[local_rank]})"
             limit = format_duration(self._job.stuck_after_s, digits=1)
-            evidence = f"it was in an uninterruptible call (state D) for {limit}"
+            evidence = f"it was in an uninterruptible system call (state D) for {limit}"
             supervisor.workers.evidence[local_rank] = evidence
             supervisor.workers.signal([local_rank], signal.SIGKILL)
             event = WorkerExited(local_rank, -signal.SIGKILL)
@@ -212,10 +212,10 @@ class Watchdogs:
         report = self.quiet_report()
         self._send(report)
         if report.quiet_s:
-            cause = f"none has done anything for {format_duration(report.quiet_s, digits=1)}"
+            cause = f"no worker has been active for {format_duration(report.quiet_s, digits=1)}"
             event = StateChanged("activity", "active", "quiet", cause)
         else:
-            cause = "one of them does something again"
+            cause = "a worker is active again"
             event = StateChanged("activity", "quiet", "active", cause)
         self._journal.record(event)
 

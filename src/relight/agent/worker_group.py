@@ -311,7 +311,7 @@ class WorkerGroup:
         if supervisor is None or self._is_closed:
             return False
         supervisor.step(
-            GroupStopped(self.formed.generation.number, "no generation takes the survivors")
+            GroupStopped(self.formed.generation.number, "no generation can use the survivors")
         )
         loop, journal = self._services.loop, self._services.journal
         journal.set_status(supervisor.explain)
@@ -675,7 +675,8 @@ class WorkerGroup:
         supervisor.step(SignalReceived(number))
         text = f"got {signal_name(number)}: {supervisor.explain()}"
         if supervisor.is_stopping:
-            text += f", or now by a second {'ctrl-C' if number == signal.SIGINT else 'signal'}"
+            again = "ctrl-C" if number == signal.SIGINT else "signal"
+            text += f", or immediately on a second {again}"
         self._services.journal.say(text)
 
     def kill(self) -> None:
@@ -703,7 +704,7 @@ class WorkerGroup:
             if ready and self._job.meeting is not None:
                 self._noticed_until = self._services.loop.now() + _NOTICE_SPREAD_S
         if journal.verbose:
-            names = ", ".join(map(str, ready)) or "none, as no worker has a handler for it"
+            names = ", ".join(map(str, ready)) or "none, because no worker handles it"
             journal.say(f"forwarded {signal_name(number)} to local ranks: {names}")
 
     # Starting the workers.
@@ -754,9 +755,9 @@ class WorkerGroup:
         journal.record(event)
         if isinstance(event, WorkersFrozen):
             journal.say(
-                "no answer from the coordinator; workers are frozen until it answers"
+                "no response from the coordinator; workers are frozen until it responds"
                 if event.frozen
-                else "the coordinator answers again; workers resume"
+                else "the coordinator is responding again; workers resume"
             )
         elif isinstance(event, WorkerExited):
             if self.logs.worker_ended(event.local_rank, failed=bool(event.exitcode)):

@@ -415,13 +415,16 @@ def _how_it_ended(agent: "subprocess.Popen[bytes]", told: int | None) -> tuple[i
     """
     code = agent.returncode
     if code == 0 and told is None:
-        how = f"how the agent (pid {agent.pid}) ended is not known, as this program handles SIGCHLD"
+        how = (
+            f"how the agent (pid {agent.pid}) ended is unknown, because this program handles "
+            "SIGCHLD"
+        )
         return EXIT_INTERNAL, how
     code = code or told or 0
     if code < 0:
         how = f"the agent (pid {agent.pid}) was killed by {signal_name(-code)}"
         return exit_code_of_signal(-code), how
-    return code, f"the agent (pid {agent.pid}) ended with exit code {code}"
+    return code, f"the agent (pid {agent.pid}) exited with code {code}"
 
 
 def entry(fd: int) -> NoReturn:
@@ -460,7 +463,7 @@ def entry(fd: int) -> NoReturn:
 
 
 def _bug(error: Exception) -> InternalError:
-    hint = "please report these lines and what was run"
+    hint = "please report it, with these lines and the command"
     return InternalError(f"internal error in relight (a bug): {describe_bug(error)}", hint=hint)
 
 
@@ -520,16 +523,16 @@ def _check_process(given: Collection[str]) -> None:
     found = [name for name in _NOT_IN_PROCESS if name in given]
     why = ""
     if threading.current_thread() is not threading.main_thread():
-        why = "only the main thread gets signals"
+        why = "only the main thread receives signals"
     elif threading.active_count() > 1:
         names = [each.name for each in threading.enumerate()[1:]]
         why = f"this program has threads ({', '.join(names[:3])}), and the agent forks"
     elif not all(map(_is_open, (0, 1, 2))):
         why = "stdin, stdout or stderr of this program is closed"
     elif linux.children():
-        why = "this program has child processes, which the agent may take for workers"
+        why = "this program has child processes, which the agent might mistake for workers"
     elif found:
-        why = f"the process of --{found[0]} needs an agent of its own"
+        why = f"the --{found[0]} process needs a separate agent"
     if why:
         raise UsageError(f"in_process=True: {why}", hint="without it, the agent is a child")
 

@@ -105,7 +105,7 @@ def launch(
     check_texts(flags, {} if env is None else env)
     check_list("hosts", hosts)
     if ssh is not None and not isinstance(ssh, Mapping):
-        raise UsageError(f"ssh={ssh!r}: expected options by name", hint="relight schedulers ssh")
+        raise UsageError(f"ssh={ssh!r}: expected a dict of options", hint="relight schedulers ssh")
     if hosts and nodes not in (1, len(hosts)):
         raise UsageError(f"nnodes={nodes}, but there are {len(hosts)} hosts; each takes one node")
     if ssh and not hosts:
@@ -187,7 +187,7 @@ def job_directory() -> Iterator[str]:
     try:
         path, lock = scratch.make(tempfile.gettempdir())
     except OSError as error:
-        raise MachineError(f"can't create a directory: {error}") from None
+        raise MachineError(f"can't create a temporary directory: {error}") from None
     try:
         directory = os.path.join(path, "call")  # ssh copies it all, so no lock file
         os.mkdir(directory, 0o700)
@@ -203,7 +203,7 @@ def _script(name: str, hosts: Sequence[str]) -> main_module.MainModule:
     if hosts:
         why = "which workers on other hosts can't import"
     elif found is None:
-        why = "which workers can't import: it has no file (python -c, stdin, a notebook)"
+        why = "which workers can't import, because it has no file (python -c, stdin, a notebook)"
     else:
         return found
     raise UsageError(

@@ -143,7 +143,9 @@ def append_result(directory: str, name: str, text: str) -> None:
     except ValueError:
         data = b""
     if not call.is_result_file(name) or not data:
-        sys.stderr.write(f"relight: note: ignored {name[:80]!r} from a host: it is not a result\n")
+        sys.stderr.write(
+            f"relight: note: ignored {name[:80]!r} from a host, because it is not a result\n"
+        )
         return
     os.makedirs(directory, mode=0o700, exist_ok=True)
     with open(os.path.join(directory, name), "ab") as file:

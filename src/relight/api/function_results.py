@@ -134,10 +134,8 @@ def _failure(directory: str, exit_codes: Sequence[int], refusal: LaunchRefusal) 
         code = next(code for code in exit_codes if code)
         if code == UsageError.exit_code and refusal.message and not _any_worker_began(directory):
             return UsageError(refusal.message, hint=refusal.hint)
-        why = refusal.message or "see its output"
-        return WorkersFailedError(
-            f"relight run ended with exit code {code}; {why}", hint=refusal.hint
-        )
+        why = refusal.message or "check its output"
+        return WorkersFailedError(f"relight run exited with code {code}; {why}", hint=refusal.hint)
     return error
 
 

@@ -189,7 +189,7 @@ class Future(concurrent.futures.Future[Any]):
         elif status.state is not unknown or is_late:
             is_failed = status.state is AppState.FAILED
             error = first_exception(job.directory) if is_failed else None
-            why = f"{job.handle} {status.state.name}: {status.message or 'see its output'}"
+            why = f"{job.handle} {status.state.name}: {status.message or 'check its output'}"
             if error is None:
                 error = WorkersFailedError(why, hint=f"relight logs {job.handle}")
             else:
@@ -255,7 +255,9 @@ def attach(handle: str) -> Future:
         top = call_directory(record["id"], record["cfg"], record["directory"])
         directory = os.path.join(top, index)
     if record is None or not os.path.exists(os.path.join(directory, "call.pickle")):
-        raise UsageError(f"{job} is not a job of relight.submit or map", hint="see relight list")
+        raise UsageError(
+            f"{job} was not started with relight.submit or relight.map", hint="see relight list"
+        )
     word = function_hosts.word_of(record["id"]) if job.scheduler == "ssh" else ""
     future = Future(Runner(), record["name"], Started(str(job), directory, word))
     watch(job.scheduler, [future])

@@ -191,7 +191,7 @@ class _Jobs:
         check_list("hosts", options.hosts)
         self._cfg = {} if options.cfg is None else options.cfg
         if not isinstance(self._cfg, Mapping):
-            raise UsageError(f"cfg={self._cfg!r}: expected options by name")
+            raise UsageError(f"cfg={self._cfg!r}: expected a dict of options")
         self._resource = _resource(options.resources)
         self.runner = Runner()
         asked = options.scheduler or ("ssh" if options.hosts else "")
@@ -222,10 +222,12 @@ class _Jobs:
         if kind != "ssh" and hosts:
             raise UsageError(f"hosts={[*hosts]!r}: scheduler={self.scheduler} takes no hosts")
         if kind == "local" and self._nodes > 1:
-            raise UsageError(f"nnodes={self._nodes}: this machine is one node")
+            raise UsageError(
+                f"nnodes={self._nodes}: scheduler=local has only one node, this machine"
+            )
         for name in ("array", "image", "hostfile", "sync", "workspace"):
             if self._values.get(name):
-                hint = "relight.map makes arrays" if name == "array" else ""
+                hint = "relight.map creates the array itself" if name == "array" else ""
                 raise UsageError(f"functions can't use the option {name}", hint=hint)
 
     def places(self, at_once: int | None) -> list[Place]:
@@ -247,7 +249,7 @@ class _Jobs:
         groups = [names[each : each + size] for each in range(0, len(names) - size + 1, size)]
         if len(groups) < (at_once or 1):
             jobs, needed = at_once or 1, pluralize((at_once or 1) * size, what)
-            raise UsageError(f"at_once={jobs} needs {needed}, and there are only {len(names)}")
+            raise UsageError(f"at_once={jobs} needs {needed}, but there are only {len(names)}")
         if what == "host":
             found = [Place({"hosts": group}) for group in groups]
         else:

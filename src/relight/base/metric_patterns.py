@@ -69,7 +69,7 @@ def _compiled(text: str) -> tuple[re.Pattern[str], dict[str, int | str]]:
     except (re.error, OverflowError, RecursionError) as error:
         raise ValueError(f"not a regular expression: {error}") from None
     if is_slow:
-        raise ValueError("a repeat within a repeat, as in (a+)+, may take forever to match")
+        raise ValueError("nested repetition, as in (a+)+, may take forever to match")
     groups: dict[str, int | str] = {name: name for name in pattern.groupindex}
     if not groups and pattern.groups == 1:
         groups = {_word_before_group(text): 1}
@@ -88,7 +88,10 @@ def _word_before_group(text: str) -> str:
     plain = re.sub(r"\\.|\[[^\]]*\]|\{[\d,]*\}", " ", text)
     words = re.findall(r"[^\W\d](?:[\w/-]*\w)?", plain[: re.search(r"\((?!\?)", plain).start()])  # type: ignore[union-attr]
     if not words:
-        raise ValueError("no word before the group names the number: '(?P<loss>[0-9.]+)' does")
+        raise ValueError(
+            "the group has no word before it to use as a name; name the group, as in "
+            "'(?P<loss>[0-9.]+)'"
+        )
     return str(words[-1])
 
 

@@ -23,7 +23,7 @@ def variables(configs: Mapping[str, str]) -> dict[str, str]:
     found = {TRACKERS: ",".join(configs)} if configs else {}
     for name, config in configs.items():
         if not name.isidentifier() and (config or not _FUNCTION.fullmatch(name)):
-            what = "a word, or module:function without config"
+            what = "a name, or module:function without a configuration"
             raise ValueError(f"a tracker named {name!r}: expected {what}")
         if config:
             found[config_variable(name)] = config

@@ -218,7 +218,7 @@ def parse_endpoint(text: str) -> Endpoint:
     others = tuple(map(_parse_one_endpoint, rest))
     for other in others:
         if not other.host:
-            raise ValueError("a host between commas is missing")
+            raise ValueError("there is no host between two commas")
     return endpoint._replace(others=others)
 
 
@@ -232,9 +232,11 @@ def _parse_one_endpoint(text: str) -> Endpoint:
     elif host.count(":") == 1:
         host, _, port = host.partition(":")
         if not port:
-            raise ValueError("the port after the colon is missing")
+            raise ValueError("there is no port after the colon")
     if port and not host:
-        raise ValueError(f"the host before the colon is missing, as in localhost:{port}")
+        raise ValueError(
+            f"there is no host before the colon; type localhost:{port} for this machine"
+        )
     if not host.isprintable() or any(c.isspace() or c in _NOT_IN_HOSTS for c in host):
         raise ValueError("expected HOST or HOST:PORT")
     _check_ipv4(host)
@@ -277,7 +279,7 @@ def parse_host(text: str) -> str:
     if text[:1] == "[" and text[-1:] == "]" and ":" in text:
         text = text[1:-1]
     if not text.isprintable() or any(c.isspace() or c in _NOT_IN_HOSTS for c in text):
-        raise ValueError("expected the name or the address of a host")
+        raise ValueError("expected a host name or address")
     _check_ipv4(text)
     return text
 
@@ -341,7 +343,7 @@ def parse_conf(text: str) -> tuple[tuple[str, str], ...]:
     for part in text.split(",") if text.strip() else []:
         key, equals, value = (piece.strip() for piece in part.partition("="))
         if not (key and equals and value):
-            raise ValueError(f"expected KEY=VALUE,KEY=VALUE; {part!r} is not such a pair")
+            raise ValueError(f"expected KEY=VALUE,KEY=VALUE; {part!r} is not a pair")
         pairs.append((key, value))
     return tuple(pairs)
 
@@ -469,7 +471,7 @@ def parse_name(text: str) -> str:
     plain = text.replace(".", "_").replace("-", "_")
     if not (text.isascii() and f"_{plain}".isidentifier() and text[:1] not in ("", ".", "-")):
         raise ValueError(
-            "expected letters, digits, '_', '.' and '-', and '.' and '-' not at the beginning"
+            "expected letters, digits, '_', '.' and '-', not beginning with '.' or '-'"
         )
     if len(text) > MOST_NAME:
         raise ValueError(f"expected at most {MOST_NAME} characters")
@@ -492,15 +494,17 @@ def _check_by_name(text: str) -> BuiltinCheck:
     name, equals, size = text.partition("=")
     if name not in CHECKS:
         raise ValueError(
-            f"{_not_one_of(name or repr(''), tuple(CHECKS))} (a command has a slash or a space "
-            "in it, such as ./check.sh)"
+            f"{_not_one_of(name or repr(''), tuple(CHECKS))} (a command contains a slash or a "
+            "space, such as ./check.sh)"
         )
     if not equals:
         return BuiltinCheck(name, CHECKS[name])
     unit = _UNITS_OF_SIZE.get(size[-1:])
     number = size[:-1]
     if not CHECKS[name] or unit is None or not (number.isdecimal() and 0 < len(number) < 10):
-        form = f"{name}=SIZE, such as {name}=10G" if CHECKS[name] else f"{name} without a size"
+        form = (
+            f"{name}=SIZE, such as {name}=10G" if CHECKS[name] else f"{name} does not take a size"
+        )
         raise ValueError(f"expected {form}")
     return BuiltinCheck(name, int(number) * unit)
 
@@ -520,7 +524,7 @@ def parse_preload(text: str) -> tuple[str, ...]:
             )
     for word in (AUTO, BACKGROUND):
         if word in names:
-            raise ValueError(f"{word} finds the modules by itself; leave out the names or {word}")
+            raise ValueError(f"{word} detects the modules itself; leave out the names or {word}")
     if "off" in names:
         raise ValueError("off preloads nothing; leave out the names or off")
     return names

@@ -50,7 +50,7 @@ _DIAL_S = 1.0
 _TAKEN = ("rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf", "local-addr", "help", "verbose")
 _CHANGED: dict[str, dict[str, Any]] = {
     "rdzv-backend": {"default": "c10d"},
-    "verbose": {"help": "also print when jobs connect, change state and leave"},
+    "verbose": {"help": "also report when jobs connect, change state and disconnect"},
 }
 COORDINATOR_FLAGS = (
     Flag("bind", parse_endpoint, Endpoint("", None), "HOST[:PORT]",
@@ -166,7 +166,7 @@ class _Candidate(Seeker):
             case CoordinatorHere():
                 self.say(f"coordinating {self._meeting.who} on port {self._port}")
             case CoordinatorAt(address, _, who):
-                self.say(f"waiting: {who} coordinates {self._meeting.who}")
+                self.say(f"waiting: {who} is coordinating {self._meeting.who}")
                 look = partial(_refuses, address)
                 background.call(self._loop, look, self._on_look)
             case NotFound(reason):
@@ -241,10 +241,10 @@ def _meeting(parsed: ParsedFlags, env: Environment) -> tuple[Meeting, GroupSetti
         given["rdzv-endpoint"] = bind._replace(host=bind.host or socket.gethostname())
     elif given["rdzv-id"] == UNSET_RUN_ID:
         raise UsageError(f"--rdzv-backend={backend} without --rdzv-id",
-                         hint="a registry records the coordinator of one job")  # fmt: skip
+                         hint="a registry records only one job's coordinator")  # fmt: skip
     for name, _ in given["rdzv-conf"] if backend in BACKENDS else ():
         if name not in KEY_BY_NAME:  # torchrun lacks this command, so nobody relies on these keys
-            hint = did_you_mean(name, KEY_BY_NAME, f"known are {', '.join(KEY_BY_NAME)}")
+            hint = did_you_mean(name, KEY_BY_NAME, f"known keys: {', '.join(KEY_BY_NAME)}")
             raise UsageError(f"--rdzv-conf: unknown key {name}", hint=hint)
     fields = {flag.field: flag.default for flag in FLAGS if flag.field in LaunchSpec._fields}
     fields |= {name.replace("-", "_"): value for name, value in given.items() if name != "help"}
@@ -266,8 +266,8 @@ def _listen(bind: Endpoint, *, any_port: bool) -> tuple[socket.socket, str]:
         raise no_free_port("the coordinator")
     if sock is None:
         raise UsageError(
-            f"can't listen at {bind.host or 'port'}{':' if bind.host else ' '}{port}: it is in "
-            "use, or not an address of this machine",
+            f"can't listen at {bind.host or 'port'}{':' if bind.host else ' '}{port}: the port is "
+            "in use, or this machine does not have that address",
             hint="if an agent here uses that port, start it with --rdzv-conf=is_host=0",
         )
     return sock, str(Endpoint(bind.host or socket.gethostname(), port))

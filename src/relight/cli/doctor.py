@@ -33,7 +33,7 @@ EXIT_FOUND = 1
 WAIT_S = 10.0
 OWN = (
     Flag("timeout", parse_interval, WAIT_S, "S",
-         "wait for more nodes this long after the last one joined", from_env=False),
+         "how long to wait for the next node after one has joined", from_env=False),
     Flag("json", None, False, "", "print one JSON object", from_env=False),
 )  # fmt: skip
 _HELP_FLAGS = ("nnodes", "rdzv-endpoint", "rdzv-id", "rdzv-conf", "rdzv-backend", "node-rank",
@@ -42,7 +42,7 @@ _STATIC = {"node-rank", "master-addr", "master-port"}
 
 _CHANGED: dict[str, dict[str, Any]] = {
     "rdzv-backend": {"default": "c10d"},
-    "verbose": {"help": "also print passed checks"},
+    "verbose": {"help": "also print checks that passed"},
 }
 DOCTOR_FLAGS = (
     *(flag._replace(**_CHANGED.get(flag.name, {})) for flag in FLAGS),
@@ -81,9 +81,9 @@ def usage() -> str:
     lines = [
         "usage: relight doctor [flags]",
         "",
-        "Checks this machine; with --nnodes and --rdzv-endpoint, and run on all nodes, also the",
-        "network between them. It takes the command line of relight run: replace run with",
-        "doctor.",
+        "Checks this machine. With --nnodes and --rdzv-endpoint, it also checks the network",
+        "between the nodes; start it on all of them. It accepts the command line of relight run",
+        "(replace run with doctor).",
         "",
     ]
     lines += flag_lines(flag for flag in DOCTOR_FLAGS if flag.name in _HELP_FLAGS or flag in OWN)
@@ -94,7 +94,7 @@ def usage() -> str:
         "  relight doctor --nnodes=4 --rdzv-endpoint=gpu-01     (on each of the four)",
         "  srun --nodes=4 --ntasks-per-node=1 relight doctor",
         "",
-        "exit code: 0 nothing is wrong, or there are only warnings; 1 errors were found; "
+        "exit code: 0 if there are no errors (warnings are possible); 1 if there are errors; "
         "2 wrong usage",
     ]
     return "\n".join(lines)
@@ -119,8 +119,8 @@ def _spec(parsed: ParsedFlags, env: Environment) -> LaunchSpec:
         print(f"relight: note: {note}", file=sys.stderr)
     if spec.rdzv_backend not in ("c10d", "static"):
         raise UsageError(
-            f"--rdzv-backend={spec.rdzv_backend}: relight doctor needs an endpoint that one of the "
-            "nodes hosts",
+            f"--rdzv-backend={spec.rdzv_backend}: relight doctor needs an endpoint that is hosted "
+            "by one of the nodes",
             hint="relight doctor --rdzv-endpoint=HOST --nnodes=N, with any node's host name",
         )
     return spec
@@ -180,7 +180,7 @@ def _scope(verdict: Verdict) -> str:
         return machine
     pairs = pluralize(count * (count - 1) // 2, "pair")
     what = "connections, packet sizes, versions, clocks"
-    return f"{machine}; {pairs} of {count} nodes: {what} (in {verdict.seconds:.1f} s)"
+    return f"{machine}; {pairs} among {count} nodes: {what} (in {verdict.seconds:.1f} s)"
 
 
 def _print_json(seen: machine.Machine, verdict: Verdict, found: list[Finding]) -> None:

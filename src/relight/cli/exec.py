@@ -22,7 +22,7 @@ PAGE = Page(
     (
         "Runs COMMAND so that it and its child processes start relight instead of torchrun,",
         "python -m torch.distributed.run, python -m torch.distributed.launch and",
-        "torch.distributed.launcher. Nothing is installed; for a permanent replacement, use",
+        "torch.distributed.launcher. Nothing is installed. For a permanent replacement, use",
         "relight shim install.",
     ),
     (HELP,),

@@ -22,21 +22,21 @@ from relight.base.errors import (
 )
 
 COMMANDS = {
-    "run": "start and watch the workers of this node (torchrun)",
+    "run": "start and supervise this node's workers (torchrun)",
     "launch": "like run, compatible with torch.distributed.launch",
-    "exec": "run a program with relight in place of torchrun",
+    "exec": "run a program that uses relight instead of torchrun",
     "shim": "replace torchrun permanently, in one environment",
     "coordinator": "coordinate multi-node jobs, for example on a login node",
     "doctor": "check this machine and the network between the nodes",
-    "sandbox": "run a job on simulated hosts on this machine, and break them",
+    "sandbox": "run a job on simulated hosts on this machine, and inject faults",
     "submit": "submit a job to this machine, Docker, Slurm … (torchx run)",
     "status": "show the state of a job, or the agents on this machine",
     "top": "watch jobs live: ranks, steps, CPU, memory, last lines",
-    "stacks": "show the stacks of a job's ranks, even if it hangs",
+    "stacks": "show the stacks of a job's ranks, even if they hang",
     "debug": "attach to pdb in a rank that is at breakpoint()",
     "logs": "print the output of a job",
     "events": "print the history of a job, one event per line",
-    "wait": "wait for the end of a job",
+    "wait": "wait until a job ends",
     "cancel": "stop a job",
     "delete": "stop a job and remove its logs and record",
     "list": "list jobs, including finished ones",
@@ -70,8 +70,8 @@ _ON_NODES = ("run", "launch", "coordinator", "doctor")
 """Commands that run on training nodes."""
 
 _REBUILD = (
-    "use another Python, or build this one again with the headers that it needs "
-    "(_ctypes: libffi; _ssl: OpenSSL)"
+    "use a different Python, or rebuild this one with the headers it needs (_ctypes: libffi; "
+    "_ssl: OpenSSL)"
 )
 _DISK_FULL = (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EFBIG)
 
@@ -148,7 +148,7 @@ def entry() -> NoReturn:
                 if error.filename
                 else format_exception_oneline(error)
             )
-            what = f"another descriptor: {what}" if too_many and not error.filename else what
+            what = f"a different descriptor: {what}" if too_many and not error.filename else what
             print(f"relight: error: this machine refuses {what}", file=sys.stderr)
             if too_many:
                 print("hint: check `ulimit -n`", file=sys.stderr)
@@ -159,7 +159,7 @@ def entry() -> NoReturn:
         else:
             exit_code = EXIT_INTERNAL
             what = f"internal error in relight (a bug): {describe_bug(error)}"
-            hint = "please report these lines and what was run"
+            hint = "please report it, with these lines and the command"
         print(f"relight: error: {what}\nhint: {hint}", file=sys.stderr)
     if sys.argv[1:2] and sys.argv[1] in _LAUNCHERS:
         exit_signals.quick_exit(exit_code)
@@ -209,7 +209,7 @@ def _command(argv: list[str]) -> Callable[[list[str]], int]:
             if error.name is None or not f"{full}.".startswith(f"{error.name}."):
                 raise
             raise UsageError(  # see job/launcher_file.py
-                f"relight {name} is not in the copy of the launcher that travels with a job",
+                f"relight {name} is not included in the launcher that is sent with a job",
                 hint="install relight from a wheel or a clone (pip install .)",
             ) from None
         main_of: Callable[[list[str]], int] = module.main

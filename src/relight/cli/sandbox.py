@@ -28,12 +28,12 @@ _OF_ONE_HOST = ("standalone", "node-rank", "master-addr", "local-addr")
 PAGE = Page(
     "sandbox N [flags] [flags of relight run] -- SCRIPT [arguments]",
     (
-        "Runs a job on N hosts, host1 to hostN, on this Linux machine: network namespaces with an",
+        "Runs a job on N hosts, host1 to hostN, on this Linux machine: network namespaces with one",
         "agent (relight run) on each. The hosts reach only each other; files are shared.",
         "Each line of output begins with its host. Requires root or user namespaces.",
         "",
         "Defaults: --nnodes=N --rdzv-backend=c10d --rdzv-endpoint=host1,host2,host3",
-        "(host1 if N is 2). On a terminal, keys cause faults: a letter, then the number of a host.",
+        "(host1 if N is 2). On a terminal, keys inject faults: a letter, then a host number.",
         "",
         "faults, one per line:  WHEN WHAT",
         '  at 5s | after 3s (after the line before) | when "TEXT" (in the output)',
@@ -45,7 +45,7 @@ PAGE = Page(
         "relight sandbox 3 --nnodes=2:3 --max-restarts=3 -- train.py --epochs=3",
         "relight sandbox 2 --nproc-per-node=2 --faults=faults.txt -- train.py",
     ),
-    "exit code: the exit code of the last agent to end; docs/sandbox.md",
+    "exit code: that of the last agent to exit; see docs/sandbox.md",
 )
 
 

@@ -26,16 +26,16 @@ PAGE = Page(
     (
         "Replaces torchrun with relight in one environment: its torchrun,",
         "python -m torch.distributed.run, python -m torch.distributed.launch and",
-        "torch.distributed.launcher then start relight. remove reverts this.",
+        "torch.distributed.launcher then start relight. `remove` undoes this.",
     ),
     (
         Flag("venv", str, "", "DIR",
-             "the environment [the active one (VIRTUAL_ENV, CONDA_PREFIX), else relight's]",
+             "the environment [the active one (VIRTUAL_ENV, CONDA_PREFIX), or otherwise relight's]",
              from_env=False),
         HELP,
     ),
     ("relight shim install --venv .venv", "relight shim remove --venv .venv"),
-    f"exit code: {EXIT_NOT_INSTALLED} for status, if it is not installed",
+    f"exit code: {EXIT_NOT_INSTALLED} if it is not installed (status)",
 )  # fmt: skip
 _OLDEST = (3, 11)
 _ASK = (
@@ -113,7 +113,7 @@ def find(folder: str, env: Environment) -> Place:
         packages, programs, version, prefix = json.loads(done.stdout)
     except (OSError, subprocess.SubprocessError, ValueError):
         raise UsageError(
-            f"{chosen or sys.prefix} is no Python environment: {python} does not run",
+            f"{chosen or sys.prefix} is not a Python environment: {python} does not run",
             hint="pass the directory that contains bin/python to --venv",
         ) from None
     if tuple(version) < _OLDEST:
@@ -165,7 +165,7 @@ def _status(place: Place) -> int:
     if line == hook_line(os.path.join(SHIM, "site")):
         print(f"{place.prefix}: torchrun starts this relight")
     else:
-        print(f"{place.prefix}: installed by another relight; see {place.hook}")
+        print(f"{place.prefix}: installed by a different relight; see {place.hook}")
     return EXIT_OK
 
 

@@ -13,7 +13,7 @@ PAGE = Page(
     "warm [list|start|stop|forget] …",
     (
         "With relight run --keep-warm, a process that has imported a script's modules outlives",
-        "its job, and the next job of that script forks its workers from it.",
+        "its job, and the next job that runs the script forks its workers from it.",
         "",
         "  warm [list]                      your warm processes on this machine",
         "  warm start [flags of run] [SCRIPT]",
@@ -33,7 +33,7 @@ PAGE = Page(
         "relight warm stop",
         "relight warm forget train.py",
     ),
-    "exit code: 0, also if there was nothing to stop or to forget",
+    "exit code: 0, even if there was nothing to stop or forget",
 )
 VERBS = ("list", "start", "stop", "forget")
 

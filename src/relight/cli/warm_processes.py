@@ -34,7 +34,7 @@ def show(words: Sequence[str], *, as_json: bool) -> int:
         return EXIT_OK
     being_made = _directory().being_made()
     for made in being_made:
-        say(f"{made.guard} is starting for {made.script}: importing modules")
+        say(f"{made.guard} is starting for {made.script} and importing modules")
     if not found:
         if not (being_made or silent):
             say("you have no warm processes on this machine")
@@ -65,7 +65,7 @@ def show(words: Sequence[str], *, as_json: bool) -> int:
 
 def _report(silent: Iterable[int]) -> None:
     for pid in silent:
-        say(f"{pid} does not answer; `kill -9 {pid}` ends it, and the jobs that use it")
+        say(f"{pid} is not responding; `kill -9 {pid}` kills it and the jobs that use it")
 
 
 def _name(each: Description) -> str:
@@ -118,7 +118,7 @@ def stop(words: Sequence[str]) -> int:
     if unknown := wanted - found.keys() - {*silent}:
         known = ", ".join(map(str, (*found, *silent)))
         raise UsageError(
-            f"{min(unknown)} is not a warm process of yours",
+            f"{min(unknown)} is not one of your warm processes",
             hint=f"running: {known}" if known else "none is running",
         )
     _report(pid for pid in silent if pid in wanted or not wanted)
@@ -126,7 +126,7 @@ def stop(words: Sequence[str]) -> int:
         if _ends(pid, found[pid]):
             say(f"{pid} has ended")
         else:
-            say(f"{pid} exits after the job that uses it")
+            say(f"{pid} will exit after the job that uses it")
     if not (found or silent):
         say("you have no warm processes on this machine")
     return EXIT_OK

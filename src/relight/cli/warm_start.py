@@ -67,7 +67,7 @@ def main(argv: list[str]) -> int:
     _Start(processes, worker, modules, learned).wait()
     made = processes.find([])
     if made is None:
-        raise MachineError("the process has imported the modules but does not answer")
+        raise MachineError("the process has imported the modules but is not responding")
     say(
         f"pid {made.pid} keeps {pluralize(made.modules, 'module')} for {script(worker.argv)} until "
         f"unused for {format_duration(made.stays_s)}: {system.memory(made.pid) / 2**20:.0f} MiB"

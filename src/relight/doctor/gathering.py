@@ -164,19 +164,19 @@ class _Participant(Seeker):
         level = ERROR
         if self._came:
             reason = "the rendezvous ended without a verdict"
-            remedy = "run it again; the node at the endpoint must stay until the end"
+            remedy = "run it again; the node at the endpoint must keep running until the end"
         elif self._refused:
             reason = f"this node was refused: {self._refused}"
-            remedy = "give all nodes the same flags, RELIGHT_TOKEN and tls_ settings"
+            remedy = "use the same flags, RELIGHT_TOKEN and tls_ settings on all nodes"
         elif COORDINATOR in spoken:
             level = WARNING
             reason = "the endpoint is in use by a coordinator"
-            remedy = "to check the network between nodes, use another port in --rdzv-endpoint"
+            remedy = "to check the network between the nodes, use another port in --rdzv-endpoint"
         else:
             reason = f"no other node reached {meeting.where}"
             remedy = "run the same command on all nodes at about the same time"
             if DOCTOR in spoken:
-                remedy = "run it again, closer in time to the others"
+                remedy = "run it again, at about the same time as on the others"
         found.insert(0, Finding(level, reason, "", "", remedy))
         return Verdict(tuple(found), self._came)
 

@@ -117,12 +117,14 @@ class MeetingHost:
         """Accept a connection from a new node."""
         sender, job, settings, _ = fields.record(Hello, hello)
         if sender != "doctor":
-            connection.fail("the peer is not `relight doctor`, and this side is")
+            connection.fail("the peer is not `relight doctor`, but this side is")
             return
         if job != self._job or settings is None or settings[:2] != self._wanted:
-            reason = f"other nodes ask for --rdzv-id={self._job} --nnodes={self._wanted}"
+            reason = (
+                f"the other nodes were started with --rdzv-id={self._job} --nnodes={self._wanted}"
+            )
         elif not self._is_open():
-            reason = f"{len(self._attendees)} nodes have already joined, all of --nnodes"
+            reason = f"{len(self._attendees)} nodes have already joined, as many as --nnodes allows"
         else:
             return
         connection.send(fields.to_json(NodeRefused(reason)))
@@ -277,8 +279,8 @@ class MeetingHost:
                 f"refused a connection from there: {reason}",
                 host,
                 "",
-                "if it is a node of the job: the same version of relight, RELIGHT_TOKEN and tls_ "
-                "settings on all nodes",
+                "if it belongs to the job, use the same version of relight, RELIGHT_TOKEN and "
+                "tls_ settings on all nodes",
             )
             for host, reason in self._refused.items()
         ]
@@ -294,8 +296,8 @@ def missing_nodes(came: tuple[str, ...], wanted: Nodes) -> list[Finding]:
             ERROR if len(came) < wanted.min_nodes else WARNING,
             f"{missing} of {wanted} nodes did not join",
             "",
-            f"these did: {', '.join(came)}" if came else "",
-            "run the same command on the others within --timeout; it says whether they reach the "
-            "endpoint",
+            f"these nodes joined: {', '.join(came)}" if came else "",
+            "run the same command on the others within --timeout; it shows whether they can reach "
+            "the endpoint",
         )
     ]

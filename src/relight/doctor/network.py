@@ -48,7 +48,7 @@ def judge(
                 "reached the endpoint, but sent no report",
                 names_of(nodes[number].name for number in missing),
                 "its process or its connection ended",
-                "look at what `relight doctor` printed there",
+                "check the output of `relight doctor` there",
             )
         )
     findings += _datagrams(nodes, probes, port)
@@ -83,54 +83,54 @@ def kind_of(there: Probe, back: Probe) -> str:
     return "nothing"
 
 
-_ROUTES = (
-    "look at the firewalls of both hosts and at the routes between them (ip route get ADDRESS)"
-)
+_ROUTES = "check the firewalls on both hosts and the routes between them (ip route get ADDRESS)"
 _PORTS = (
-    "open TCP ports {low}-{high} between the nodes (net.ipv4.ip_local_port_range), or all: gloo "
-    "and NCCL connect there; --master-port with the static rendezvous fixes only the workers' store"
+    "open TCP ports {low}-{high} between the nodes (net.ipv4.ip_local_port_range), or all ports: "
+    "gloo and NCCL use them; --master-port with the static rendezvous only sets the port of the "
+    "workers' store"
 )
 _KINDS: dict[str, tuple[str, str, str]] = {
     "closed": (
-        "connections to free ports get no answer, but work in the other direction",
-        "a firewall of the target host drops them, though the endpoint's port {port} is open",
+        "connections to free ports get no response, but work in the other direction",
+        "a firewall on the target host drops them, although the endpoint's port {port} is open",
         _PORTS,
     ),
     "blocked": (
-        "TCP connections to free ports get no answer, datagrams do",
-        "a firewall drops them, though the endpoint's port {port} is open",
+        "TCP connections to free ports get no response, but datagrams do",
+        "a firewall drops them, although the endpoint's port {port} is open",
         _PORTS,
     ),
     "one way": (
-        "nothing gets through in this direction, but packets do in the other",
+        "no packets get through in this direction, but they do in the other",
         "a route back is missing, or a firewall drops all packets from there",
         _ROUTES,
     ),
     "nothing": (
         "neither connections to free ports nor datagrams get through",
-        "a firewall drops them, or there is no route; both nodes reach the endpoint's port {port}",
+        "a firewall drops them, or there is no route; both nodes can reach the endpoint's port "
+        "{port}",
         _PORTS,
     ),
     ProbeResult.REFUSED: (
-        "connections are refused at a port where the other node listens",
-        "a firewall rejects them, or another machine has that address too",
-        _PORTS + "; compare `ip addr` and `ip neigh` on both",
+        "connections are refused on a port on which the other node listens",
+        "a firewall rejects them, or another machine has the same address",
+        _PORTS + "; compare the output of `ip addr` and `ip neigh` on both hosts",
     ),
     ProbeResult.NO_ROUTE: (
         "there is no route",
-        "the network says that the host can't be reached",
-        _ROUTES + "; --local-addr chooses the address that others use",
+        "the network reports that the host is unreachable",
+        _ROUTES + "; use --local-addr to choose the address at which others connect",
     ),
     ProbeResult.MUTE: (
-        "a connection is accepted, but not by the other node",
+        "connections are accepted, but not by the other node",
         "there is a proxy, a load balancer or a port mapping between them",
-        "let the nodes reach each other directly (host network for containers)",
+        "make the nodes reachable directly (for containers, use the host network)",
     ),
     "mtu": (
-        "small packets get through and large ones are lost",
-        "the network takes smaller packets than the interfaces send (MTU){sizes}",
-        "set the MTU of the interfaces to what the network takes{command}, or let ICMP "
-        "'fragmentation needed' through, or set sysctl net.ipv4.tcp_mtu_probing=1",
+        "small packets get through, but large ones are lost",
+        "the network's maximum packet size (MTU) is smaller than that of the interfaces{sizes}",
+        "set the interfaces' MTU to that of the network{command}, or let ICMP 'fragmentation "
+        "needed' messages through, or set sysctl net.ipv4.tcp_mtu_probing=1",
     ),
 }
 
@@ -169,7 +169,7 @@ def _packet_sizes(pairs: Sequence[tuple[int, int]], probes: Probes) -> dict[str,
     if not mtus or not least:
         return {"sizes": "", "command": ""}
     return {
-        "sizes": f": {least} bytes get through, the interface sends {max(mtus)}",
+        "sizes": f": {least} bytes get through, but the interface sends {max(mtus)}",
         "command": f" (ip link set dev INTERFACE mtu {least})",
     }
 
@@ -189,7 +189,7 @@ def _datagrams(nodes: Sequence[DoctorNode], probes: Probes, port: int) -> list[F
                 f"UDP port {port} is in use by another program",
                 nodes[0].name,
                 "heartbeats then use TCP only and may be delayed by packet loss",
-                "end that program (ss -ulpn), or take another port for the endpoint",
+                "stop that program (ss -ulpn shows it), or use another port for the endpoint",
             )
         ]
     lost = [
@@ -220,8 +220,8 @@ def _mtus(nodes: Sequence[DoctorNode]) -> list[Finding]:
             WARNING,
             f"the MTU differs between the nodes: {values}",
             "",
-            "TCP takes the smaller one; RDMA and datagrams may fail",
-            "give the interfaces of all nodes the same MTU",
+            "TCP uses the smaller one; RDMA and datagrams may fail",
+            "set the same MTU on all nodes",
         )
     ]
 
@@ -230,10 +230,11 @@ def _address_translation(nodes: Sequence[DoctorNode]) -> list[Finding]:
     return [
         Finding(
             WARNING,
-            f"its address is {node.address}, and it is seen as {node.seen_as}",
+            f"its address is {node.address}, but others see it as {node.seen_as}",
             node.name,
-            "address translation: others can't connect to it, as the workers of a job do",
-            "use the host's network for containers, or --local-addr if it can be reached elsewhere",
+            "because of address translation, workers on other nodes can't connect to it",
+            "use the host network for containers, or --local-addr if the node is reachable at "
+            "another address",
         )
         for node in nodes
         if node.seen_as and node.seen_as != node.address
@@ -251,10 +252,10 @@ def _endpoint_names(nodes: Sequence[DoctorNode]) -> list[Finding]:
     return [
         Finding(
             WARNING,
-            f"the endpoint's name is not the same everywhere: {values}",
+            f"the endpoint's name resolves to different addresses: {values}",
             "",
             "nodes may look for the coordinator on different machines",
-            "make DNS or /etc/hosts agree, or use an address in --rdzv-endpoint",
+            "make DNS and /etc/hosts consistent, or use an IP address in --rdzv-endpoint",
         )
     ]
 
@@ -279,9 +280,9 @@ def _versions(nodes: Sequence[DoctorNode]) -> list[Finding]:
 
 
 _REMEDIES = {
-    "script": "copy the same script to all nodes, or keep it on a shared disk",
-    "arguments": "give the script the same arguments on all nodes",
-    "GPUs": "look at CUDA_VISIBLE_DEVICES and nvidia-smi where there are fewer",
+    "script": "copy the same script to all nodes, or keep it on shared storage",
+    "arguments": "pass the same arguments to the script on all nodes",
+    "GPUs": "check CUDA_VISIBLE_DEVICES and nvidia-smi on the nodes with fewer GPUs",
 }
 
 
@@ -304,9 +305,9 @@ def _clocks(nodes: Sequence[DoctorNode]) -> list[Finding]:
                     WARNING,
                     f"the clock is {abs(ahead):.1f} s {word} that of {nodes[middle].name}",
                     nodes[number].name,
-                    "lines of the nodes' logs will not be in order; relight itself does not "
+                    "the nodes' log lines can't be ordered by time; relight itself does not "
                     "depend on clocks",
-                    "let chrony, ntpd or systemd-timesyncd set the clock (timedatectl)",
+                    "synchronize the clock with chrony, ntpd or systemd-timesyncd (timedatectl)",
                 )
             )
     return findings

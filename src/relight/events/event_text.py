@@ -61,7 +61,7 @@ def describe(event: Event) -> str:
         case SignalReceived():
             return f"agent received signal {event.number}"
         case GroupStopped():
-            return f"stopping the workers of generation {event.generation}: {event.cause}"
+            return f"stopping the workers in generation {event.generation}: {event.cause}"
         case ProcessRemains():
             return f"{named(event)} {_why_it_remains(event)}"
         case SpawnerLost():
@@ -87,7 +87,7 @@ def describe(event: Event) -> str:
                 return text  # workers can't import it either
             return f"{text}; each worker imports it itself ({event.seconds:.1f} s)"
         case PreloadUnfit():
-            return f"preload: preloading process not used: {event.reason}"
+            return f"preload: not using the preloading process: {event.reason}"
         case WorkersWarm():
             if event.warm:
                 return "preload: workers start with preloaded modules"
@@ -102,25 +102,32 @@ def describe(event: Event) -> str:
         case RanksSlow():
             return event.text
         case RanksReplaced(ranks=()):
-            return f"{pluralize(event.stayed, 'rank')} stayed, in {event.seconds:.2f} s"
+            return (
+                f"{pluralize(event.stayed, 'rank')} kept running; recovered in "
+                f"{event.seconds:.2f} s"
+            )
         case RanksReplaced():
             were = "were" if len(event.ranks) > 1 else "was"
             return (
                 f"{format_ranks(event.ranks)} {were} replaced in {event.seconds:.2f} s; "
-                f"{pluralize(event.stayed, 'rank')} stayed"
+                f"{pluralize(event.stayed, 'rank')} kept running"
             )
         case NotRestarting():
             return f"no restart: {event.reason}"
         case StoreReached():
             return f"{event.workers} of {pluralize(event.world_size, 'worker')} reached the store"
         case FailureNoticed():
-            what = "the workers hang" if event.local_rank < 0 else f"local rank {event.local_rank}"
+            what = (
+                "the workers are hanging"
+                if event.local_rank < 0
+                else f"local rank {event.local_rank}"
+            )
             return f"{what}: failure detected after {event.after_s:.3f} s"
         case StepsReported():
             took = event.last - event.first
             return f"the workers reached step {event.step}, {took:.1f} s after their first step"
         case CheckpointFound():
-            return f"the workers of generation {event.generation} saved a checkpoint"
+            return f"the workers in generation {event.generation} saved a checkpoint"
         case StateChanged():
             of = f" of {event.job}" if event.job else ""
             return f"{event.core}{of}: {event.before} -> {event.after} ({event.cause})"
@@ -131,7 +138,7 @@ def describe(event: Event) -> str:
             taken = message if isinstance(message, dict) else event.input
             return f"group input {taken.get('type')}: {pluralize(len(event.effects), 'effect')}"
         case Ended():
-            return f"the job ends with exit code {event.exit_code}: {event.reason}"
+            return f"the job ended with exit code {event.exit_code}: {event.reason}"
         case Tick():
             return "deadline passed"
 
@@ -152,4 +159,4 @@ def _left_out(packages: list[str]) -> str:
     if not packages:
         return ""
     names = ", ".join(packages[:5]) + (" …" if len(packages) > 5 else "")
-    return f"; without {pluralize(len(packages), 'package')} outside site-packages: {names}"
+    return f"; not preloading {pluralize(len(packages), 'package')} outside site-packages: {names}"

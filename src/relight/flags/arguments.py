@@ -92,7 +92,7 @@ def to_spec(parsed: ParsedFlags) -> LaunchSpec:
         hint = "relight run [flags] SCRIPT [arguments of the script]; relight run --help"
         for name in parsed.given:
             if ".py" in str(parsed.values[name.replace("-", "_")]):
-                hint = f"--{name} takes a value, and has taken the script for it"
+                hint = f"--{name} takes a value, and the script was taken as that value"
         raise UsageError("no training script given", hint=hint)
     script, *script_args = parsed.command
     if not script.strip():

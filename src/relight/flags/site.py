@@ -92,7 +92,9 @@ def load(env: Environment) -> Site:
             data = file.read()
     except FileNotFoundError:
         if directory:
-            raise UsageError(f"{DIRECTORY_VARIABLE}={directory}: no {_FILE} there") from None
+            raise UsageError(
+                f"{DIRECTORY_VARIABLE}={directory}: this directory contains no {_FILE}"
+            ) from None
         return NO_SITE
     except OSError as error:
         raise MachineError(f"can't read {path}: {error.strerror}") from None
@@ -102,7 +104,7 @@ def load(env: Environment) -> Site:
         return _checked(path, tomllib.loads(data.decode()))
     except ValueError as error:
         raise MachineError(
-            f"can't read {path}: {error}", hint="this file is the administrator's"
+            f"can't read {path}: {error}", hint="this file is maintained by your administrator"
         ) from None
 
 
@@ -114,7 +116,9 @@ def _checked(path: str, content: Mapping[str, Any]) -> Site:
     for written, value in _table(content, "run").items():
         name = written.replace("_", "-")
         if name in PER_JOB:
-            raise ValueError(f"run.{written} differs from job to job: it can't have a default here")
+            raise ValueError(
+                f"run.{written} is specific to each job, so it can't have a default here"
+            )
         if name not in FLAG_BY_NAME:
             ignored.append(f"run.{written}")
         elif name == CONF:
@@ -132,7 +136,7 @@ def _checked(path: str, content: Mapping[str, Any]) -> Site:
     sections["cli:run"] = {key: _text(f"submit.{key}", value) for key, value in submit.items()}
     locked = content.get("locked", [])
     if not isinstance(locked, list) or not all(isinstance(name, str) for name in locked):
-        raise ValueError("locked is not a list of names")
+        raise ValueError("locked must be a list of names")
     return Site(
         path,
         run,
@@ -166,7 +170,7 @@ def _table(content: Mapping[str, Any], name: str) -> dict[str, Any]:
     table = content.get(name, {})
     if isinstance(table, dict):
         return table
-    raise ValueError(f"{name} is not a table: [{name}]")
+    raise ValueError(f"{name} must be a table: [{name}]")
 
 
 def _tables(content: Mapping[str, Any], name: str) -> dict[str, dict[str, Any]]:
@@ -182,4 +186,4 @@ def _text(name: str, value: Any) -> str:
         return ",".join(_text(name, each) for each in value)
     if isinstance(value, (str, int, float)):
         return str(value)
-    raise ValueError(f"{name} has a value that a flag can't have")
+    raise ValueError(f"the value of {name} has a type that is not valid for a flag")

@@ -204,36 +204,39 @@ DEFAULT_SIGNALS = tuple(
 _BOTH = "0 none, 1 stdout, 2 stderr, 3 both, or LOCAL_RANK:STREAMS,…"
 
 FLAGS: tuple[Flag, ...] = (
-    Flag("nnodes", parse_nodes, Nodes(1, 1), "N|MIN:MAX", "nodes of the job, or their range"),
+    Flag("nnodes", parse_nodes, Nodes(1, 1), "N|MIN:MAX", "nodes in the job, or a range"),
     Flag("nproc-per-node", parse_nproc, "1", "N|auto|cpu|gpu|xpu", "workers on this node"),
     Flag("rdzv-backend", parse_backend, "static", "NAME", ", ".join(BACKENDS)),
     Flag("rdzv-endpoint", parse_endpoint, Endpoint("", None), "HOST[:PORT]",
-         "rendezvous address; HOST1,HOST2,HOST3: the next takes over if one is lost"),
-    Flag("rdzv-id", str, UNSET_RUN_ID, "ID", "job id, the same on all nodes"),
-    Flag("rdzv-conf", parse_conf, (), "K=V,…", "more rendezvous settings"),
-    Flag("standalone", None, False, "", "single node, free port"),
+         "rendezvous address; if several hosts are listed (HOST1,HOST2,HOST3), another one takes "
+         "over when one is lost"),
+    Flag("rdzv-id", str, UNSET_RUN_ID, "ID", "job id; must be the same on all nodes"),
+    Flag("rdzv-conf", parse_conf, (), "K=V,…", "additional rendezvous settings"),
+    Flag("standalone", None, False, "", "run on a single node, using a free port"),
     Flag("node-rank", parse_count, 0, "N", "rank of this node (static only)"),
     Flag("master-addr", parse_host, "127.0.0.1", "HOST", "address of node 0 (static only)"),
     Flag("master-port", parse_port, None, "PORT",
-         f"its port (static only) [{DEFAULT_MASTER_PORT}]"),
-    Flag("local-addr", parse_host, "", "HOST", "address of this node that other nodes connect to"),
+         f"port of node 0 (static only) [{DEFAULT_MASTER_PORT}]"),
+    Flag("local-addr", parse_host, "", "HOST", "address at which other nodes reach this node"),
     Flag("rank-order", parse_rank_order, RankOrder(), "host|topology[=FILE]",
-         "ranks follow host names (host), or the network (topology), as RELIGHT_TOPOLOGY, FILE or "
-         "Slurm say", from_env=False, variable="RELIGHT_RANK_ORDER"),
+         "order ranks by host name (host), or by network location (topology), as given by "
+         "RELIGHT_TOPOLOGY, FILE or Slurm", from_env=False, variable="RELIGHT_RANK_ORDER"),
     Flag("segment", parse_segment, 1, "N",
-         "train on a multiple of N nodes; with --rank-order=topology, segments of N nodes lie in "
-         "one leaf of the network where possible",
+         "train on a multiple of N nodes; with --rank-order=topology, each segment of N nodes is "
+         "placed under one leaf switch where possible",
          from_env=False, variable="RELIGHT_SEGMENT"),
     Flag("max-restarts", parse_restarts, RestartBudget(0), "N[/TIME]",
-         "restarts of the job after failures; within a time, such as 3/1h"),
+         "maximum number of restarts after failures, optionally per time window, such as 3/1h"),
     Flag("restart-policy", one_of("always", "smart"), "always", "NAME",
-         "smart: end if the same exception repeats without progress; back off between restarts; "
-         "progress refills --max-restarts", from_env=False, variable="RELIGHT_RESTART_POLICY"),
+         "smart: give up if the same exception repeats without progress, back off between "
+         "restarts, and reset --max-restarts after "
+         "progress", from_env=False, variable="RELIGHT_RESTART_POLICY"),
     Flag("restart-on", parse_exit_codes, (), "CODES",
-         "restart only after these exit codes and signals of the failed worker, such as 75,SIGKILL",
+         "restart only if the failed worker ended with one of these exit codes or signals, such "
+         "as 75,SIGKILL",
          from_env=False, variable="RELIGHT_RESTART_ON"),
     Flag("fail-on", parse_exit_codes, (), "CODES",
-         "never restart after these exit codes and signals, such as 2,SIGXCPU",
+         "never restart if it ended with one of these, such as 2,SIGXCPU",
          from_env=False, variable="RELIGHT_FAIL_ON"),
     Flag("checkpoints", parse_pattern, "", "PATTERN",
          "checkpoint files, such as 'ckpt/*.pt'; a new one counts as progress", from_env=False),
@@ -245,36 +248,38 @@ FLAGS: tuple[Flag, ...] = (
          "the report shows where each rank is",
          from_env=False, variable="RELIGHT_HANG_TIMEOUT"),
     Flag("watch-slow-ranks", parse_slow_ranks, None, "S",
-         "report stragglers, ranks the others keep waiting for, over windows of S seconds [120]",
+         "report stragglers (ranks that the others keep waiting for), measured over S seconds "
+         "[120]",
          from_env=False, variable="RELIGHT_WATCH_SLOW_RANKS", implied="on"),
     Flag("health-check", parse_health_check, None, "COMMAND|NAMES",
-         "check this node before each start of its workers; if it fails, the node leaves: a "
-         "command such as ./check.sh, or some of disk[=1G],memory[=1G],shm[=32M],gpu,network",
+         "check this node before each start of its workers; the node leaves the job if the check "
+         "fails. A command such as ./check.sh, or any of "
+         "disk[=1G],memory[=1G],shm[=32M],gpu,network",
          from_env=False, variable="RELIGHT_HEALTH_CHECK"),
     Flag("health-check-timeout", parse_interval, 60.0, "S", "time limit of the health check",
          from_env=False),
     Flag("bad-nodes", parse_bad_nodes, None, "DIR[,TIME]",
-         "remember in this shared directory if the hardware of this node fails [7d]; jobs are "
-         "submitted without such nodes",
+         "record nodes whose hardware fails in this shared directory [for 7d]; submitted jobs "
+         "avoid these nodes",
          from_env=False, variable="RELIGHT_BAD_NODES"),
     Flag("monitor-interval", parse_interval, 0.1, "S",
          "accepted for torchrun compatibility; no effect"),
     Flag("start-method", one_of("spawn", "fork", "forkserver"), "spawn", "NAME",
          "accepted for torchrun compatibility; no effect"),
-    Flag("role", str, "default", "NAME", "role of the workers of this node"),
+    Flag("role", str, "default", "NAME", "role of the workers on this node"),
     Flag("name", parse_name, "", "NAME",
-         "name of the job for relight list, status, logs, cancel [that of SCRIPT]",
+         "job name for relight list, status, logs and cancel [the name of SCRIPT]",
          from_env=False, variable="RELIGHT_NAME"),
     Flag("status", parse_page, None, "[HOST:]PORT[,public]",
-         "serve a status page and metrics on the node of rank 0 while workers run; "
-         "public: reading needs no token",
+         "serve a status page and metrics on rank 0's node while workers run; public: no token is "
+         "needed to view them",
          from_env=False, variable="RELIGHT_STATUS"),
     Flag("watch-metric", parse_metrics, (), "REGEX",
-         "numbers in the workers' output that status, top and the page show, such as "
+         "show numbers found in the workers' output in status, top and the status page, such as "
          "'loss: ([0-9.]+)'; may be repeated",
          from_env=False, variable="RELIGHT_WATCH_METRIC", repeats=True),
     Flag("tracker", parse_trackers, (), "NAME[=CONFIG]",
-         "where relight.tracker in the workers records: fsspec, mlflow or a plug-in, and its "
+         "tracker used by relight.tracker in the workers: fsspec, mlflow or a plug-in, and its "
          "settings file; may be repeated", from_env=False, repeats=True),
     Flag("module", None, False, "", "SCRIPT is a module, as in python -m", short="m"),
     Flag("no-python", None, False, "", "SCRIPT is an executable, not Python"),
@@ -282,61 +287,63 @@ FLAGS: tuple[Flag, ...] = (
     Flag("signals-to-handle", parse_signals, DEFAULT_SIGNALS, "NAMES",
          "signals that stop the job, forwarded to the workers"),
     Flag("shutdown-timeout", parse_grace, None, "S",
-         f"time from asking the workers to stop to killing them [{DEFAULT_GRACE_S}]"),
+         f"time that workers have to stop before they are killed [{DEFAULT_GRACE_S}]"),
     Flag("end-with-parent", None, False, "",
-         "stop the job, as SIGTERM does, when the process that started it exits",
+         "stop the job, as on SIGTERM, when the process that started it exits",
          from_env=False, variable="RELIGHT_END_WITH_PARENT"),
-    Flag("virtual-local-rank", None, False, "", "LOCAL_RANK is 0; a worker sees one GPU"),
+    Flag("virtual-local-rank", None, False, "", "set LOCAL_RANK to 0 and let each worker see only "
+    "its own GPU"),
     Flag("numa-binding", one_of("node", "socket", "exclusive", "core-complex"), "", "NAME",
          "bind workers to CPUs: node, socket, exclusive, core-complex", from_env=False),
     Flag("worker-store", one_of("agent", "rank0"), "agent", "NAME",
-         "who serves MASTER_PORT: agent, or rank0's worker", from_env=False),
+         "which process serves MASTER_PORT: agent, or rank0's worker", from_env=False),
     Flag("membership-change", one_of("stop", "at-checkpoint"), "stop", "NAME",
-         "admit new nodes by stopping workers immediately, or after they save (at-checkpoint)",
+         "how to admit new nodes: stop the workers immediately, or after they save (at-checkpoint)",
          from_env=False),
     Flag("on-preempt", parse_notice, None, "SIGNAL|FILE",
-         "preemption notice for this node: a signal besides SIGTERM, or a file that "
-         "appears; workers that call relight.worker.should_checkpoint() save and exit",
+         "preemption notice for this node: a signal (in addition to SIGTERM), or the creation of "
+         "a file; workers that call relight.worker.should_checkpoint() save and exit",
          from_env=False, variable="RELIGHT_ON_PREEMPT"),
     Flag("preload", parse_preload, (BACKGROUND,), "HOW|MODULE,…",
-         "import these once and fork workers from there; auto: the script's imports; "
-         "background: auto for restarts (--max-restarts), after the first step; off. Not with "
-         "--no-python, --run-path",
+         "import these modules once and fork the workers from that process; auto: the modules "
+         "that the script imports; background: as auto, but only for restarts (--max-restarts) "
+         "and after the first step; off. Not with --no-python or --run-path",
          from_env=False, variable="RELIGHT_PRELOAD"),
     Flag("keep-warm", parse_keep_warm, None, "MINUTES|while:PID",
-         "keep the --preload process for later jobs until unused for MINUTES [30], or while "
+         "keep the --preload process for later jobs until it is unused for MINUTES [30], or while "
          "process PID runs; implies --preload=auto",
          from_env=False, variable="RELIGHT_KEEP_WARM", implied="on"),
     Flag("log-dir", str, "", "DIR", "base directory of log files"),
-    Flag("redirects", parse_streams, StreamChoice(0), "STREAMS", "write to files: " + _BOTH,
+    Flag("redirects", parse_streams, StreamChoice(0), "STREAMS", "write output to files: " + _BOTH,
          short="r"),
     Flag("tee", parse_streams, StreamChoice(0), "STREAMS",
-         "write to files and the console: as --redirects", short="t"),
-    Flag("local-ranks-filter", parse_ranks, (), "RANKS", "only these local ranks on the console"),
+         "write output to files and the console; values as for --redirects", short="t"),
+    Flag("local-ranks-filter", parse_ranks, (), "RANKS", "show only these local ranks on the "
+    "console"),
     Flag("duplicate-stdout-filters", parse_filters, (), "TEXTS",
-         "copy tee'd lines with one of these texts to filtered_stdout.log"),
+         "copy tee'd lines that contain one of these strings to filtered_stdout.log"),
     Flag("duplicate-stderr-filters", parse_filters, (), "TEXTS",
          "the same for stderr: filtered_stderr.log"),
     Flag("log-line-prefix-template", str, "", "TEXT",
          "prefix of each tee'd line, with ${role_name}, ${rank}, ${local_rank}, "
          "${hostname} (torch 2.14)"),
     Flag("repeated-lines", one_of("once", "all", "always"), "once", "NAME",
-         "once: show a line that several ranks print once on a terminal, with the ranks; always: "
-         "also in files and pipes; all: each line of each rank",
+         "once: on a terminal, show a line that several ranks print only once, with their ranks; "
+         "always: in files and pipes too; all: show every line from every rank",
          from_env=False, variable="RELIGHT_REPEATED_LINES"),
     Flag("logs-specs", str, "default", "NAME", "only `default`", from_env=False),
     Flag("event-log-handler", parse_event_handler, "null", "NAME",
          "destination of events: null or dynamic_rendezvous (none), console (stderr, one JSON "
          "line each), or a plug-in; --log-dir keeps them in events.jsonl"),
     Flag("record-group", None, False, "",
-         "also write the coordinator's inputs and decisions to events.jsonl, for "
-         "relight events --replay; large", from_env=False),
+         "also write the coordinator's inputs and decisions to events.jsonl, for relight events "
+         "--replay (large files)", from_env=False),
     Flag("print-completion", one_of("bash", "zsh", "tcsh", "fish"), "", "SHELL",
-         "print completion of this command for torchrun (torch 2.14); for all commands: relight "
-         "completion", from_env=False),
-    Flag("help", None, False, "", "show this list", short="h", from_env=False),
+         "print shell completion for torchrun's flags (torch 2.14); relight completion covers all "
+         "commands", from_env=False),
+    Flag("help", None, False, "", "show this help", short="h", from_env=False),
     Flag("verbose", None, False, "",
-         "print events to stderr: each start, exit and restart of a worker …", short="v",
+         "print events to stderr: worker starts, exits, restarts …", short="v",
          from_env=False),
 )  # fmt: skip
 
@@ -387,11 +394,11 @@ def check(spec: LaunchSpec, given: "set[str]") -> list[str]:
         notes.append("--node-rank has no effect: only the static rendezvous has node ranks")
     if not spec.standalone and not static and {"master-addr", "master-port"} & given:
         notes.append("--master-addr and --master-port have no effect with --rdzv-backend="
-                     f"{spec.rdzv_backend}; the endpoint counts")  # fmt: skip
+                     f"{spec.rdzv_backend}; the endpoint is used instead")  # fmt: skip
     if static and spec.runs_locally():
         fixed = spec.rdzv_endpoint.host or spec.master_port is not None
         if "master-addr" in given and not fixed:
-            notes.append("--master-addr has no effect without --master-port: any free port is used")
+            notes.append("--master-addr has no effect without --master-port; a free port is used")
         if "local-addr" in given and fixed:
             notes.append("--local-addr has no effect with --master-port or a static endpoint")
     if static and not spec.runs_locally():
@@ -399,7 +406,7 @@ def check(spec: LaunchSpec, given: "set[str]") -> list[str]:
             notes.append(f"--nnodes={spec.nnodes}: the static rendezvous waits for all "
                          f"{spec.nnodes.max_nodes} nodes")  # fmt: skip
         if "master-addr" not in given and not spec.rdzv_endpoint.host:
-            notes.append("without --master-addr all nodes must be on this machine")
+            notes.append("without --master-addr, all nodes must be on this machine")
     if not spec.rdzv_id and not spec.runs_locally():
         raise UsageError("--rdzv-id is empty", hint="all nodes of a job need the same id")
     if len(spec.rdzv_id.encode(errors="surrogateescape")) > MAX_ID_BYTES:
@@ -427,14 +434,14 @@ def _check_standalone(spec: LaunchSpec, given: "set[str]", notes: list[str]) -> 
     if contradictions:
         raise UsageError(
             f"--standalone contradicts {', '.join(contradictions)}",
-            hint="leave out --standalone for a job of several nodes",
+            hint="leave out --standalone in multi-node jobs",
         )
     unused = sorted({"master-addr", "master-port"} & given)
     if spec.rdzv_endpoint.port:
         unused.append("rdzv-endpoint")
     if unused:
         names = ", ".join("--" + name for name in unused)
-        notes.append(f"{names}: no effect with --standalone, which takes any free port")
+        notes.append(f"{names}: no effect with --standalone, which uses a free port")
 
 
 def _check_restarts(spec: LaunchSpec, given: "set[str]", notes: list[str]) -> None:
@@ -455,12 +462,12 @@ def _check_script_form(spec: LaunchSpec, notes: list[str]) -> None:
         other = "--no-python" if spec.no_python else "--run-path"
         raise UsageError(f"-m and {other} are mutually exclusive", hint="-m means python -m SCRIPT")
     if spec.run_path and spec.no_python:
-        notes.append("--no-python has no effect: --run-path takes precedence")
+        notes.append("--no-python has no effect, because --run-path takes precedence")
     is_asked = spec.preload not in ((), (BACKGROUND,))
     if is_asked or spec.keep_warm is not None:
         asked = "preload" if is_asked else "keep-warm"
         notes += [
-            f"--{asked} has no effect with --{flag}: each worker imports its modules itself"
+            f"--{asked} has no effect with --{flag}, where each worker imports its modules itself"
             for flag in ("no-python", "run-path", "numa-binding")
             if getattr(spec, flag.replace("-", "_"))
         ]
@@ -469,7 +476,7 @@ def _check_script_form(spec: LaunchSpec, notes: list[str]) -> None:
 def _check_logs(spec: LaunchSpec, notes: list[str]) -> None:
     if spec.record_group and not spec.keeps_logs():
         raise UsageError(
-            "--record-group writes to events.jsonl, but this job keeps no log files",
+            "--record-group writes to events.jsonl, but this job has no log files",
             hint="add --log-dir=DIR",
         )
     if spec.log_dir.startswith("~"):
@@ -484,7 +491,9 @@ def _check_logs(spec: LaunchSpec, notes: list[str]) -> None:
         filters = getattr(spec, f"duplicate_{name}_filters")
         teed = [spec.tee.default, *(bits for _, bits in spec.tee.by_rank)]
         if filters and not any(bits & bit for bits in teed):
-            notes.append(f"--duplicate-{name}-filters has no effect: no {name} is tee'd (--tee)")
+            notes.append(
+                f"--duplicate-{name}-filters has no effect, because no {name} is tee'd (--tee)"
+            )
 
 
 def check_ranks(spec: LaunchSpec, local_world_size: int) -> list[str]:

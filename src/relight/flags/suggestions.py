@@ -9,14 +9,14 @@ from relight.base.errors import UsageError
 from relight.base.text import closest_match
 from relight.flags.spec import Flag
 
-_PER_NODE = "did you mean --nproc-per-node? It counts the workers of each node, not of all"
+_PER_NODE = "did you mean --nproc-per-node? It is the number of workers per node, not in total"
 _NODES = "did you mean --nnodes?"
 _HOSTS = (
-    "the same command is started on every host, with --nnodes and --rdzv-endpoint; "
-    "relight submit -s ssh -cfg 'hosts=node1;node2' starts it on all of them"
+    "start the same command on every host, with --nnodes and --rdzv-endpoint, or use relight "
+    "submit -s ssh -cfg 'hosts=node1;node2' to start it on all of them"
 )
 _SUBMIT = "relight run starts workers here; relight submit submits a job to a scheduler"
-_DEVICES = "CUDA_VISIBLE_DEVICES says which GPUs to use"
+_DEVICES = "select GPUs with CUDA_VISIBLE_DEVICES"
 _OTHER_LAUNCHERS = {
     **dict.fromkeys(
         ("n", "np", "nprocs", "nproc", "num-processes", "num-procs", "ntasks", "workers",
@@ -25,7 +25,7 @@ _OTHER_LAUNCHERS = {
     **dict.fromkeys(
         ("g", "gpus", "gpu", "num-gpus", "ngpus", "gpus-per-node", "num-gpus-per-node",
          "ntasks-per-node", "procs-per-node", "nproc-per-gpu", "devices", "multi-gpu"),
-        "did you mean --nproc-per-node? --nproc-per-node=gpu starts a worker for each GPU",
+        "did you mean --nproc-per-node? --nproc-per-node=gpu starts one worker per GPU",
     ),
     **dict.fromkeys(("N", "nodes", "num-nodes", "num-machines", "nnode"), _NODES),
     **dict.fromkeys(("machine-rank", "noderank", "node-id"), "did you mean --node-rank?"),
@@ -35,10 +35,10 @@ _OTHER_LAUNCHERS = {
     **dict.fromkeys(("gpu-ids", "include", "exclude"), _DEVICES),
     **dict.fromkeys(("s", "scheduler", "cfg", "j", "workspace", "dryrun"), _SUBMIT),
     "rdzv-timeout": "did you mean --rdzv-conf join_timeout=SECONDS?",
-    "use-env": "relight run always does what --use-env asks for; relight launch has the flag",
+    "use-env": "relight run always behaves as with --use-env; relight launch has the flag",
     "world-size": "the world size is --nnodes times --nproc-per-node",
-    "rank": "ranks follow from --node-rank and --nproc-per-node",
-    "local-rank": "each worker has LOCAL_RANK; relight launch also passes --local-rank to it",
+    "rank": "ranks are derived from --node-rank and --nproc-per-node",
+    "local-rank": "each worker has LOCAL_RANK set; relight launch also passes --local-rank",
 }  # fmt: skip
 """Maps flags of mpirun, srun, accelerate, deepspeed, horovodrun and TorchX to their equivalents
 here.
@@ -80,7 +80,7 @@ def unknown_flag(word: str, known: Collection[str]) -> UsageError:
     hint = _OTHER_LAUNCHERS.get(name) if "nproc-per-node" in known else None
     meant = "" if hint else closest_match(name, list(known))
     if not hint:
-        after = "; those of a script go after it" if "nproc-per-node" in known else ""
+        after = "; put the script's own flags after it" if "nproc-per-node" in known else ""
         hint = f"did you mean --{meant}?" if meant else f"--help lists the flags{after}"
     return UsageError(f"unknown flag: {word}", hint=hint)
 
@@ -106,11 +106,11 @@ def bad_value(flag: Flag, source: str) -> str:
 def _cause(value: str) -> str:
     """Return what a shell probably did to a value, or an empty string."""
     if not value.strip():
-        return "the value is empty, perhaps an unset variable"
+        return "the value is empty, perhaps because a variable is unset"
     if "\r" in value:
         return CARRIAGE_RETURN
     if value.endswith(".py"):
-        return f"{value} was taken for the value, perhaps after an unset variable"
+        return f"{value} was taken as the value, perhaps because a variable is unset"
     if "$" in value:
         return "the shell doesn't replace variables in single quotes"
     if value[0] in "'\"" or value[-1] in "'\"":
@@ -124,9 +124,9 @@ def _workers_of(text: str) -> tuple[str, str] | None:
     """
     text = text.strip()
     if found := re.fullmatch(r"([\w.-]+:)+(\d+)(\(.*\))?", text):
-        return f"{text} is TYPE:COUNT, as Slurm writes it in SLURM_GPUS_PER_NODE", found[2]
+        return f"{text} has the form TYPE:COUNT, as in SLURM_GPUS_PER_NODE", found[2]
     if found := re.fullmatch(r"(\d+)\(x\d+\)", text):
-        return f"{text} is COUNT(xNODES), as Slurm writes it in SLURM_TASKS_PER_NODE", found[1]
+        return f"{text} has the form COUNT(xNODES), as in SLURM_TASKS_PER_NODE", found[1]
     if re.fullmatch(r"\d+(,\d+)+", text):
         return f"{text} is a list, as in CUDA_VISIBLE_DEVICES", str(text.count(",") + 1)
     return None
@@ -141,7 +141,9 @@ def blank(what: str, word: str) -> UsageError:
     """
     hint = "delete the space or carriage return after a backslash at the end of a line"
     if not word:
-        hint = "the command line has an empty word, perhaps a quoted unset variable"
+        hint = (
+            "the command line contains an empty argument, perhaps a quoted variable that is unset"
+        )
     return UsageError(f"{what} is blank: {word!r}", hint=hint)
 
 

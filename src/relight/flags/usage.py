@@ -77,7 +77,7 @@ def run_help(flags: Iterable[Flag], command: str = "run") -> str:
     lines = [
         f"usage: relight {command} [flags] SCRIPT [arguments of the script]",
         "",
-        "Starts the workers of this node and supervises them. Flags have torchrun's",
+        "Starts this node's workers and supervises them. Flags have torchrun's",
         "names and meanings; dashes and underscores are interchangeable, and any",
         "unique prefix of a name is accepted. Put them before SCRIPT. Defaults are in",
         "brackets; PET_<FLAG> variables change them, as with torchrun, and so do",
@@ -91,8 +91,8 @@ def run_help(flags: Iterable[Flag], command: str = "run") -> str:
         f"  relight {command} --nproc-per-node=gpu --max-restarts=3 --tee=3 train.py",
         f"  relight {command} --nproc-per-node=2 -m package.train",
         "",
-        "exit code: the root cause's own, 128 + n for signal n; 0 on success;",
-        "2 wrong usage",
+        "exit code: 0 on success; after a failure, that of the root cause (128 + n",
+        "for signal n); 2 wrong usage",
     ]
     return "\n".join(lines)
 
@@ -103,7 +103,7 @@ def coordinator_help(flags: Iterable[Flag]) -> str:
         "usage: relight coordinator [flags]",
         "",
         "Coordinates multi-node jobs from a machine without workers. Jobs point --rdzv-endpoint",
-        "at it. If it is restarted, jobs reconnect and their workers keep running.",
+        "at it. If the coordinator restarts, jobs reconnect and their workers keep running.",
         "",
         *flag_lines(flags),
         "",

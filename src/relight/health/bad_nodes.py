@@ -77,7 +77,7 @@ def remember(place: BadNodesDirectory, reason: str, env: Environment) -> BadNode
     now, origin = time.time(), job_origin.of(env.variables)
     name = env.get(NODE_NAME) or env.get("SLURMD_NODENAME") or socket.gethostname()
     if not _NAME.fullmatch(name):
-        raise OSError(None, f"{name!r} is not the name of a node")
+        raise OSError(None, f"{name!r} is not a node name")
     job = f"{origin.scheduler}/{origin.scheduler_job}".strip("/")
     found = BadNode(
         name, reason[:_REASON], origin.scheduler, origin.user, job, now, now + place.expiry_s

@@ -91,8 +91,8 @@ def judge(seen: EndpointReport) -> list[Finding]:
                 ERROR,
                 f"the name {seen.host} does not resolve here",
                 where,
-                "no name server and no /etc/hosts knows it, or none answers",
-                "correct the name, add it to DNS or /etc/hosts, or use an address in "
+                "it is neither in DNS nor in /etc/hosts, or no name server responds",
+                "correct the name, add it to DNS or /etc/hosts, or use an IP address in "
                 "--rdzv-endpoint",
             )
         ]
@@ -118,11 +118,11 @@ def loopback_finding(host: str, port: int, addresses: list[str]) -> Finding | No
         ERROR,
         f"the endpoint is this machine itself ({', '.join(addresses)})",
         text_of(host, port),
-        "/etc/hosts gives the name a loopback address, as Debian does for a machine's own name"
+        "/etc/hosts maps the name to a loopback address, as Debian does for a machine's own name"
         if named
-        else "no other machine can reach it",
-        "if it is the name of another machine, correct /etc/hosts here; nodes of other machines "
-        "need an address that they reach",
+        else "no other machine can reach this address",
+        "if it is the name of another machine, correct /etc/hosts here; nodes on other machines "
+        "need an address that they can reach",
     )
 
 
@@ -155,14 +155,14 @@ def answer_of(data: bytes, *, closed: bool) -> str:
         return RELIGHT
     if not data:
         if closed:
-            return "it closes the connection without an answer, as torch's own store does"
+            return "it closes the connection without responding, as torch's own store does"
         return "it accepts connections and sends nothing"
     for start, name in ((b"HTTP/", "a web server"), (b"SSH-", "an SSH server")):
         if data.startswith(start):
             return f"it is {name}"
     if data[0] in (0x15, 0x16):
-        return "it uses TLS, but not as relight does"
-    return f"it answers {data[:24]!r}"
+        return "it uses TLS, but not relight's protocol"
+    return f"it responds with {data[:24]!r}"
 
 
 def _connect_to_all(
@@ -241,21 +241,21 @@ def _left_s(end: float) -> float:
 
 def _relight_answers(answer: EndpointAnswer, where: str) -> Finding:
     if answer.what == DOCTOR:
-        return Finding(OK, "another `relight doctor` answers", where)
+        return Finding(OK, "another `relight doctor` is listening there", where)
     if answer.what == COORDINATOR:
         return Finding(
             OK,
-            "a coordinator of relight answers",
+            "a relight coordinator is listening there",
             where,
-            "the endpoint can be reached from here",
-            "if this node is not let in: compare --rdzv-id, --nnodes, RELIGHT_TOKEN and the tls_ "
+            "this node can reach the endpoint",
+            "if this node can't join, compare its --rdzv-id, --nnodes, RELIGHT_TOKEN and tls_ "
             "settings with those of the other nodes",
         )
     return Finding(
         WARNING,
-        "relight answers, but requires TLS or a token, or is of another version",
+        "relight is listening there, but it requires TLS or a token, or has a different version",
         where,
-        "the endpoint can be reached from here",
+        "this node can reach the endpoint",
         "use the same version of relight, RELIGHT_TOKEN and tls_ settings on all nodes",
     )
 
@@ -264,29 +264,32 @@ def _failure(what: str, same: list[EndpointAnswer], where: str, port: int) -> Fi
     addresses = ", ".join(answer.address for answer in same)
     ours = all(answer.ours for answer in same)
     if what == REFUSED and ours:
-        return Finding(OK, f"this machine has the endpoint ({addresses}), its port is free", where)
+        return Finding(
+            OK, f"the endpoint is on this machine ({addresses}), and its port is free", where
+        )
     if what == REFUSED:
         return Finding(
             ERROR,
             "the connection is refused",
             where,
-            f"{addresses} is up, but nothing listens at port {port}, or a firewall rejects it",
-            "start relight on that host too; is it the right host and the right port?",
+            f"{addresses} is up, but nothing listens on port {port}, or a firewall rejects the "
+            "connection",
+            "start relight on that host, and check that host and port are correct",
         )
     if what == SILENT:
         alive = any(answer.alive for answer in same)
         why = (
             f"{addresses} is up: a firewall drops packets to port {port}"
             if alive
-            else f"nothing comes back from {addresses}: a firewall drops it, the machine is down, "
-            "or the address is wrong"
+            else f"nothing was received from {addresses}: a firewall drops the packets, the "
+            "machine is down, or the address is wrong"
         )
         return Finding(
             ERROR,
-            "no answer",
+            "no response",
             where,
             why,
-            f"open TCP port {port} on that host; if it does not even answer ping, look at the "
+            f"open TCP port {port} on that host; if it does not respond to ping either, check the "
             "machine and the routes",
         )
     if what.startswith(NO_ROUTE):
@@ -295,13 +298,13 @@ def _failure(what: str, same: list[EndpointAnswer], where: str, port: int) -> Fi
             f"there is {what}",
             where,
             f"{addresses} can't be reached from this machine",
-            "look at the interfaces and routes (ip addr; ip route get ADDRESS)",
+            "check the interfaces and routes (ip addr; ip route get ADDRESS)",
         )
     holder = next((answer.holder for answer in same if answer.holder), "")
-    end = f"end {holder}, or take" if holder else "end that program, or take"
+    end = f"stop {holder}, or use" if holder else "stop that program, or use"
     return Finding(
         ERROR,
-        f"port {port} is taken by a program that is not a coordinator of relight",
+        f"port {port} is in use by a program that is not a relight coordinator",
         where,
         f"{what}; {holder}" if holder else what,
         f"{end} another port in --rdzv-endpoint on all nodes",

@@ -81,5 +81,5 @@ def pairs_of(pairs: Iterable[tuple[str, str]], hosts: Sequence[str]) -> str:
     by_source = by_value(left)
     parts += [f"{s} -> {names_of(by_source[s])}" for s in sorted(by_source, key=natural)]
     if len(parts) > _MAX_PARTS:
-        parts = [*parts[: _MAX_PARTS - 1], f"{len(parts) - _MAX_PARTS + 1} more of that kind"]
+        parts = [*parts[: _MAX_PARTS - 1], f"{len(parts) - _MAX_PARTS + 1} more like this"]
     return "; ".join(parts)

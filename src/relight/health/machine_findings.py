@@ -13,12 +13,12 @@ _LEAST_TASKS, _FEW_TASKS = 256, 2048
 _MANY_HOLDERS = 6
 
 SHM_REMEDY = (
-    "docker run --shm-size=16g or --ipc=host; in Kubernetes an emptyDir of medium Memory at "
-    "/dev/shm; else mount -o remount,size=16g /dev/shm"
+    "use docker run --shm-size=16g or --ipc=host; in Kubernetes, mount an emptyDir with medium: "
+    "Memory at /dev/shm; otherwise, mount -o remount,size=16g /dev/shm"
 )
-TMP_REMEDY = "make room there, or set TMPDIR to a directory that has some"
-MEMORY_REMEDY = "raise --memory of the container, or the memory of the batch job"
-HOLDERS_REMEDY = "end them if nobody needs them (nvidia-smi shows how much each takes)"
+TMP_REMEDY = "free space there, or set TMPDIR to a directory with more space"
+MEMORY_REMEDY = "raise the container's --memory, or the batch job's memory limit"
+HOLDERS_REMEDY = "stop them if they are no longer needed (nvidia-smi shows their memory use)"
 
 
 class Disk(NamedTuple):
@@ -99,21 +99,21 @@ def judge(machine: Machine, *, alone: bool) -> list[Finding]:
 
 def _shared_memory(shm: Disk) -> list[Finding]:
     remedy = SHM_REMEDY
-    why = "DataLoader workers and NCCL share data there, and die with a bus error when it is full"
+    why = "DataLoader workers and NCCL share data there, and crash with a bus error when it is full"
     if shm.error:
         return [
             Finding(ERROR, f"shared memory (/dev/shm) can't be used: {shm.error}", "", why, remedy)
         ]
     if shm.size <= 64 * MIB:
-        size = f"shared memory (/dev/shm) has {_size(shm.size)}"
-        return [Finding(ERROR, size, "", f"the default of containers; {why}", remedy)]
+        size = f"shared memory (/dev/shm) is only {_size(shm.size)}"
+        return [Finding(ERROR, size, "", f"this is the default in containers; {why}", remedy)]
     if shm.size < GIB:
         return [
-            Finding(WARNING, f"shared memory (/dev/shm) has {_size(shm.size)}", "", why, remedy)
+            Finding(WARNING, f"shared memory (/dev/shm) is only {_size(shm.size)}", "", why, remedy)
         ]
     if shm.free < GIB:
         what = f"shared memory (/dev/shm) has {_size(shm.free)} left of {_size(shm.size)}"
-        return [Finding(WARNING, what, "", why, f"remove what dead jobs left there; {remedy}")]
+        return [Finding(WARNING, what, "", why, f"remove files left there by ended jobs; {remedy}")]
     return [Finding(OK, f"shared memory (/dev/shm) has {_size(shm.free)} free", "")]
 
 
@@ -140,7 +140,7 @@ def _files(machine: Machine) -> list[Finding]:
             ERROR if limit < _LEAST_FILES else WARNING,
             f"only {limit} files may be open (ulimit -n)",
             "",
-            "DataLoader workers and connections take hundreds: 'Too many open files'",
+            "DataLoader workers and connections need hundreds; otherwise: 'Too many open files'",
             f"{more}; docker run --ulimit nofile=65536; LimitNOFILE= in systemd",
         )
     ]
@@ -152,8 +152,8 @@ def _tasks(machine: Machine) -> list[Finding]:
         (machine.tasks_of_user, "ulimit -u", "raise ulimit -u (/etc/security/limits.conf)"),
         (
             machine.tasks_of_cgroup,
-            "pids.max of the cgroup",
-            "docker run --pids-limit=-1; podPidsLimit of the kubelet; TasksMax= in systemd",
+            "the cgroup's pids.max",
+            "docker run --pids-limit=-1; the kubelet's podPidsLimit; TasksMax= in systemd",
         ),
     ):
         if left != NO_LIMIT and left < _FEW_TASKS:
@@ -162,7 +162,8 @@ def _tasks(machine: Machine) -> list[Finding]:
                     ERROR if left < _LEAST_TASKS else WARNING,
                     f"only {left} more processes and threads can be started ({name})",
                     "",
-                    "each worker has dozens of threads: 'Resource temporarily unavailable'",
+                    "each worker needs dozens of threads; otherwise: 'Resource temporarily "
+                    "unavailable'",
                     remedy,
                 )
             )
@@ -177,7 +178,7 @@ def _locked(machine: Machine) -> list[Finding]:
             WARNING,
             f"only {_size(machine.locked)} of memory may be locked (ulimit -l)",
             "",
-            f"NCCL locks memory for RDMA ({machine.rdma[0]}): 'Cannot allocate memory'",
+            f"NCCL locks memory for RDMA ({machine.rdma[0]}); otherwise: 'Cannot allocate memory'",
             "ulimit -l unlimited; docker run --ulimit memlock=-1; LimitMEMLOCK=infinity in systemd",
         )
     ]
@@ -189,9 +190,9 @@ def _memory(machine: Machine) -> list[Finding]:
     return [
         Finding(
             WARNING,
-            f"the cgroup leaves {_size(machine.memory)} of memory",
+            f"the cgroup has only {_size(machine.memory)} of memory left",
             "",
-            "a worker with torch takes some 0.5 GiB; above the limit it is killed (exit code 137)",
+            "a worker with torch uses about 0.5 GiB; above the limit, it is killed (exit code 137)",
             MEMORY_REMEDY,
         )
     ]
@@ -203,20 +204,20 @@ def _gpus(gpus: Accelerators) -> list[Finding]:
         findings.append(
             Finding(
                 ERROR,
-                f"{pluralize(gpus.present, 'GPU')} on the bus, and no driver is loaded",
+                f"{pluralize(gpus.present, 'GPU')} on the bus, but no driver is loaded",
                 "",
                 "CUDA will find no device",
-                "install and load the driver (modprobe nvidia; dmesg says why it fails)",
+                "install and load the driver (modprobe nvidia; dmesg shows why it fails)",
             )
         )
     elif gpus.present and not gpus.usable:
         findings.append(
             Finding(
                 ERROR,
-                f"the driver has {pluralize(gpus.present, 'GPU')}, and none can be opened",
+                f"the driver has {pluralize(gpus.present, 'GPU')}, but none can be opened",
                 "",
-                "their files in /dev are missing or forbidden",
-                "docker run --gpus all; in a batch job ask for GPUs (--gres=gpu:N); or look at "
+                "their device files in /dev are missing or not accessible",
+                "use docker run --gpus all; in a batch job, request GPUs (--gres=gpu:N); or check "
                 "the permissions of /dev/nvidia*",
             )
         )
@@ -226,18 +227,19 @@ def _gpus(gpus: Accelerators) -> list[Finding]:
                 ERROR,
                 f"{pluralize(gpus.usable, 'GPU')}, all hidden by {gpus.hiding}",
                 "",
-                "workers see none",
-                "unset it, or name devices from 0 on",
+                "workers don't see any GPU",
+                "unset it, or list devices, starting at 0",
             )
         )
     elif 0 <= gpus.visible < gpus.named:
         findings.append(
             Finding(
                 WARNING,
-                f"{gpus.hiding} names {gpus.named} devices, and {gpus.visible} of them are there",
+                f"{gpus.hiding} lists {gpus.named} devices, but only {gpus.visible} of them exist",
                 "",
                 "CUDA stops at the first entry that does not exist",
-                f"name devices that exist: {pluralize(gpus.usable, 'GPU')} here, from 0 on",
+                f"list devices that exist: this machine has {pluralize(gpus.usable, 'GPU')}, "
+                "starting at 0",
             )
         )
     if gpus.holders:
@@ -246,7 +248,8 @@ def _gpus(gpus: Accelerators) -> list[Finding]:
         findings.append(
             Finding(
                 WARNING,
-                f"other processes use the GPUs: {shown}{f' and {more} more' if more > 0 else ''}",
+                f"other processes are using the GPUs: "
+                f"{shown}{f' and {more} more' if more > 0 else ''}",
                 "",
                 "processes of an earlier job may still hold GPU memory: 'CUDA out of memory'",
                 HOLDERS_REMEDY,
@@ -265,7 +268,7 @@ def _packages(machine: Machine) -> list[Finding]:
     return [
         Finding(
             WARNING,
-            "torch is not installed for the workers' Python, or not found",
+            "torch is not installed in the workers' Python environment, or can't be found",
             "",
             "training scripts import it",
             "activate the right environment, or set PYTHON_EXEC to its interpreter",
@@ -278,16 +281,16 @@ def _names(machine: Machine) -> list[Finding]:
     if outside:
         return [Finding(OK, f"its own name resolves to {', '.join(outside)}", "")]
     found = ", ".join(machine.own_name)
-    what = f"only to local addresses ({found})" if found else "to no address"
+    what = f"only to loopback addresses ({found})" if found else "to no address"
     return [
         Finding(
             WARNING,
             f"the machine's own name, {machine.host}, resolves {what}",
             "",
-            "gloo listens at that address, and other nodes can't reach it there; relight itself "
-            "uses addresses",
-            "give the name the machine's address in /etc/hosts, or set GLOO_SOCKET_IFNAME to the "
-            f"interface that others reach{_choice(machine.addresses)}",
+            "gloo listens at that address, where other nodes can't reach it; relight itself does "
+            "not use the name",
+            "map the name to the machine's address in /etc/hosts, or set GLOO_SOCKET_IFNAME to "
+            f"the interface that other nodes can reach{_choice(machine.addresses)}",
         )
     ]
 

@@ -664,7 +664,10 @@ def _log_left(agent: int, pids: Collection[int]) -> None:
 
     left = ", ".join("{} ({}, user {})".format(pid, *name_and_user(pid)) for pid in pids)
     syslog.openlog("relight", syslog.LOG_PID)
-    what = f"agent {agent} has ended; what it started could not be killed and is left behind"
+    what = (
+        f"agent {agent} has exited; processes that it started could not be killed and are left "
+        "behind"
+    )
     syslog.syslog(syslog.LOG_WARNING, f"{what}: {left}")
 
 

@@ -154,11 +154,11 @@ class OomKills:
         if here is None:
             return (
                 f"perhaps out of memory: the kernel killed {_processes(machine)} "
-                "somewhere on this machine meanwhile"
+                "somewhere on this machine in the meantime"
             )
         return (
             "probably not out of memory: "
-            f"the kernel killed {_processes(machine)} meanwhile, but in other cgroups"
+            f"the kernel killed {_processes(machine)} in the meantime, but in other cgroups"
         )
 
     def _nobody(self) -> str:
@@ -200,7 +200,7 @@ NOBODY = "neither relight nor the out-of-memory killer sent it"
 
 
 def _other(kill: "Kill", at: float) -> str:
-    return f"; that killed process {kill.pid} {at - kill.at:.1f} s before"
+    return f"; the latter killed process {kill.pid} {at - kill.at:.1f} s before"
 
 
 def _memory_cgroup(memberships: str, root: str) -> _Cgroup | None:

@@ -79,22 +79,24 @@ def fit(spec: "LaunchSpec", notes: list[str]) -> "LaunchSpec":
         UsageError: if the launch can't work on this system at all.
     """
     if not spec.runs_locally():
-        require_linux("a job of several nodes (--nnodes)")
+        require_linux("a multi-node job (--nnodes)")
     if spec.numa_binding:
         require_linux("--numa-binding")
     if spec.health_check and any(each.name == "shm" for each in spec.health_check.names):
         require_linux("--health-check=shm")
     if spec.preload not in ((), (BACKGROUND,)):
         notes.append(
-            "--preload has no effect on this system: workers start without preloaded modules"
+            "--preload has no effect on this system; workers start without preloaded modules"
         )
     if spec.hang_timeout:
         notes.append(
-            "--hang-timeout has no effect on this system: it does not count what workers do"
+            "--hang-timeout has no effect on this system, because it does not track workers' "
+            "activity"
         )
     if spec.watch_slow_ranks:
         notes.append(
-            "--watch-slow-ranks has no effect on this system: it does not show where workers wait"
+            "--watch-slow-ranks has no effect on this system, because it does not show where "
+            "workers wait"
         )
     return spec._replace(preload=(), hang_timeout=None, watch_slow_ranks=None)
 

@@ -287,7 +287,7 @@ def gone(last: JobLook) -> JobLook:
     )
     status = last.status
     if not status.state.is_over:
-        why = "no longer known; its agent was killed, or it was deleted"
+        why = "no longer known; it was deleted, or its agent was killed"
         status = status._replace(state=AppState.UNKNOWN, message=why, replicas=replicas)
     return last._replace(status=status)
 

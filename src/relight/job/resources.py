@@ -200,7 +200,7 @@ def own(env: Environment) -> Own:
         except (ImportError, AttributeError) as error:
             raise UsageError(
                 f"{variable}={module}: {error}",
-                hint="it names a module that has a mapping NAMED_RESOURCES",
+                hint="it must name a module that defines the mapping NAMED_RESOURCES",
             ) from None
     return found
 

@@ -171,7 +171,7 @@ class Connection:
         connection.
         """
         if not self._loop.run_guarded(self._take, f"a message of {self.peer}"):
-            reason = "relight failed on its message, which is a bug in relight"
+            reason = "relight failed to handle its message, which is a bug in relight"
             self._loop.run_guarded(lambda: self.fail(reason), f"the end of {self.peer}")
 
     def _take(self) -> None:

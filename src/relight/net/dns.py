@@ -29,7 +29,7 @@ def resolve(
             case ValueError() | OverflowError():
                 done([], f"{host!r} is not a host name")
             case _:
-                done([], f"{host} can't be looked up: {found}")
+                done([], f"can't look up {host}: {found}")
 
     if is_numeric(host):
         addresses = look_up()

@@ -105,16 +105,16 @@ class Handshake:
     def if_late(self, seconds: float) -> str:
         """Describe the step that the peer has not completed within `seconds`."""
         if self._stream.connecting:
-            return f"no answer within {seconds:g} s"
+            return f"no response within {seconds:g} s"
         if self._opening.peer_hello is not None:
             return f"no proof within {seconds:g} s"
-        return f"no answer to the greeting within {seconds:g} s (is it relight?)"
+        return f"no response to the greeting within {seconds:g} s (is it relight?)"
 
     def if_closed(self) -> str:
         """Describe where in the handshake the peer closed the connection."""
         if self._opening.peer_hello is not None:
             return "the peer closed the connection after its hello (do the tokens differ?)"
-        return "the peer closed the connection instead of a greeting (is it relight?)"
+        return "the peer closed the connection instead of sending a greeting (is it relight?)"
 
     def _until_frames_flow(self) -> Iterator[bool]:
         """Yield False when it is the peer's turn."""
@@ -132,7 +132,7 @@ class Handshake:
             if self._tls is not None and first != b"\x16":
                 if first == wire.GREETING[:1]:
                     self._say(wire.body_of({"type": "refused", "reason": "tls"}))
-                raise HandshakeFailed("the peer does not use TLS, and this job does")
+                raise HandshakeFailed("the peer does not use TLS, but this job does")
         self._stream.start(self._tls, server_side=not self._dialled)
         while self._tls is not None and not self._stream.shake_hands():
             yield False

@@ -39,7 +39,7 @@ def explain(workers: Workers, formed: GenerationFormed, store: StorePort | None)
         return ""
     text = f"{come} of {place.world_size} workers have"
     if not late:
-        return f"{text} reached init_process_group, including all on this node"
+        return f"{text} reached init_process_group, including all those on this node"
     if place.group_rank:  # the store, which counts all workers, is on another node
         text = "the other workers on this node have"
     have = "has" if len(late) == 1 else "have"

@@ -121,7 +121,7 @@ def _bind(host: str, port: int, *, listen: bool, alone: bool = False) -> socket.
     non-listening socket is bound to it.
     """
     host = host.strip("[]")
-    hint = "--master-addr and --local-addr take an address of this machine"
+    hint = "--master-addr and --local-addr must be addresses of this machine"
     try:
         # As bytes: a str would import the codec for international names.
         found = socket.getaddrinfo(os.fsencode(host), port, type=socket.SOCK_STREAM)
@@ -148,8 +148,8 @@ def _bind(host: str, port: int, *, listen: bool, alone: bool = False) -> socket.
             raise no_free_port("the workers' store") from None
         if error.errno == errno.EADDRINUSE:
             raise PortTakenError(
-                f"port {host}:{port} for the workers' store is taken by another program",
-                hint="leave out --master-port for a free port, or choose another",
+                f"port {host}:{port} for the workers' store is in use by another program",
+                hint="leave out --master-port to use a free port, or choose a different one",
             ) from None
         if error.errno == errno.EADDRNOTAVAIL:
             raise UsageError(f"{host} is not an address of this machine", hint=hint) from None

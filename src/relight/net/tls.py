@@ -127,7 +127,7 @@ def _check_readable(option: str, path: str) -> None:
 def _why_no_pair(cert: str, key: str, error: OSError) -> str:
     """Describe which of the two files is wrong."""
     if isinstance(error, ssl.SSLError) and error.reason == "KEY_VALUES_MISMATCH":
-        return f"tls_key: {key} is not the key of {cert}"
+        return f"tls_key: {key} is not the key for {cert}"
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(cert)
     except (ssl.SSLError, OSError):

@@ -94,7 +94,7 @@ class EventProcess:
         late = not self.has_ended
         self._end()
         if late or self._dropped:
-            self._tell("it took too long, and has not got all events")
+            self._tell("it took too long and has not received all events")
 
     def _add(self, recorded: LoggedEvent) -> None:
         if self.has_ended:
@@ -131,7 +131,7 @@ class EventProcess:
                 self._is_done = True
         if not data:
             if not self._is_done:
-                self._tell("it has ended, and gets no more events")
+                self._tell("it has exited and receives no more events")
             self._end()
 
     def _end(self) -> None:
@@ -173,7 +173,7 @@ def _serve(name: str, agent: socket.socket, origin: Mapping[str, str]) -> None:
             except BaseException as error:
                 if not told:
                     told = True
-                    what = f"it raised {_shown(error)}; further errors are not told"
+                    what = f"it raised {_shown(error)}; further errors are not shown"
                     agent.sendall(what.encode() + b"\n")
     agent.sendall(b"\n")
 

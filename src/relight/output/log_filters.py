@@ -36,7 +36,7 @@ class FilteredFile:
             while lines and self._fd >= 0:
                 lines = lines[os.write(self._fd, lines) :]
         except OSError as error:
-            self._say(f"relight: {self._path} gets no more lines: {error.strerror}")
+            self._say(f"relight: no more lines are written to {self._path}: {error.strerror}")
             self.close()
 
     def close(self) -> None:

@@ -87,7 +87,7 @@ class Watch:
             if found:
                 return (
                     self._iterated_by,
-                    f"{self._iterated_by} keeps {found} when it reads all variables",
+                    f"{self._iterated_by} reads all variables and keeps {found}",
                 )
         return "", ""
 

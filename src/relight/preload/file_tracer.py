@@ -101,7 +101,7 @@ class Inputs:
                 self.variables.update(_VARIABLE.findall(_text(path)))
             is_new = file is not None and file.modified_ns > self._began_ns
             if is_new and self._contents.get(path) != _content(path):
-                return f"{path} was changed while it was imported"
+                return f"{path} changed while it was being imported"
         return ""
 
     def problem(self) -> tuple[str, str]:
@@ -115,7 +115,7 @@ class Inputs:
                 continue
             self._contents.setdefault(path, _content(path))
             if file.modified_ns > self._began_ns:
-                return module, f"{module} reads {path}, which was changed meanwhile"
+                return module, f"{module} reads {path}, which has changed in the meantime"
         return "", ""
 
     def changed(self) -> str:
@@ -129,17 +129,19 @@ class Inputs:
                 what = "was removed" if now is None else "is new" if file is None else "has changed"
                 return f"{path} {what}"
         if _linked() != self._libraries:
-            return f"{_CACHE} has other files for libraries in use"
+            return f"{_CACHE} refers to different files for libraries in use"
         for path, (modified_ns, names) in self._directories.items():
             if _modified_ns(path) != modified_ns:
                 modified_ns, now_names = _directory(path)
                 if now_names != names:
                     which = ", ".join(sorted(now_names ^ names)[:3])
-                    return f"{path} has other modules: {which}"
+                    return f"{path} contains different modules: {which}"
                 self._directories[path] = modified_ns, names
         for path, names in self._listed.items():
             if (now_names := _names(path)) != names:
-                return f"{path} has other files: {', '.join(sorted(now_names ^ names)[:3])}"
+                return (
+                    f"{path} contains different files: {', '.join(sorted(now_names ^ names)[:3])}"
+                )
         return ""
 
     def _note(self, event: str, arguments: tuple[Any, ...]) -> None:

@@ -293,22 +293,22 @@ class _Baseline:
                 os._exit(0)
             if linux.reap(pid, linux.END_LIMIT_S) is None:
                 os.kill(pid, signal.SIGKILL)
-                raise UnfitError(name, f"after {name}, a fork hangs")
+                raise UnfitError(name, f"after importing {name}, a fork hangs")
             if _threads() > 1:
                 raise UnfitError(name, f"{name} starts a thread")
         if set(linux.children()) - {child}:
             raise UnfitError(name, f"{name} starts a process")
         if _shares_memory():
-            raise UnfitError(name, f"{name} makes memory that processes share")
+            raise UnfitError(name, f"{name} allocates memory that is shared between processes")
         if any(signal.getitimer(timer) != (0.0, 0.0) for timer in _TIMERS):
             raise UnfitError(name, f"{name} starts a timer")
         if os.readlink("/proc/self/cwd") != self._directory:
             raise UnfitError(name, f"{name} changes the working directory")
         if sys.path[: len(self._path)] != self._path:
             # The script's directory would come before the entries that the import added.
-            raise UnfitError(name, f"{name} changes sys.path, not only its end")
+            raise UnfitError(name, f"{name} changes sys.path other than by appending to it")
         if signal.getsignal(signal.SIGCHLD) is None:
-            raise UnfitError(name, f"{name} brings its own handler of SIGCHLD")
+            raise UnfitError(name, f"{name} installs its own SIGCHLD handler")
         for watched in (*self._others, self._watch):
             culprit, reason = watched.problem()
             if reason:
@@ -357,7 +357,7 @@ def check_shadows(argv: list[str], modules: Collection[str]) -> None:
         for name in sorted(_packages(modules))
     }
     for name, origin in _beside(specs, argv).items():
-        reason = f"the script would import another {name}: {origin}"
+        reason = f"the script would import a different {name}: {origin}"
         raise UnfitError(name, reason, lasting=False)
 
 

@@ -93,8 +93,8 @@ class Deferred:
         origin, loader = getattr(known, "origin", None), getattr(known, "loader", None)
         if other := self._found_instead(name, origin):
             self._restart_cold(
-                f"the script finds another {name} than the one that was preloaded ({other})",
-                "continues with it, but preloaded modules use the other one",
+                f"the script imports a different {name} ({other}) from the preloaded one",
+                "continues with it, but preloaded modules use the preloaded one",
             )
             for each in [x for x in self._hidden if x == name or x.startswith(f"{name}.")]:
                 del self._hidden[each]
@@ -193,8 +193,8 @@ class Deferred:
         assignment = variable if value is None else f"{variable}={value}"
         self._restart_cold(
             f"{library or 'the script'} sets {variable} before it imports {name}, which was "
-            "preloaded without that",
-            "continues with the value at import time",
+            "preloaded without this setting",
+            "continues, with the value that was set at import time",
             report=("library " if library else "script ") + assignment,
         )
         if value is None:
@@ -214,7 +214,7 @@ class Deferred:
         if report:
             self._report(report)  # this writes to a file
         what = "restarts without preloaded modules" if again else otherwise
-        os.write(2, f"relight: {why}: this worker {what}\n".encode(errors="replace"))
+        os.write(2, f"relight: {why}; this worker {what}\n".encode(errors="replace"))
         if again:
             argv, variables = self._restart
             for number in (signal.SIGPIPE, signal.SIGXFSZ):  # as when a program starts

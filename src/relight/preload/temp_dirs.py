@@ -60,7 +60,7 @@ class Temporary:
             remove_tree(path) if os.path.isdir(path) else os.unlink(path)
         for path, by in made.items():
             if path not in directories:
-                return by.module, f"{by.module} makes a temporary file or directory: {path}"
+                return by.module, f"{by.module} creates a temporary file or directory: {path}"
             self._renewed.append((directories[path], by))
         return "", ""
 

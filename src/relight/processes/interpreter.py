@@ -74,7 +74,7 @@ def remedy(python: str, env: Environment, module: str, loop: "Loop") -> str:
         other_python.close()
     except OSError:
         pass  # that Python can't be queried
-    other = f"; {usual} has it: activate its environment, or set PYTHON_EXEC" if has_it else ""
+    other = f"; {usual} has it, so activate its environment, or set PYTHON_EXEC" if has_it else ""
     return f"workers ran {python}{other}"
 
 

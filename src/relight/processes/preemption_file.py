@@ -25,6 +25,6 @@ class NoticeFile:
 
     def _look(self) -> None:
         if os.path.exists(self._path):
-            self._on_there(f"{self._path} is there")
+            self._on_there(f"{self._path} was created")
         else:
             self._loop.call_after(_LOOK_EVERY_S, self._look)

@@ -119,10 +119,10 @@ class JobDirectory:
         """Return why a job's agent is alive but has not answered, and what to do about it."""
         agent = f"its agent (pid {pid})"
         if job not in self._unreadable:
-            why = f"{agent} does not answer: it is stopped, or this machine is very busy"
-            return why, f"kill -CONT {pid} lets a stopped one go on"
+            why = f"{agent} is not responding: it is suspended, or this machine is very busy"
+            return why, f"if it is suspended, resume it with kill -CONT {pid}"
         theirs = self._unreadable[job] or "another version of relight"
-        why = f"{agent} runs {theirs}, whose answers relight {__version__} can't read"
+        why = f"{agent} runs {theirs}, whose responses relight {__version__} can't read"
         return why, "use the relight command of that version; the job is not affected"
 
     def answers_or_lives(self, job: str) -> bool:

@@ -230,5 +230,6 @@ class WorkerMemory:
             self._told = True
             self._say(
                 f"can't share {self._paths[local_rank]} with local rank {local_rank}: "
-                f"{error.strerror}; its steps are unknown, and it can't be asked to save"
+                f"{error.strerror}; its steps are unknown, and it can't be told to save a "
+                "checkpoint"
             )

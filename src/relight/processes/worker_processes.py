@@ -312,7 +312,7 @@ class Workers:
         word, _, rest = line.partition(" ")
         if word == "broken":
             reason = f"the worker spawner (pid {self._spawner.pid}) failed: {rest}"
-            raise InternalError(reason, hint="please report these lines and what was run")
+            raise InternalError(reason, hint="please report it, with these lines and the command")
         if word == "refused":
             number, _, path = rest.partition(" ")
             raise _refused(int(number), path)
@@ -417,6 +417,6 @@ def _refused(number: int, path: str) -> MachineError:
     if number in (errno.EMFILE, errno.ENFILE):
         hint = "check `ulimit -n`"
     elif path.startswith("/proc"):
-        hint = "relight finds processes in /proc: mount it"
+        hint = "mount /proc, which relight needs to find processes"
     what = f"{path}: {os.strerror(number)}" if path else os.strerror(number)
     return MachineError(f"can't supervise workers on this machine: {what}", hint=hint)

@@ -46,7 +46,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the time limit setting."""
     parser.addini(
         TIMEOUT,
-        f"seconds that a test with the mark {MARK} may take, of those that say nothing else",
+        f"default time limit, in seconds, of a test with the mark {MARK}",
         default=str(DEFAULT_TIMEOUT_S),
     )
 

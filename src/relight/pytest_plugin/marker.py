@@ -81,11 +81,11 @@ def _backend(value: Any) -> str:
     if value is None:
         return ""
     if not isinstance(value, str) or not value:
-        raise _wrong(f"has backend={value!r}: expected a name, as gloo")
+        raise _wrong(f"has backend={value!r}: expected a name, such as gloo")
     for part in value.lower().split(","):  # cpu:gloo,cuda:nccl
         name = part.rpartition(":")[2]
         if name not in BACKENDS:
-            hint = did_you_mean(name, BACKENDS, f"there are {', '.join(BACKENDS)}")
+            hint = did_you_mean(name, BACKENDS, f"known backends: {', '.join(BACKENDS)}")
             raise _wrong(f"has backend={value}: unknown; {hint}")
     return value
 

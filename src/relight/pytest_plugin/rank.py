@@ -58,8 +58,8 @@ class RankPlugin:
         if self._init:
             if importlib.util.find_spec("torch") is None:
                 pytest.fail(
-                    "the process group needs torch, which is not installed; init=False does "
-                    "without",
+                    "the process group requires torch, which is not installed; use init=False to "
+                    "run without it",
                     pytrace=False,
                 )
             import torch.distributed as dist

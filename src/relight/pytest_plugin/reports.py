@@ -186,7 +186,7 @@ class ReportedTest:
         if any(each.stacks for each in self._ranks):
             names = _named([each.rank for each in missing])
             parts: list[tuple[str, Any]] = [
-                (f"{names} had not ended after {self._wanted.timeout_s:g} s", "")
+                (f"{names} had not finished after {self._wanted.timeout_s:g} s", "")
             ]
             parts += [(f"stacks of rank {x.rank}", _of_test(x.stacks)) for x in missing if x.stacks]
             return RanksRepr(parts + [part for each in missing for part in each.printed])
@@ -225,7 +225,7 @@ class ReportedTest:
             lines.remove(titles[0])
         else:
             names = _named([each.rank for each in missing])
-            title = f"{names} exited with code {self._exit_code} before the test had ended"
+            title = f"{names} exited with code {self._exit_code} before the end of the test"
         printed = [part for each in missing for part in each.printed]
         return RanksRepr([(title, "\n".join(lines[-_MOST_LINES:])), *printed])
 
@@ -274,7 +274,7 @@ def _consequence(report: pytest.TestReport) -> str:
     """
     crash = getattr(report.longrepr, "reprcrash", None)
     message = str(getattr(crash, "message", ""))
-    return f"what followed: {message}" if _LOST.search(message) else ""
+    return f"consequence: {message}" if _LOST.search(message) else ""
 
 
 def _is_strict(report: pytest.TestReport) -> bool:

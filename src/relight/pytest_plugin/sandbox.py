@@ -94,7 +94,7 @@ class SandboxRunner:
                 if not isinstance(error, subprocess.TimeoutExpired):
                     raise
                 said = f"{stdout[-_SHOWN:]}\n{stderr[-_SHOWN:]}"
-                pytest.fail(f"the job has not ended in {limit_s:g} s\n{said}", pytrace=False)
+                pytest.fail(f"the job did not end within {limit_s:g} s\n{said}", pytrace=False)
         return SandboxResult(process.returncode, stdout, stderr)
 
 

@@ -63,7 +63,7 @@ def take(
     except UsageError as error:
         if not _is_settled(spec, given):
             raise
-        found = NOTHING._replace(notes=(f"nothing taken from the environment: {error.message}",))
+        found = NOTHING._replace(notes=(f"ignoring the environment: {error.message}",))
     filled, taken, notes = fill(spec, given, found)
     if taken and found.system == "Slurm" and not _has_security(filled, env):
         path = user_token.find(env)
@@ -71,7 +71,7 @@ def take(
             conf = (*filled.rdzv_conf, ("token_file", path))
             filled = filled._replace(rdzv_conf=conf)
             taken = [each for each in taken if each.flag != "rdzv-conf"]
-            taken.append(Taken("rdzv-conf", conf, "the token of this user, for Slurm"))
+            taken.append(Taken("rdzv-conf", conf, "this user's token, for Slurm"))
     names = {each.flag for each in taken}
     if spec.verbose:
         notes += map(str, [*_given(spec, given, env), *taken])
@@ -119,9 +119,9 @@ def fill(
     if "rdzv-id" not in given and found.job is not None and taken:
         taken.append(Taken("rdzv-id", *found.job))
     if taken:
-        what = pluralize(nodes.max_nodes, "node") if taken[0].flag == "nnodes" else "nodes meet"
+        what = pluralize(nodes.max_nodes, "node") if taken[0].flag == "nnodes" else "rendezvous"
         how = "" if spec.verbose else " (-v shows the variables used)"
-        notes.insert(0, f"{what}, as {found.system} says{how}")
+        notes.insert(0, f"{what} according to {found.system}{how}")
     changes = {FLAG_BY_NAME[each.flag].field: each.value for each in taken}
     return spec._replace(**changes), taken, notes
 

@@ -113,7 +113,9 @@ def detect(variables: Mapping[str, str], given: set[str], hostname: str) -> Foun
     elif "SLURM_JOB_ID" in variables:
         found = _slurm(variables, given)
     elif "PMIX_RANK" in variables and "nnodes" not in given:
-        found = FoundFlags(notes=("PMIX_RANK is set, but not the number of processes: one node",))
+        found = FoundFlags(
+            notes=("PMIX_RANK is set, but the number of processes is not; using one node",)
+        )
     else:
         return _ranks(variables, given, hostname)
     if found.agents is None or found.agents.value == 1:
@@ -166,7 +168,10 @@ def _first_host_of_mpi(
     if vpid == "0" and here > 1:  # if mpirun's own host is in the job, it comes first
         return Text(hostname, daemon or ""), ""
     if here > 1:
-        return None, "Open MPI does not say on which host its rank 0 is, with several on a host"
+        return (
+            None,
+            "with several processes per host, Open MPI does not tell which host runs its rank 0",
+        )
     daemon_number = whole(vpid)
     first = -1 if daemon_number is None else daemon_number - rank
     regex = variables.get("OMPI_MCA_orte_node_regex")
@@ -188,7 +193,10 @@ def _first_host_of_mpi(
     if first == 0 and "tcp://" in uri:
         address = uri.partition("tcp://")[2].partition(":")[0].partition(",")[0]
         return Text(address, f"OMPI_MCA_orte_hnp_uri={uri}"), ""
-    return None, "Open MPI does not say on which host its rank 0 is, except if mpirun runs there"
+    return (
+        None,
+        "Open MPI does not tell which host runs its rank 0, unless mpirun runs on that host",
+    )
 
 
 def _slurm(variables: Mapping[str, str], given: set[str]) -> FoundFlags:
@@ -196,10 +204,16 @@ def _slurm(variables: Mapping[str, str], given: set[str]) -> FoundFlags:
     count = variables.get("SLURM_JOB_NUM_NODES", "1")
     number = whole(step)
     if number is None or number >= _FIRST_SPECIAL_STEP:
-        note = f"SLURM_JOB_NUM_NODES={count}, but srun did not start this: a job of one node"
+        note = (
+            f"SLURM_JOB_NUM_NODES={count}, but this was not started by srun; running a "
+            "single-node job"
+        )
         return FoundFlags(notes=(note,) if count != "1" and "nnodes" not in given else ())
     if foreign := _left_over(variables):
-        note = f"SLURM_STEP_ID={step} is ignored, {foreign}: the step that called sbatch left it"
+        note = (
+            f"ignoring SLURM_STEP_ID={step}, {foreign}; it is left over from the step that "
+            "called sbatch"
+        )
         found = _slurm({**variables, "SLURM_STEP_ID": ""}, given)
         return found._replace(notes=(note, *found.notes))
     nnodes = _number(variables, "SLURM_STEP_NUM_NODES", least=1)
@@ -256,8 +270,12 @@ def _left_over(variables: Mapping[str, str]) -> str:
     except ValueError:
         return ""
     if name and name not in hosts:
-        return f"as SLURM_STEP_NODELIST={listed} lacks this node, {name}"
-    return f"as SLURM_STEP_NODELIST={listed} is not in SLURM_JOB_NODELIST={job}" if others else ""
+        return f"because SLURM_STEP_NODELIST={listed} does not contain this node, {name}"
+    return (
+        f"because SLURM_STEP_NODELIST={listed} is not part of SLURM_JOB_NODELIST={job}"
+        if others
+        else ""
+    )
 
 
 def _check_step(variables: Mapping[str, str], nnodes: Number) -> None:
@@ -285,7 +303,7 @@ def _ranks(variables: Mapping[str, str], given: set[str], hostname: str) -> Foun
     if index is None and not (address and rank_name and size_name):
         return NOTHING
     if {"LOCAL_RANK", "LOCAL_WORLD_SIZE"} & variables.keys():
-        note = "LOCAL_RANK is set: RANK and WORLD_SIZE belong to a worker and are ignored"
+        note = "ignoring RANK and WORLD_SIZE, because LOCAL_RANK is set, so they belong to a worker"
         return FoundFlags(notes=() if "nnodes" in given else (note,))
     rank = _number(variables, rank_name or "JOB_COMPLETION_INDEX")
     # If --nnodes or PET_NNODES is also set, WORLD_SIZE may count workers.
@@ -300,7 +318,10 @@ def _ranks(variables: Mapping[str, str], given: set[str], hostname: str) -> Foun
             if workers.value % nnodes.value:
                 raise _contradiction(nnodes, workers)
     elif "nnodes" not in given:
-        note = f"{rank.source}, but nothing says of how many nodes: one node (--nnodes, PET_NNODES)"
+        note = (
+            f"{rank.source}, but the number of nodes is not set; using one node (--nnodes, "
+            "PET_NNODES)"
+        )
         return FoundFlags(notes=(note,))
     found = FoundFlags(
         system="Kubernetes" if index is not None else "the environment",
@@ -321,10 +342,12 @@ def _first_pod(found: FoundFlags, hostname: str, index: str) -> FoundFlags:
     source = f"JOB_COMPLETION_INDEX={index}, the host name {hostname}"
     name, dot, domain = hostname.partition(".")
     if not name.endswith(f"-{index}"):
-        return found._replace(no_host=f"{source}, which does not end in -{index}")
+        return found._replace(no_host=f"{source}, which does not end with -{index}")
     name = name.removesuffix(f"-{index}")
     job = Text(f"k8s-{name}", source)
-    note = f"{name}-0 is found only with a headless Service, named as subdomain of the pods"
+    note = (
+        f"{name}-0 resolves only with a headless Service, which must be set as the pods' subdomain"
+    )
     return found._replace(
         host=Text(f"{name}-0{dot}{domain}", source),
         job=job,
@@ -368,7 +391,7 @@ def _number(variables: Mapping[str, str], name: str, least: int = 0) -> Number:
     text = variables.get(name, "")
     number = whole(text)
     if number is None or number < least:
-        expected = f"a whole number from {least}"
+        expected = f"a whole number, at least {least}"
         raise UsageError(
             f"{name}={text:.80}: expected {expected}" if text else f"{name} is not set"
         )

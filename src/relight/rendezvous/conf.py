@@ -138,7 +138,7 @@ def parse_attempts(text: str) -> int:
 def parse_rank(text: str) -> int:
     """Parse a node rank."""
     if not (text.isascii() and text.isdecimal() and len(text) < 10):
-        raise ValueError("expected a whole number from 0")
+        raise ValueError("expected a whole number, at least 0")
     return int(text)
 
 
@@ -166,7 +166,7 @@ def one_of(*words: str) -> Callable[[str], str]:
 
 _ETCD = ("etcd", "etcd-v2")
 _REGISTERS = (*_ETCD, "file")
-_ONLY_ETCD = "it says how to reach etcd"
+_ONLY_ETCD = "it configures how to reach etcd"
 
 KEYS: tuple[Key, ...] = (
     Key("join_timeout", parse_seconds),
@@ -174,7 +174,7 @@ KEYS: tuple[Key, ...] = (
     Key("close_timeout", parse_seconds),
     Key("keep_alive_interval", parse_seconds),
     Key("keep_alive_max_attempt", parse_attempts),
-    Key("heartbeat_timeout", parse_seconds, (), "no heartbeat waits for an answer"),
+    Key("heartbeat_timeout", parse_seconds, (), "heartbeats don't wait for a response"),
     Key("exit_barrier_timeout", parse_wait),
     Key("checkpoint_timeout", parse_seconds),
     Key("takeover", one_of("majority", "alone")),
@@ -182,12 +182,17 @@ KEYS: tuple[Key, ...] = (
     Key("tls_cert", str, is_file=True),
     Key("tls_key", str, is_file=True),
     Key("tls_ca", str, is_file=True),
-    Key("is_host", parse_bool, ("c10d", *_REGISTERS), "with static, node rank 0 hosts it"),
+    Key(
+        "is_host",
+        parse_bool,
+        ("c10d", *_REGISTERS),
+        "with the static rendezvous, node rank 0 hosts it",
+    ),
     Key(
         "rank0",
         one_of("endpoint", "any"),
         ("c10d",),
-        "only with c10d does a node host the endpoint",
+        "only with c10d is the endpoint one of the nodes",
     ),
     Key("lease_ttl", parse_seconds, _REGISTERS, "the endpoint itself is the coordinator"),
     Key("store_type", one_of("tcp", "file"), ("c10d",), "only the c10d rendezvous has it"),
@@ -318,7 +323,7 @@ def _unknown(name: str, backend: str) -> str:
     known = keys_of(backend)
     accepted = tuple(key.name for key in KEYS if not key.backends)
     word = name.lower().replace("-", "_")
-    remedy = did_you_mean(word, known + accepted, f"known are {', '.join(known)}")
+    remedy = did_you_mean(word, known + accepted, f"known keys: {', '.join(known)}")
     return f"--rdzv-conf: {name} has no effect: unknown key; {remedy}"
 
 

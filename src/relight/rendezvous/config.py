@@ -76,17 +76,24 @@ class Meeting(NamedTuple):
         """The command that diagnoses a failed rendezvous."""
         if self.register is not None:
             return (
-                f"check that {self.where} answers and is the same; `relight doctor --nnodes=N "
-                "--rdzv-endpoint=HOST`, with any node's host name, says who can't reach whom"
+                f"check that {self.where} responds and is the same on all nodes; to check the "
+                "network, run `relight doctor --nnodes=N --rdzv-endpoint=HOST`, with any node's "
+                "host name, on all nodes at the same time"
             )
-        return f"`relight doctor --nnodes=N --rdzv-endpoint={self.where}` says who can't reach whom"
+        return (
+            f"run `relight doctor --nnodes=N --rdzv-endpoint={self.where}` on all nodes at the "
+            "same time to see which connections fail"
+        )
 
     @property
     def warning(self) -> str:
         """The warning to print on the coordinator's host if any host may join; otherwise empty."""
         if not self.security.is_open:
             return ""
-        return f"no token: any host reaching {self.where} can join this job ({TOKEN} sets one)"
+        return (
+            f"no token is set: any host that can reach {self.where} can join this job (set one "
+            f"with {TOKEN})"
+        )
 
     @property
     def host(self) -> str:
@@ -127,7 +134,9 @@ def arrange(spec: LaunchSpec, env: Environment) -> tuple[Meeting, GroupSettings,
         register = _register(spec, dict(pairs))
         where = f"{spec.rdzv_backend} {spec.rdzv_endpoint}".rstrip()
         if spec.rdzv_id == UNSET_RUN_ID:
-            notes.append(f"no --rdzv-id: all jobs at {where} without one count as one job")
+            notes.append(
+                f"no --rdzv-id is set: all jobs at {where} without an id are treated as one job"
+            )
     ranked = spec.node_rank if conf.rank is None else conf.rank
     node_rank = ranked if static else _replica(env)
     if static and node_rank >= spec.nnodes.max_nodes:
@@ -136,7 +145,9 @@ def arrange(spec: LaunchSpec, env: Environment) -> tuple[Meeting, GroupSettings,
         )
     secured = security(env, conf)
     if conf.takeover == "alone" and len(hosts) < 2:
-        notes.append("takeover=alone has no effect: it is for an endpoint that lists several hosts")
+        notes.append(
+            "takeover=alone has no effect, because the endpoint does not list several hosts"
+        )
     by_topology, topology = spec.rank_order.by_topology and not static, ""
     if by_topology:
         from relight.rendezvous.topology import find
@@ -222,7 +233,8 @@ def _hosts(spec: LaunchSpec) -> tuple[tuple[str, int], ...]:
     if not endpoint.host:
         raise UsageError(
             f"--nnodes={spec.nnodes} without --rdzv-endpoint",
-            hint="give all nodes the same --rdzv-endpoint=HOST:PORT, an address of one of them",
+            hint="use the same --rdzv-endpoint=HOST:PORT on all nodes, with the address of one of "
+            "them",
         )
     if "/" in endpoint.host:
         raise UsageError(
@@ -234,7 +246,9 @@ def _hosts(spec: LaunchSpec) -> tuple[tuple[str, int], ...]:
         for each in (endpoint, *endpoint.others)
     )
     if any(port == 0 for _, port in hosts):
-        raise UsageError("port 0 in the endpoint: other nodes can't know the actual port")
+        raise UsageError(
+            "the endpoint's port can't be 0, because other nodes can't know the actual port"
+        )
     if len(set(hosts)) < len(hosts):
         raise UsageError("--rdzv-endpoint lists a host twice")
     return hosts
@@ -247,7 +261,7 @@ def _register(spec: LaunchSpec, conf: Mapping[str, str]) -> "LeaderLock":
     if not endpoint:
         raise UsageError(
             f"--rdzv-backend={spec.rdzv_backend} without --rdzv-endpoint",
-            hint="for etcd HOST:PORT,HOST:PORT,…; for file a directory that all nodes see",
+            hint="for etcd, HOST:PORT,HOST:PORT,…; for file, a directory shared by all nodes",
         )
     return backends.open(spec.rdzv_backend, endpoint, spec.rdzv_id, conf)
 
@@ -256,13 +270,15 @@ def _static_hosts(spec: LaunchSpec) -> tuple[tuple[str, int], ...]:
     host, port, others = spec.rdzv_endpoint
     if others:
         raise UsageError(
-            "static rendezvous has a single host, node rank 0",
+            "the static rendezvous has a single host, node rank 0",
             hint="--rdzv-backend=c10d accepts several hosts in --rdzv-endpoint",
         )
     if not host:
         host, port = spec.master_addr, spec.master_port
     if port == 0:
-        raise UsageError("port 0 in the endpoint: other nodes can't know the actual port")
+        raise UsageError(
+            "the endpoint's port can't be 0, because other nodes can't know the actual port"
+        )
     return ((host, DEFAULT_MASTER_PORT if port is None else port),)
 
 

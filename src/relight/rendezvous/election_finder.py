@@ -91,7 +91,7 @@ class ElectionFinder(Finder):
             return
         if self._elector is None:
             self._become_elector()
-        reason = "none of its hosts answers as the coordinator"
+        reason = "none of its hosts responds as the coordinator"
         if self._elector is not None:
             if self._coordinates:
                 self._seeker.found(CoordinatorHere(self._elector.lease_until()))
@@ -154,7 +154,7 @@ class ElectionFinder(Finder):
         """Record which coordinator the host names, if any."""
         if host < len(self._addresses):
             self._known_coordinator = host
-        return "the hosts of the endpoint have not chosen a coordinator yet"
+        return "the endpoint's hosts have not elected a coordinator yet"
 
     def coordinates(self, has_lost_nodes: Callable[[], bool]) -> bool:
         """Return whether this host is currently the elected coordinator."""

@@ -90,7 +90,7 @@ class EndpointFinder(Finder):
             return
         if not self.addresses:
             if self._may_host and self._is_here_anyway():
-                not_found = NotFound("the endpoint's port is taken on this machine")
+                not_found = NotFound("the endpoint's port is already in use on this machine")
             else:
                 not_found = NotFound(error, _LOOK_UP_S)
             self._seeker.found(not_found)

@@ -144,7 +144,7 @@ class EtcdMembers:
                 return self._exchange(kept, method, path, body, headers)
             except TimeoutError:
                 kept.close()
-                raise OSError(f"no answer within {self._timeout_s:g} s") from None
+                raise OSError(f"no response within {self._timeout_s:g} s") from None
             except (OSError, http.client.HTTPException):
                 kept.close()  # the member may have closed it since the last answer, so try again
         connection = self._new_connection()
@@ -189,7 +189,7 @@ class EtcdMembers:
             data = response.read(_LONGEST_ANSWER + 1)
             reusable = response.isclosed() and not response.will_close
         if len(data) > _LONGEST_ANSWER:
-            raise OSError("its answer is too long")
+            raise OSError("its response is too long")
         if reusable:
             self._connection = connection
         else:
@@ -221,18 +221,18 @@ class EtcdMembers:
                 other = "http" if self._tls.context else "https"
                 return UsageError(f"{where} {found}", hint=f"--rdzv-conf=protocol={other}")
         if isinstance(error, TimeoutError):
-            return OSError(f"no answer within {self._timeout_s:g} s")
+            return OSError(f"no response within {self._timeout_s:g} s")
         if isinstance(
             error, http.client.RemoteDisconnected | http.client.IncompleteRead | ssl.SSLEOFError
         ):
-            return OSError("it closed the connection without an answer")
+            return OSError("it closed the connection without a response")
         if isinstance(error, ssl.SSLError):
             return OSError(f"the TLS handshake failed: {_words(error)}")
         if isinstance(error, socket.gaierror):
             return OSError(f"the name does not resolve: {error.strerror}")
         if isinstance(error, OSError):
             return OSError(error.strerror or str(error))
-        return OSError(f"what listens there does not speak HTTP ({type(error).__name__})")
+        return OSError(f"the program listening there does not speak HTTP ({type(error).__name__})")
 
     def _speaks_other_protocol(self) -> str:
         """Return whether the member uses TLS and this side doesn't, or the reverse.
@@ -320,7 +320,7 @@ def parse_members(endpoint: str, protocol: str = "http") -> list[tuple[str, int]
         for each in (first, *first.others)
     ]
     if any(port == 0 for _, port in members):
-        raise UsageError(f"--rdzv-endpoint={endpoint}: etcd can't be at port 0")
+        raise UsageError(f"--rdzv-endpoint={endpoint}: port 0 is not valid for etcd")
     return members
 
 
@@ -333,14 +333,14 @@ def message_of(answer: EtcdAnswer) -> str:
         if isinstance(text, str) and text:
             cause = answer.body.get("cause")
             if _NO_SPACE in text:
-                cause = "compact and defragment it, then run `etcdctl alarm disarm`"
+                cause = "compact and defragment etcd, then run `etcdctl alarm disarm`"
             return (f"{text}: {cause}" if isinstance(cause, str) and cause else text)[:300]
     return f"HTTP status {answer.status}"
 
 
 def nonsense(answer: EtcdAnswer) -> OSError:
     """Return the error for an answer that doesn't come from etcd."""
-    return OSError(f"what answers at {answer.member} does not answer as etcd does")
+    return OSError(f"the program listening at {answer.member} does not respond like etcd")
 
 
 def _parsed(data: bytes) -> dict[str, Any]:

@@ -235,7 +235,8 @@ class EtcdRegister:
         revision, modified = _number(pair.create_revision), _number(pair.mod_revision)
         if not revision:
             raise OSError(
-                f"etcd at {answer.member}: the key {self._key} holds something else than a record"
+                f"etcd at {answer.member}: the key {self._key} contains a value that is not a "
+                "record"
             )
         lease = _number(pair.lease)
         return _KeyContent(

@@ -187,7 +187,9 @@ class FileRegister:
 
         def check() -> None:
             if time.monotonic() - started > _FROZEN_S:
-                raise OSError(f"writing in {self._directory} took too long: the lock may be lost")
+                raise OSError(
+                    f"writing to {self._directory} took too long, so the lock may have been lost"
+                )
 
         try:
             self._write_file(directory, new, data, os.O_CREAT | os.O_TRUNC)
@@ -357,5 +359,5 @@ def _locker(file: int) -> str:
     except (OSError, struct.error):
         process = 0
     if process > 0 and os.path.exists(f"/proc/{process}"):
-        return f"process {process}, which may be stopped"
-    return "a process of another node"
+        return f"process {process}, which may be suspended"
+    return "a process on another node"

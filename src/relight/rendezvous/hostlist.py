@@ -91,7 +91,7 @@ def _numbers_with_digits(text: str) -> list[str]:
     """Return the numbers in a bracketed list such as `3:1-3,7`, where 3 is the number of digits."""
     digits, colon, ranges = text.partition(":")
     if not (colon and re.fullmatch("[0-9]{1,2}", digits)):
-        raise ValueError(f"{text[:60]!r} does not say how many digits")
+        raise ValueError(f"{text[:60]!r} does not give the number of digits")
     if int(digits) > _MOST_DIGITS:
         raise ValueError(f"{digits} digits are too many")
     return [str(int(number)).zfill(int(digits)) for number in _numbers(ranges)]

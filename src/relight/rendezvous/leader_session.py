@@ -82,7 +82,7 @@ class Candidate:
         self._value = ""
         self._answers = True
         self._renewal = Alarm(loop, self._renew)
-        self._expiry = Alarm(loop, partial(self.step_down, "the register does not answer"))
+        self._expiry = Alarm(loop, partial(self.step_down, "the register is not responding"))
 
     def waiting_s(self) -> float:
         """Return how long the current request has been pending, or 0."""

@@ -32,7 +32,7 @@ from relight.rendezvous.leader_session import Answer, Candidate, CoordinatorAddr
 
 _SILENT_S = 5.0
 """A register is reported as silent after this time without an answer."""
-_SILENT = f"it has not answered for {_SILENT_S:g} s"
+_SILENT = f"it has not responded for {_SILENT_S:g} s"
 _ASK_AGAIN_S = 0.3
 _ANSWER_S = 2.0
 _STAND_BACK_S = 3.0
@@ -106,7 +106,10 @@ class RegisterFinder(Finder):
         patience_s = self._candidacy.patience_s(seen, now)
         if patience_s is not None:
             self._candidate.evict(record, patience_s, self._on_evicted)
-        where = f"the coordinator on {contact.host} refuses at {dns.text_of(address, contact.port)}"
+        where = (
+            f"the coordinator on {contact.host} refuses connections at "
+            f"{dns.text_of(address, contact.port)}"
+        )
         if self._cant_evict:
             where += f", and its record can't be removed: {self._cant_evict}"
         elif self._candidacy.is_alive(now):
@@ -130,7 +133,7 @@ class RegisterFinder(Finder):
         able to reach each other and the register, but not this node.
         """
         if self._candidacy.has_too_few(enough=enough):
-            reason = "too few nodes reach it"
+            reason = "too few nodes can reach it"
             self._candidate.release(reason)
             self._seeker.step_down(reason, _STAND_BACK_S)
 

@@ -21,8 +21,8 @@ from relight.rendezvous import hostlist
 
 TOPOLOGY = "RELIGHT_TOPOLOGY"
 UNKNOWN = (
-    "--rank-order=topology: this node's place in the network is unknown, so its ranks come last: "
-    f"neither {TOPOLOGY} nor SLURM_TOPOLOGY_ADDR names a switch"
+    f"--rank-order=topology: this node's place in the network is unknown (neither {TOPOLOGY} nor "
+    "SLURM_TOPOLOGY_ADDR names a switch), so its ranks come last"
 )
 _EXAMPLE = "spine1.leaf3"
 
@@ -44,7 +44,7 @@ def find(variables: Mapping[str, str], file: str) -> tuple[str, list[str]]:
         names = [variables.get("RELIGHT_NODE_NAME"), variables.get("SLURMD_NODENAME")]
         host = socket.gethostname()
         place = _from_file(file, {*filter(None, names), host, host.partition(".")[0]})
-        note = f"--rank-order: {file} lacks {host}, so its ranks come last"
+        note = f"--rank-order: {file} does not list {host}, so its ranks come last"
         return place, [] if place else [note]
     address, node = variables.get("SLURM_TOPOLOGY_ADDR", ""), variables.get("SLURMD_NODENAME", "")
     place = (address.removesuffix(node) if node else address.rpartition(".")[0]).rstrip(".")
@@ -78,7 +78,7 @@ def _from_file(path: str, names: set[str]) -> str:
 def _checked(place: str, source: str) -> str:
     if len(place) > MAX_NAME or not place.isprintable() or " " in place:
         raise UsageError(
-            f"{source}={place[:80]!r}: expected the names of switches from the top",
+            f"{source}={place[:80]!r}: expected the names of the switches, from the top down",
             hint=f"such as {_EXAMPLE}, at most {MAX_NAME} characters",
         )
     return place

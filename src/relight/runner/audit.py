@@ -53,7 +53,7 @@ def record(env: Environment, site: Site, action: str, job: str, detail: str = ""
             check=False, errors="replace",
         )  # fmt: skip
         said = done.stderr.strip().rpartition("\n")[2]
-        why = (said or f"it ended with exit code {done.returncode}") if done.returncode else ""
+        why = (said or f"it exited with code {done.returncode}") if done.returncode else ""
     except subprocess.TimeoutExpired:
         why = f"it took longer than {_LIMIT_S:g} s"
     except OSError as error:

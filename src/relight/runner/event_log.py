@@ -26,7 +26,7 @@ ALL = "all"
 """Selects all attempts of a job: the first one, and one after each restart."""
 _LOGS_BELOW = "torchelastic"
 """The directory of a submitted job's agent logs, inside the job's own directory."""
-_LOST = "lost: the other nodes go on without it"
+_LOST = "lost: the other nodes continue without it"
 _BEGINNING = 1 << 20
 """The number of bytes at the start of a file that must contain an event."""
 _OPTIONS = "relight run --log-dir=DIR keeps it in a file"
@@ -60,7 +60,7 @@ def lines(runner: Jobs, job: Handle, *, follow: bool) -> Lines:
         raise UsageError(
             f"{job} has one event log for all replicas", hint="select a worker with --rank=N"
         )
-    hint = "--event-log-handler=console of relight run shows them in `relight logs`"
+    hint = "with relight run --event-log-handler=console, they appear in `relight logs`"
     pattern = _pattern(runner, job, "its events are", hint)
 
     def goes_on() -> bool:
@@ -208,12 +208,12 @@ def _event_logs(runner: Jobs, job: Handle) -> Callable[[], list[str]]:
         paths = [os.path.join(folder, NAME) for folder in folders if folder]
         if not any(map(os.path.exists, paths)):
             raise UsageError(
-                f"{job} keeps no log files on this machine",
+                f"{job} has no log files on this machine",
                 hint="relight run --log-dir=DIR --tee=3 keeps and shows them",
             )
         return lambda: [path for path in paths if os.path.exists(path)]
-    hint = "--replica=N has the lines of all ranks of a node; --grep chooses among them"
-    pattern = _pattern(runner, job, "which lines are those of a rank is", hint)
+    hint = "--replica=N selects the lines of all ranks on a node; filter them with --grep"
+    pattern = _pattern(runner, job, "which lines belong to a rank is", hint)
     _check_found(job, pattern)
     return lambda: sorted(glob(pattern))
 
@@ -230,8 +230,8 @@ def _pattern(runner: Jobs, job: Handle, what: str, hint: str) -> str:
     url = runner.status(job).url
     if not url.startswith("file:"):
         raise UsageError(
-            f"{job}: {what} unknown on this machine; -s {job.scheduler} keeps relight run's log "
-            "files where the job runs",
+            f"{job}: {what} unknown on this machine, because -s {job.scheduler} keeps relight "
+            "run's log files where the job runs",
             hint=hint,
         )
     return _logs_below(job, url)
@@ -247,7 +247,7 @@ def _check_found(job: Handle, pattern: str) -> None:
     if not glob(pattern):
         raise UsageError(
             f"{job} has no event log: no file {pattern}",
-            hint="its command must be `relight run`, like dist.ddp's, and must have started",
+            hint="its command must be `relight run`, as in dist.ddp, and must have started",
         )
 
 

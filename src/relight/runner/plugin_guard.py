@@ -80,14 +80,17 @@ class _Guarded:
         if len(shown) > _SHOWN or "\n" in shown:  # a request may contain secrets
             shown = f"a {type(found).__name__}"
         return MachineError(
-            f"the scheduler {self._name} has {shown} for {part}: expected {expected}", hint=_HINT
+            f"the scheduler {self._name} has {shown} as its {part}: expected {expected}", hint=_HINT
         )
 
     def _error(self, verb: str, error: Exception) -> MachineError:
         return MachineError(f"the scheduler {self._name} failed in {verb}: {one_line(error)}")
 
 
-_HINT = "an error of the package that has this scheduler: relight.schedulers.api is the contract"
+_HINT = (
+    "this is an error in the package that contains the scheduler; relight.schedulers.api "
+    "defines the interface"
+)
 
 
 def _are_options(found: Any) -> bool:
@@ -135,8 +138,8 @@ _PARTS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
                 "dict"),
     "capabilities": (lambda found: isinstance(found, Capabilities), "Capabilities"),
     "affinity": (lambda found: isinstance(found, int), "a whole number"),
-    "render": (_is_request, "a Request whose text is a str and whose body can be written as JSON"),
-    "submit": (_is_id, "a word without slash that does not end with a colon"),
+    "render": (_is_request, "a Request whose text is a str and whose body is JSON-serializable"),
+    "submit": (_is_id, "a word that contains no slash and does not end with a colon"),
     "status": (_are_statuses, "a mapping of ids to AppStatus"),
     "logs": (lambda found: isinstance(found, Iterable), "an iterator of lines"),
     "a line of logs": (lambda found: isinstance(found, str), "a str"),

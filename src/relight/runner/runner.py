@@ -234,7 +234,7 @@ class Runner:
         record = submitted.record_of(job)
         if found is None and record is not None and record.get("state"):
             state = AppState[record["state"]]
-            why = "it is no longer known to its scheduler"
+            why = "its scheduler no longer knows it"
             if records.is_being_submitted(record["id"]):
                 why = "it is being submitted"
             elif state is AppState.UNSUBMITTED:
@@ -515,7 +515,7 @@ class Runner:
             except UsageError as error:
                 raise UsageError(f"--workspace={workspace}: {error.message}") from None
             if "workspace" not in values:
-                notes.append(f"{name} takes no workspace: the job runs where the files are")
+                notes.append(f"{name} takes no workspace, because the job runs where the files are")
             elif "workspace" not in given:
                 values["workspace"] = folders
         return values, notes
@@ -603,6 +603,7 @@ def _whole(handle: str | Handle, what: str) -> Handle:
     job = _parsed(handle)
     if job.role:
         raise UsageError(
-            f"{job}/{job.role} names part of a job; jobs are {what} as a whole", hint=str(job)
+            f"{job}/{job.role} is only a part of a job; jobs can only be {what} as a whole",
+            hint=str(job),
         )
     return job

@@ -47,7 +47,7 @@ def submit(job: Prepared, scheduler: Scheduler, env: Environment) -> str:
                 records.remove(job.app_id)
             if isinstance(error, UnansweredError) and job.request.app_id:
                 handle = str(Handle(job.scheduler, job.session, job.request.app_id))
-                error.hint = f"relight delete {handle}, once it answers"
+                error.hint = f"relight delete {handle}, once the scheduler responds"
             raise
         handle = str(Handle(job.scheduler, job.session, app_id))
         record |= {"app_id": app_id, "handle": handle, "state": AppState.SUBMITTED.name}

@@ -120,4 +120,6 @@ def _check_texts(role: Role) -> None:
         if not isinstance(name, str) or not name or "=" in name or "\0" in name:
             raise UsageError(f"role {role.name}: {name!r} is not a valid environment variable name")
         if not isinstance(value, str) or "\0" in value:
-            raise UsageError(f"role {role.name} has a variable that is not a string: {name}")
+            raise UsageError(
+                f"role {role.name} has an environment variable whose value is not a string: {name}"
+            )

@@ -135,7 +135,7 @@ class _Line:
         value = self._value(action) if shape.value else 0.0
         kind, target = self._target(shape)
         if self._left:
-            raise self._wrong(f"{self._left[0]!r} is too much", f"for example: {shape.example}")
+            raise self._wrong(f"unexpected {self._left[0]!r}", f"for example: {shape.example}")
         return Fault(number, moment, action, kind, target, value)
 
     def _moment(self) -> Moment:
@@ -157,7 +157,7 @@ class _Line:
             return seconds
         match = _PERCENT.fullmatch(text)
         if match is None or float(match[1]) > 100:
-            raise self._wrong(f"{text!r} is no {shape.value[2:]}", "from 0% to 100%")
+            raise self._wrong(f"{text!r} is not {shape.value}", "from 0% to 100%")
         return float(match[1]) / 100
 
     def _target(self, shape: _Action) -> tuple[str, int]:
@@ -165,16 +165,16 @@ class _Line:
         if not self._left and ALL in shape.kinds:
             return ALL, 0
         kinds = [kind for kind in shape.kinds if kind != ALL]
-        kind = self._take(example, f"it does not say which {' or '.join(kinds)}")
+        kind = self._take(example, f"the {' or '.join(kinds)} is missing")
         joined = re.fullmatch(r"([a-z]+)(\d+)", kind)
         if joined is not None:  # host2, the host's own name
             kind, number = joined.groups()
             self._left.insert(0, number)
         if kind not in kinds:
             raise self._wrong(
-                f"{kind!r} is no {' or '.join(kinds)}", did_you_mean(kind, kinds, example)
+                f"expected {' or '.join(kinds)}, not {kind!r}", did_you_mean(kind, kinds, example)
             )
-        text = self._take(example, f"it does not say which {kind}")
+        text = self._take(example, f"the number of the {kind} is missing")
         if not text.isdecimal() or len(text) > 6:
             raise self._wrong(f"{text!r} is not a number", example)
         number_of = int(text)
@@ -198,7 +198,7 @@ class _Line:
             return word
         near = meant.get(word) or closest_match(word, names)
         hint = f"did you mean {near}?" if near else f"{what}s: {', '.join(names)}"
-        raise self._wrong(f"{word!r} is no {what}", hint)
+        raise self._wrong(f"unknown {what}: {word!r}", hint)
 
     def _take(self, hint: str, missing: str) -> str:
         if not self._left:

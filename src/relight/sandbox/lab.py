@@ -99,7 +99,7 @@ class Lab:
             for number, name in enumerate(hosts, 1)
         }
         if len(self.hosts) > 254:
-            raise ValueError(f"a Lab has room for 254 hosts, not {len(self.hosts)}")
+            raise ValueError(f"a Lab has at most 254 hosts, not {len(self.hosts)}")
         self.conditions = {name: {"delay": 0.0, "jitter": 0.0, "loss": 0.0} for name in self.hosts}
         self.severed: set[str] = set()
         self.blocks: set[tuple[str, str]] = set()
@@ -110,10 +110,10 @@ class Lab:
 
     def __enter__(self) -> "Lab":
         if os.geteuid() != 0:
-            raise LabError("hosts need root, to make namespaces")
+            raise LabError("hosts require root, to create namespaces")
         if shutil.which("ip") is None or NSENTER is None or ENV is None:
             raise LabError(
-                "hosts need ip, nsenter and env (Debian: iproute2, util-linux, coreutils)"
+                "hosts require ip, nsenter and env (Debian: iproute2, util-linux, coreutils)"
             )
         self.control, theirs = socket.socketpair()
         self.control.settimeout(PATIENCE)
@@ -179,13 +179,13 @@ class Lab:
                 self.control.sendall(json.dumps(request).encode() + b"\n")
                 answer = self.answers.readline()
             except OSError as error:
-                raise LabError(f"the switch does not answer: {error}") from error
+                raise LabError(f"the switch is not responding: {error}") from error
         if not answer:
             raise LabError("the switch has ended")
         reply = json.loads(answer)
         if "error" in reply:
             raise LabError(
-                f"no hosts can be made here: {reply['error']}",
+                f"can't create hosts on this machine: {reply['error']}",
                 hint="in a container, it needs CAP_SYS_ADMIN, CAP_NET_ADMIN and /dev/net/tun",
             )
         return reply
@@ -277,6 +277,6 @@ def lab_unavailable() -> str:
             )
             said = process.communicate(timeout=PATIENCE)[0].strip()
             expected = f"here {lab['here'].address}"
-            return "" if said == expected else f"a host said {said!r} instead of {expected!r}"
+            return "" if said == expected else f"a host printed {said!r} instead of {expected!r}"
     except (LabError, OSError, subprocess.SubprocessError) as error:
         return str(error)

@@ -114,7 +114,7 @@ class Sandbox:
             for console in self.consoles:
                 console.flush(limit_s=_FLUSH_S)
         if self._broken:
-            raise MachineError(self._broken, hint="its hosts are gone; start it again")
+            raise MachineError(self._broken, hint="its hosts no longer exist; start it again")
         if self._signals:
             return exit_code_of_signal(self._signals[0])
         return self._exit_code() or 0
@@ -142,9 +142,11 @@ class Sandbox:
     def _tell_end(self) -> None:
         for host in sorted(self.job.running):
             what = "frozen" if host in self.job.frozen else "cut off"
-            self._say(f"{name_of(host)} is {what}; its agent is killed, as the job is over")
+            self._say(
+                f"{name_of(host)} is {what}; its agent is being killed, because the job is over"
+            )
         for fault in self.plan.left():
-            self._say(f"line {fault.line} of the faults never came: {fault}")
+            self._say(f"line {fault.line} of the faults was never reached: {fault}")
 
     def _say(self, text: str) -> None:
         self.consoles.stderr.say(f"relight: sandbox: {text}")
@@ -184,7 +186,9 @@ class Sandbox:
         self._signals.append(number)
         if len(self._signals) > 1:
             return
-        self._say(f"got {signal.Signals(number).name}; stopping the agents; again kills them")
+        self._say(
+            f"got {signal.Signals(number).name}; stopping the agents; a second signal kills them"
+        )
         for host in self.job.running & self.job.frozen:
             self.lab.signal(name_of(host), signal.SIGCONT)
         for host in self.job.running:
@@ -225,7 +229,7 @@ class Sandbox:
                 lab.crash(name)
             case "start":
                 if host in job.running:
-                    return "its agent runs"
+                    return "its agent is already running"
                 lab.mend(name)
                 self._start(host)
             case "freeze":
@@ -266,7 +270,7 @@ class Sandbox:
                 continue
             return ""
         running = pluralize(len(self.job.running), "host")
-        return f"no such rank runs on {running}"
+        return f"there is no such rank on {running}"
 
 
 def _pid_of(agent: int, rank: int) -> int | None:

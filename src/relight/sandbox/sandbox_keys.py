@@ -31,8 +31,8 @@ class KeyReader:
         """The line that shows the user which keys are available."""
         end = "" if self._hosts <= 9 else " and Enter"
         return (
-            "keys, each with the number of a host" + end + ", again to undo it: "
-            f"k kill, f freeze, c cut, d delay {DELAY_S * 1000:g}ms, l loss {LOSS * 100:g}%; "
+            "keys, each followed by a host number" + end + ", pressed again to undo: k kill, f "
+            "freeze, c cut, d delay {DELAY_S * 1000:g}ms, l loss {LOSS * 100:g}%; "
             "Ctrl-C ends the job"
         )
 

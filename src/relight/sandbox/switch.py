@@ -86,7 +86,7 @@ def open_tun(name: str) -> int:
             veth = "veth devices work here, but they cannot delay or lose packets"
         except OSError:
             veth = "veth devices do not work here either"
-        raise OSError(f"no TUN device from /dev/net/tun ({error}); {veth}") from None
+        raise OSError(f"can't open a TUN device through /dev/net/tun ({error}); {veth}") from None
     return device
 
 

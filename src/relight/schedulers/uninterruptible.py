@@ -46,7 +46,7 @@ def finished(request: Callable[..., T], *arguments: Any, **named: Any) -> T:
         if is_over:
             raise
         raise UnansweredError(
-            "interrupted before the service has answered: it may still make what it was asked for"
+            "interrupted before the service responded; it may still create what was requested"
         ) from signal
     if errors:
         raise errors[0]

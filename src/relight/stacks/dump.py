@@ -31,7 +31,7 @@ def take(pid: int, *, may_wait: bool = True) -> ProcessStack:
             is raised.
     """
     if not 0 < pid < 1 << 31:
-        raise StackError(f"{pid} is not the pid of a process", hint="ps -ef shows them")
+        raise StackError(f"{pid} is not the pid of a process", hint="list processes with ps -ef")
     state = _lasting_state_of(pid)
     is_finalizing = False
     if state in ("Z", "X"):

@@ -67,14 +67,14 @@ def addresses(pid: int) -> dict[str, int]:
             return found
     if any(_may_be_python(mapping.path) for mapping in mappings):
         raise StackError(
-            f"the Python of process {pid} is not CPython for 64-bit Linux, or its file has been "
+            f"the Python in process {pid} is not CPython for 64-bit Linux, or its file has been "
             "replaced since",
-            hint="pip install py-spy; it is then used",
+            hint="pip install py-spy, which is then used",
             unreadable=True,
         )
     raise StackError(
         f"process {pid} is not a Python process: it runs {executable or 'no program'}",
-        hint="name the pid of an agent, of a worker, or of any Python process",
+        hint="give the pid of an agent, a worker or any other Python process",
     )
 
 

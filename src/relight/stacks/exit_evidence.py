@@ -80,7 +80,7 @@ def bus_error(env: Environment, shm: str = _SHM) -> str:
         return f"{full}{remedy}"
     size = _size(shm)
     if 0 < size <= _SMALL:
-        small = f"{shm} was full, which has only {format_size(size)}{remedy}"
+        small = f"{shm}, which has only {format_size(size)}, was full{remedy}"
         return f"perhaps {small}, or a memory-mapped file was truncated"
     return "perhaps a memory-mapped file was truncated"
 
@@ -122,7 +122,9 @@ def hard_cpu_limit() -> str:
         return ""
     if hard == resource.RLIM_INFINITY:
         return ""
-    return f"perhaps it used up its CPU time limit (ulimit -t, {hard} s): the kernel then kills it"
+    return (
+        f"perhaps it used up its CPU time limit (ulimit -t, {hard} s) and was killed by the kernel"
+    )
 
 
 def missing_interpreter(program: str, env: Environment) -> str:
@@ -149,7 +151,7 @@ def missing_interpreter(program: str, env: Environment) -> str:
     if named.endswith(b"\r"):
         return f"the first line of {path} ends with a carriage return: dos2unix {path}"
     interpreter = fit(os.fsdecode(named))
-    return f"{interpreter} is missing, which the first line of {path} names"
+    return f"the interpreter on the first line of {path}, {interpreter}, does not exist"
 
 
 def closed_output(report: ErrorReport | None, exitcode: int, *, is_closed: bool) -> str:
@@ -158,7 +160,7 @@ def closed_output(report: ErrorReport | None, exitcode: int, *, is_closed: bool)
     broken = exitcode in (-pipe, 128 + pipe) or (
         report is not None and report.type == "BrokenPipeError"
     )
-    reader = "the reader of the launcher's output has ended, as with `| head`"
+    reader = "the process reading the launcher's output has exited, as with `| head`"
     return reader if broken and is_closed else ""
 
 
@@ -179,13 +181,13 @@ def local_rank(texts: Iterable[str], command: Command, local_world_size: int) ->
     if passed and any(_UNKNOWN_LOCAL_RANK.search(line) for line in lines):
         return LAUNCH_PASSES
     if given and local_world_size > 1 and any(_TAKEN.search(line) for line in lines):
-        return f"all {local_world_size} workers of this node got {given} in their arguments"
+        return f"all {local_world_size} workers on this node were passed {given}"
     return ""
 
 
 def _shm_remedy(env: Environment) -> str:
     contained = any(map(os.path.exists, _CONTAINER_FILES)) or env.get("KUBERNETES_SERVICE_HOST")
-    return " (--shm-size enlarges it)" if contained else ""
+    return " (enlarge it with --shm-size)" if contained else ""
 
 
 def _full(path: str, seen: set[int]) -> str:
@@ -212,7 +214,7 @@ def _full(path: str, seen: set[int]) -> str:
             f"the file system of {path} is full ({format_size(free)} free of {format_size(size)})"
         )
     if disk.f_files and not disk.f_ffree:
-        return f"the file system of {path} has no inode left (df -i)"
+        return f"the file system of {path} has no inodes left (df -i)"
     return ""
 
 

@@ -200,8 +200,8 @@ def _from_offsets(memory: Memory, runtime: int) -> Layout:
 def _unknown(pid: int, version: str) -> StackError:
     newest = f"{_NEWEST[0]}.{_NEWEST[1]}"
     return StackError(
-        f"process {pid} runs Python {version}; stacks can be read of {_OLDEST[0]}.{_OLDEST[1]} "
+        f"process {pid} runs Python {version}; stacks can be read for {_OLDEST[0]}.{_OLDEST[1]} "
         f"to {newest}",
-        hint="pip install py-spy; it is then used for other versions",
+        hint="pip install py-spy, which is then used for other versions",
         unreadable=True,
     )

@@ -75,8 +75,8 @@ class Memory:
     def broken(self) -> StackError:
         """Return the error for memory that doesn't have the expected content."""
         return StackError(
-            f"the memory of process {self.pid} is not as CPython keeps it, or changes too fast",
-            hint="try again; py-spy dump --pid may know more",
+            f"the memory of process {self.pid} does not have CPython's layout, or changes too fast",
+            hint="try again, or try py-spy dump --pid",
             unreadable=True,
         )
 
@@ -89,7 +89,7 @@ def word_at(data: bytes, offset: int) -> int:
 
 def gone(pid: int) -> StackError:
     """Return the error for a process that no longer exists."""
-    return StackError(f"process {pid} has ended", hint="relight status shows the agents that run")
+    return StackError(f"process {pid} has ended", hint="relight status shows the running agents")
 
 
 def open_memory(pid: int) -> int:
@@ -111,8 +111,8 @@ def open_memory(pid: int) -> int:
 def forbidden(pid: int, error: OSError) -> StackError:
     """Return the error for a process whose files in /proc are not readable for this user."""
     return StackError(
-        f"the memory of process {pid} may not be read: {error.strerror}",
-        hint="run it as the same user or with sudo (CAP_SYS_PTRACE), or allow it: "
+        f"not permitted to read the memory of process {pid}: {error.strerror}",
+        hint="run this command as the same user or with sudo (CAP_SYS_PTRACE), or allow it with "
         "sysctl kernel.yama.ptrace_scope=0",
         unreadable=True,
     )

@@ -104,7 +104,7 @@ def parse(pid: int, output: bytes, tasks: list[Task]) -> tuple[ThreadStack, ...]
         found = json.loads(output)[:_MOST_THREADS]
         return tuple(_thread(each, pid, tasks) for each in found)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        raise _failed(pid, "it printed what is not known here") from None
+        raise _failed(pid, "it printed output in an unknown format") from None
 
 
 def _thread(found: dict[str, Any], pid: int, tasks: list[Task]) -> ThreadStack:
@@ -131,5 +131,5 @@ def _thread(found: dict[str, Any], pid: int, tasks: list[Task]) -> ThreadStack:
 def _failed(pid: int, why: str) -> StackError:
     return StackError(
         f"py-spy can't read process {pid}: {why}",
-        hint="sudo, CAP_SYS_PTRACE or sysctl kernel.yama.ptrace_scope=0 allow it",
+        hint="this requires sudo, CAP_SYS_PTRACE or sysctl kernel.yama.ptrace_scope=0",
     )

@@ -46,8 +46,8 @@ def of_job(job: str) -> dict[int, int]:
         for rank, pid in below(root).items():
             if ranks.setdefault(rank, pid) != pid:
                 raise UsageError(
-                    f"{job} has several worker groups on this machine: processes {ranks[rank]} and "
-                    f"{pid} are both rank {rank}",
+                    f"{job} has several worker groups on this machine: processes {ranks[rank]} "
+                    f"and {pid} are both rank {rank}",
                     hint="pass an agent's pid (see relight status)",
                 )
     return ranks

@@ -64,7 +64,7 @@ def state_of(pid: int) -> str:
     letter = _fields(f"/proc/{pid}/status").get("State", "")[:1]
     if not letter and not os.path.exists("/proc/self/status"):
         raise StackError(
-            f"the stack of process {pid} can't be taken: this system has no /proc",
+            f"can't read the stack of process {pid}: this system has no /proc",
             hint=f"pip install py-spy; py-spy dump --pid {pid}",
         )
     if not letter:

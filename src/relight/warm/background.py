@@ -50,13 +50,13 @@ class BackgroundPreload:
         self._say = say
         self._files = files()
         self._generations = 0
-        self._why_not = "no worker has come to its first step"
+        self._why_not = "no worker has reached its first step"
         self._preload: Preload | None = None
         self._watched: WatchedWorker | None = None
         try:
             self._watched = WatchedWorker(loop)
         except OSError as error:
-            self._why_not = f"no worker can be watched: {error.strerror}"
+            self._why_not = f"no worker can be observed: {error.strerror}"
 
     def wait(self, otherwise: Callable[[], bool]) -> None:
         """Return immediately; generations never wait for imports."""

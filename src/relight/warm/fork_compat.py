@@ -103,7 +103,7 @@ def difference(made: Mapping[str, str], now: Mapping[str, str]) -> str:
     """Describe the first attribute that differs; empty if they are all equal."""
     for name in sorted(made.keys() | now.keys()):
         if made.get(name) != now.get(name):
-            return f"{name}: {now.get(name) or 'none'}, and was {made.get(name) or 'none'}"
+            return f"{name} is {now.get(name) or 'none'}, but was {made.get(name) or 'none'}"
     return ""
 
 
@@ -142,7 +142,7 @@ def variable_difference(made: Variables, variables: Mapping[str, str], own: Coll
         if was != is_now:
             if not is_now:
                 return f"{name} is no longer set"
-            return f"{name} changed" if was else f"{name} is set now"
+            return f"{name} changed" if was else f"{name} is now set"
     return ""
 
 

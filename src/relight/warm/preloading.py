@@ -208,7 +208,7 @@ class Preload:
             self._start(low_priority=False)
             return
         self._watch()
-        self._why_not = self._why_not or "so few workers import as fast by themselves"
+        self._why_not = self._why_not or "with so few workers, preloading would not be faster"
 
     def _watch(self) -> None:
         """Set up memory in which the first worker reports its imports."""
@@ -524,7 +524,7 @@ class Preload:
     def _tell_held_up(self) -> None:
         self._say(
             "preload: another job's process for this script is importing its modules; the workers "
-            "start when that is done, or without it when a cold start is faster"
+            "start when it has finished, or without it if a cold start is faster"
         )
 
     def _tell_slow(self) -> None:
@@ -533,8 +533,8 @@ class Preload:
             what = f"{importing} is being imported" if importing else "it is starting"
             left = format_duration(_PATIENCE_S - _SILENT_S)
             self._say(
-                f"preload: {what} (pid {self._spawner.pid}); the workers start when that is done, "
-                f"or in {left} without it"
+                f"preload: {what} (pid {self._spawner.pid}); the workers start when this is done, "
+                f"or without it after {left}"
             )
 
     def _fork_warm(
@@ -548,12 +548,14 @@ class Preload:
         except OSError as error:
             warm.hear()  # the reason why the socket was closed may be pending
             if not warm.is_stopped:
-                self.lost(f"can't send it the workers to fork: {error.strerror}", retry=True)
+                self.lost(
+                    f"can't send it the list of workers to fork: {error.strerror}", retry=True
+                )
             return None
         if warm.wait_forked(connection):
             return connection
         if not warm.is_stopped:
-            self.lost(f"it has not forked the workers in {ANSWER_S:.0f} s", retry=False)
+            self.lost(f"it has not forked the workers within {ANSWER_S:.0f} s", retry=False)
         connection.close()  # not earlier, or it would conclude that this process has exited
         self._tries = 0
         return None
@@ -566,7 +568,7 @@ class Preload:
         if modules.names:
             self._start_again(low_priority=low_priority)
         else:
-            self._why_not = "no worker could be watched"
+            self._why_not = "no worker could be observed"
         if self._generations == 1:
             self._learn_from_worker()
 

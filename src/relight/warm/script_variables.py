@@ -46,7 +46,7 @@ class ScriptVariables:
             return "", True
         self.values.update(self._reported)
         self._reported.clear()
-        end = "not always to the same value" if again else "and imports with that next time"
+        end = "not always to the same value" if again else "and the next import will use that value"
         libraries = not self._of_libraries.isdisjoint(names.split(", "))
         who = "a library" if libraries else "the script"
         return f"{who} sets {names} before it imports, {end}", not again

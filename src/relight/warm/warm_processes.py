@@ -265,7 +265,7 @@ def _difference(
     if description.why_not:
         return description.why_not
     if lacking := [name for name in asked if name not in description.asked]:
-        return f"it was not asked to import {', '.join(lacking)}"
+        return f"it was not told to import {', '.join(lacking)}"
     own = {*worker.own, *description.writes}
     return fork_compat.difference(description.facts, facts) or fork_compat.variable_difference(
         description.variables, worker.variables, own

@@ -98,7 +98,7 @@ def main(directory: str) -> None:
         _save(directory, f"{rank}.{RESULT}", (begun.attempt, result))
     except Exception as error:
         why = f"what the function returned on rank {rank} can't be sent: {_said(error)}"
-        hint = "return what pickle takes: numbers, texts, tensors"
+        hint = "return values that can be pickled, such as numbers, strings or tensors"
         save_error(WorkersFailedError(why, hint=hint), "")
         sys.exit(EXIT_FAILED)
     leave(EXIT_OK)

@@ -99,5 +99,5 @@ def refuse_while_importing(caller: str = "launch") -> None:
     if importing:
         raise UsageError(
             f"{importing} calls relight.{caller} when a worker imports it",
-            hint='put the call below `if __name__ == "__main__":`, or pip install cloudpickle',
+            hint='move the call below `if __name__ == "__main__":`, or pip install cloudpickle',
         )

@@ -96,7 +96,7 @@ def run(page: memoryview, function: Callable[[Generation], T]) -> T:
                 page[words.INSIDE] = 1
                 del result
             if not watch.can_abort():
-                raise GroupBrokenError("its optimizer could use the data of an aborted collective")
+                raise GroupBrokenError("its optimizer could use data from an aborted collective")
             addresses = watch.pause()
             generation.broke()
             _leave(page, addresses)

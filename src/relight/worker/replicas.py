@@ -152,7 +152,7 @@ class Generation:
             else:
                 steps = {offer.step for offer in offers}
                 if len(steps) > 1:
-                    raise RuntimeError(f"ranks begin at different steps: {sorted(steps)}")
+                    raise RuntimeError(f"the ranks start at different steps: {sorted(steps)}")
                 chosen = step
             self.restored()
             self._shared = chosen, _State(objects).shard_versions()
@@ -280,7 +280,7 @@ def _offer(
         )
     elif own is not None and own.trained_since is not None and step <= own.trained_since:
         error = RuntimeError(
-            f"the model was trained after step {own.trained_since}, but share() got step={step}: "
+            f"the model was trained after step {own.trained_since}, but share() got step={step}; "
             "keep the step outside of the function"
         )
     state = RankState(step if own else None, own.shard if own else None, new.shard)
@@ -376,7 +376,7 @@ class _State:
         sizes = tuple(mesh.size(n) for n in split)
         layout = _Layout(mesh.mesh_dim_names, tuple(map(repr, placements)), sizes)
         if self.meshes.setdefault(layout, (mesh, placements))[0] != mesh:
-            raise TypeError(f"share() can't tell meshes apart that have the same names: {layout}")
+            raise TypeError(f"share() can't distinguish meshes that have the same names: {layout}")
         place = mesh.get_coordinate() or ()
         self._coordinates[layout] = tuple(place[n] for n in split) if place else ()
         local = tensor.to_local().detach()

@@ -147,7 +147,7 @@ class JobInspector:
         assert self._numbers is not None
         missing = self._numbers.close()
         if missing and self._has_rank_0():
-            self._journal.say(f"--watch-metric: no line of the workers had {missing}")
+            self._journal.say(f"--watch-metric: no line printed by the workers contained {missing}")
 
     def _open_socket(self, began: float) -> None:
         patterns = self._job.command.spec.watch_metric
@@ -163,7 +163,7 @@ class JobInspector:
                 )
             return
         if why := self._socket.why_elsewhere:
-            self._journal.say(f"{why}; this job is in {self._socket.directory}")
+            self._journal.say(f"{why}; the socket for this job is in {self._socket.directory}")
         if (where := self._job.command.spec.status) is not None:
             from relight.agent.status.page_process import PageProcess
 

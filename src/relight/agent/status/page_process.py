@@ -66,7 +66,10 @@ class PageProcess:
             self._next = self._loop.call_after(_LOOK_S, self._look)
             return
         if find_spec("relight.cli.inspect.status") is None:
-            _tell("the launcher that travels with a job has none; relight is to be installed here")
+            _tell(
+                "the launcher that is sent with a job does not include it; install relight on "
+                "this node"
+            )
             return
         try:
             null = os.open(os.devnull, os.O_WRONLY)

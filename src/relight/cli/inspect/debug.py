@@ -31,15 +31,15 @@ PAGE = Page(
         "on this machine.",
     ),
     (
-        Flag("rank", parse_count, None, "K", "which rank, if several wait", from_env=False),
+        Flag("rank", parse_count, None, "K", "which rank, if several are waiting", from_env=False),
         HELP,
     ),
     (
         "relight debug 4711 --rank 3                        (the rank prints its PID)",
         f"relight debug {HANDLE}",
     ),
-    "exit code: 0 detached, or the rank has ended; 2 no such job, process or rank; 4 it is not "
-    "waiting",
+    "exit code: 0 detached, or the rank has exited; 2 no such job, process or rank; 4 not at a "
+    "breakpoint",
 )  # fmt: skip
 _SOON_S = 1.0
 """If a command takes longer than this, a message is printed."""
@@ -120,7 +120,7 @@ def _attaching() -> str:
     how = "put breakpoint() in the script"
     if sys.version_info < (3, 14):
         version = ".".join(map(str, sys.version_info[:2]))
-        return f"{how}: attaching to a running rank requires Python 3.14, and this is {version}"
+        return f"{how}; attaching to a running rank requires Python 3.14, but this is {version}"
     return f"{how}, or attach with python -m pdb -p PID"
 
 
@@ -131,7 +131,7 @@ def _several(free: Sequence[tuple[int, int]], target: str) -> UsageError:
     differ = len({each for each, _ in free}) == len(free)
     choice = f"{target} --rank {rank}" if differ else str(pid)
     return UsageError(
-        f"{len(free)} processes wait at a breakpoint: {listed}{more}",
+        f"{len(free)} processes are waiting at a breakpoint: {listed}{more}",
         hint=f"relight debug {choice}",
     )
 
@@ -207,7 +207,7 @@ class _Terminal:
         buffer = LineBuffer()
         while True:
             if self._runs and not select.select([self._connection], [], [], _SOON_S)[0]:
-                print(f"{self._who} runs; ctrl-C detaches", flush=True)
+                print(f"{self._who} is running; ctrl-C detaches", flush=True)
             self._runs = False
             data = self._connection.recv(65536)
             if not data:

@@ -37,16 +37,18 @@ PAGE = Page(
     ),
     (
         Flag("name", str, "", "NAME,…", "only these events, such as WorkerExited", from_env=False),
-        Flag("all", None, False, "", "also internal events: StateChanged, and those of "
-             "--record-group", from_env=False),
-        Flag("since", parse_time, None, "T", "events since then: 10m, or a time", from_env=False),
-        Flag("rank", parse_count, None, "N", "only those of this worker", from_env=False),
-        Flag("follow", None, False, "", "wait for more until the job is over", short="f",
+        Flag("all", None, False, "", "also print internal events: StateChanged, and those from "
+        "--record-group", from_env=False),
+        Flag("since", parse_time, None, "T", "only events since then: 10m, or a "
+        "time", from_env=False),
+        Flag("rank", parse_count, None, "N", "only events for this worker", from_env=False),
+        Flag("follow", None, False, "", "keep printing new events until the job ends", short="f",
              from_env=False),
         Flag("replay", None, False, "",
              "replay the recorded group steps (relight run --record-group) and compare",
              from_env=False),
-        Flag("schema", None, False, "", "print what events and fields mean", from_env=False),
+        Flag("schema", None, False, "", "print a description of the events and their "
+        "fields", from_env=False),
         JSON,
         HELP,
     ),
@@ -177,7 +179,9 @@ def _lines(texts: Iterator[tuple[str, str]]) -> Iterator[tuple[str, Line]]:
             continue
         if line.version > SCHEMA and not newer:
             newer = True
-            say(f"the log has version {line.version}, but this relight supports {SCHEMA}")
+            say(
+                f"the log has version {line.version}, but this version of relight supports {SCHEMA}"
+            )
         number += 1
         yield log, line
     if not number:
@@ -195,7 +199,7 @@ def _replay(lines: Iterator[Line]) -> int:
                 print(f"       -> {effect}")
             if step.recorded is not None:
                 different += 1
-                print("       recorded was otherwise:")
+                print("       the recorded effects differ:")
                 for effect in step.recorded or ("nothing",):
                     print(f"       != {effect}")
     except Malformed as error:
@@ -209,7 +213,10 @@ def _replay(lines: Iterator[Line]) -> int:
             hint="relight run --record-group --log-dir=DIR …",
         )
     if different:
-        print(f"{pluralize(different, 'step')} of {steps} had other effects than those recorded")
+        print(
+            f"{pluralize(different, 'step')} of {steps} had effects that differ from the "
+            "recorded ones"
+        )
         return _EXIT_DIFFERS
     print(f"{pluralize(steps, 'step')}, all with the recorded effects")
     return EXIT_OK

@@ -69,7 +69,7 @@ def _agent_of(handle: handles.Handle) -> int:
 def _of_job(text: str, command: str) -> dict[int, int]:
     handle = find_job(text)
     if handle.role:
-        raise UsageError(f"{text} is part of a job", hint=f"relight {command} {handle}")
+        raise UsageError(f"{text} is only a part of a job", hint=f"relight {command} {handle}")
     if handle.scheduler != handles.RUN:
         found = rank_processes.of_job(str(handle))
     elif _is_over(handle):  # the agent's pid may have been reused by another process

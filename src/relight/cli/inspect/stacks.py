@@ -46,7 +46,7 @@ PAGE = Page(
         f"relight stacks {HANDLE}",
         "relight stacks --json 4711 | jq -r '.groups[].text'",
     ),
-    "exit code: 0 a stack was read; 2 no such job or process; 4 no stack could be read",
+    "exit code: 0 if a stack was read; 2 no such job or process; 4 no stack could be read",
 )  # fmt: skip
 
 _AT_ONCE = 8
@@ -75,7 +75,7 @@ def main(argv: list[str]) -> int:
     found: Taken = {_ALONE: take(pids[_ALONE])} if _ALONE in pids else take_all(pids)
     if values["native"]:
         if not py_spy.is_installed():
-            print("relight: py-spy is not on PATH; without it only Python code is shown",
+            print("relight: py-spy is not on PATH; showing Python code only",
                   file=sys.stderr)  # fmt: skip
         found = _with_native(found)
     if values["json"]:

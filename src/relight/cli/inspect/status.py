@@ -47,7 +47,7 @@ PAGE = Page(
             None,
             False,
             "",
-            "serve a status page of the job and print its address",
+            "serve a status page for the job and print its address",
             from_env=False,
         ),
         Flag(
@@ -55,7 +55,8 @@ PAGE = Page(
             parse_page,
             PageAddress(Endpoint("127.0.0.1", 0)),
             "[HOST:]PORT[,public]",
-            "address of the page; port 0 is any free one; public: reading needs no token",
+            "address of the page; port 0 means any free port; public: no token is needed to view "
+            "it",
             from_env=False,
         ),
         Flag("until-end", None, False, "", "stop serving when the job ends", from_env=False),
@@ -68,7 +69,7 @@ PAGE = Page(
         "relight status --json train-x3bk9qwz | jq -r .state",
         "relight status --web --listen 8080 train",
     ),
-    "exit code: 0 the job exists, in any state; 2 it does not exist",
+    "exit code: 0 if the job exists, in any state; 2 if it does not",
 )
 
 
@@ -171,7 +172,7 @@ def _print_agents(*, as_json: bool) -> int:
         print_json([{**_as_object(agent), "name": names.get(agent.pid)} for agent in found])
         return EXIT_OK
     if not found:
-        say("no agents of yours (relight run) on this machine")
+        say("you have no agents (relight run) on this machine")
         return EXIT_OK
     names = _names()
     rows = [

@@ -64,7 +64,8 @@ def main(parsed: ParsedFlags) -> int:
     handle = find_job(parsed.command[0])
     if handle.scheduler != handles.RUN:
         raise UsageError(
-            f"--web shows jobs of relight run on this machine, not {handle.scheduler} jobs",
+            f"--web shows jobs started with relight run on this machine, not {handle.scheduler} "
+            "jobs",
             hint="relight run --status=[HOST:]PORT … serves the page from the job itself",
         )
     until_end = parsed.values["until_end"]

@@ -31,11 +31,12 @@ PAGE = Page(
         "change and reverse the order, / filters, q quits.",
     ),
     (
-        Flag("scheduler", str, "", "NAME", "all your jobs on it, also those submitted from "
-             "elsewhere", short="s", from_env=False),
+        Flag("scheduler", str, "", "NAME", "all your jobs on this scheduler, including those "
+        "submitted from other machines", short="s", from_env=False),
         Flag("sort", one_of(*top_rows.ORDERS), "rank", "COLUMN", ", ".join(top_rows.ORDERS),
              from_env=False),
-        Flag("filter", str, "", "WORDS", "only rows with all of these words", from_env=False),
+        Flag("filter", str, "", "WORDS", "only rows that contain all of these "
+        "words", from_env=False),
         Flag("interval", parse_interval, 2.0, "SECONDS", "refresh interval", from_env=False),
         Flag("once", None, False, "", "print one table and exit", from_env=False),
         HELP,
@@ -46,7 +47,7 @@ PAGE = Page(
         "relight top -s slurm",
         "relight top --once --sort=rate train | head",
     ),
-    "exit code: 0; 2 the job does not exist",
+    "exit code: 0, or 2 if the job does not exist",
 )  # fmt: skip
 _MOST_ENDED = 20
 """How many jobs that ended while `top` was running are still shown."""
@@ -131,7 +132,7 @@ class WatchedJobs:
         self._runner = runner
         self._only = find_job(job) if job else None
         if self._only is not None and self._only.role:
-            raise UsageError(f"{job} is part of a job", hint=f"relight top {self._only}")
+            raise UsageError(f"{job} is only a part of a job", hint=f"relight top {self._only}")
         self._scheduler = scheduler
         self._seen: dict[str, JobLook] = {}
         self._names: dict[str, str] = {}

@@ -32,7 +32,7 @@ from relight.job.lookup import find_job
 _LIMIT_S = 60.0
 """The time limit for a command whose output is displayed."""
 _LINES = 500
-_LOOKING = "looking at the jobs …"
+_LOOKING = "reading the state of the jobs …"
 _HEADS = {"rank": "REPLICA", "host": "HOST", "state": "STATE", "step": "STEP", "rate": "STEP/S",
           "cpu": "CPU", "memory": "MEMORY"}  # fmt: skip
 """The columns by which rows can be sorted, by their names in top.ORDERS."""
@@ -107,7 +107,7 @@ class TopView(App[None]):
         """Return the widgets from top to bottom."""
         yield Static(_LOOKING, id="summary", markup=False)
         yield DataTable[Text](id="ranks", cursor_type="row", zebra_stripes=True)
-        yield WordsInput(self._words, placeholder="words that a row must have", id="filter")
+        yield WordsInput(self._words, placeholder="words that rows must contain", id="filter")
         yield Footer()
 
     def on_mount(self) -> None:
@@ -196,7 +196,7 @@ class TopView(App[None]):
         if self._gpus:
             lines.append(self._gpus)
         if self._error:
-            lines.append(f"the last look failed: {self._error}")
+            lines.append(f"the last refresh failed: {self._error}")
         elif not self._jobs:
             lines.append("no jobs" if self._has_looked else _LOOKING)
         elif row is not None:
@@ -282,7 +282,7 @@ class TopView(App[None]):
             return
         handle, hosts = row.handle, {each.host for each in self._rows if each.handle == row.handle}
         part = find_job(handle).scheduler == handles.RUN and len(hosts) > 1
-        text = f"Cancel {handle}{', the part of it on this machine' if part else ''}?"
+        text = f"Cancel {handle}{' (only the part on this machine)' if part else ''}?"
 
         def answered(yes: bool | None) -> None:
             if yes:
@@ -379,7 +379,7 @@ def _output_of(words: tuple[str, ...]) -> str:
             timeout=_LIMIT_S, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return f"no answer within {_LIMIT_S:.0f} s"
+        return f"no response within {_LIMIT_S:.0f} s"
     except OSError as error:
         return f"can't run {command[0]}: {error.strerror}"
     text = found.stdout.decode(errors="replace").expandtabs().rstrip()

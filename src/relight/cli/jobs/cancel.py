@@ -17,10 +17,10 @@ from relight.runner.runner import Runner
 _MANY = 1000
 PAGE = Page(
     "cancel [flags] JOB …",
-    ("Stops running jobs; logs and record stay. JOB is a handle or an id.",),
+    ("Stops running jobs; their logs and records are kept. JOB is a handle or an id.",),
     (JSON, HELP),
     (f"relight cancel {HANDLE}",),
-    "exit code: 0, also if a job had already ended; 2 a job does not exist",
+    "exit code: 0 even if a job had already ended; 2 if a job does not exist",
 )
 
 
@@ -37,6 +37,6 @@ def main(argv: list[str]) -> int:
             if parsed.values["json"]:
                 print_json(status_object(handle, found))
             else:
-                had_ended = " (it had ended before)" if was_over else ""
+                had_ended = " (it had already ended)" if was_over else ""
                 say(f"{handle} {found.state.name}{had_ended}")
     return EXIT_OK

@@ -23,7 +23,7 @@ from relight.job.handles import Handle, shown_replica
 from relight.runner.runner import Runner
 from relight.schedulers.api import AppStatus
 
-HELP = Flag("help", None, False, "", "this text", short="h", from_env=False)
+HELP = Flag("help", None, False, "", "show this help", short="h", from_env=False)
 JSON = Flag("json", None, False, "", "print JSON", from_env=False)
 HANDLE = "SCHEDULER://SESSION/JOB"
 EXIT_TIMEOUT = 124

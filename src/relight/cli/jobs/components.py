@@ -15,10 +15,15 @@ from relight.job.components.arguments import Signature
 
 PAGE = Page(
     "components [flags] [COMPONENT]",
-    ("Lists all components, or the flags of one.",),
+    ("Lists all components, or the flags of one component.",),
     (
         Flag(
-            "print", None, False, "", "print its source, as a template for your own", from_env=False
+            "print",
+            None,
+            False,
+            "",
+            "print its source code, as a template for your own component",
+            from_env=False,
         ),
         JSON,
         HELP,

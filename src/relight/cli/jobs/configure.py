@@ -15,18 +15,18 @@ FILE = settings.NAMES[0]
 PAGE = Page(
     "configure [flags]",
     (
-        f"Writes {FILE} with a section per scheduler: each option with its default, commented out.",
-        "Adds missing sections to a file that exists.",
+        f"Writes {FILE} with a section per scheduler, which lists each option with its",
+        "default, commented out. If the file exists, adds the missing sections.",
         "Values in this directory's file take precedence over those in the home directory's,",
         "and those over the site's (/etc/relight/config.toml).",
     ),
     (
-        Flag("schedulers", str, "", "A,B", "only these", short="s", from_env=False),
-        Flag("all", None, False, "", "write options without the comment sign", short="a",
+        Flag("schedulers", str, "", "A,B", "only these schedulers", short="s", from_env=False),
+        Flag("all", None, False, "", "don't comment out the options", short="a",
              from_env=False),
-        Flag("print", None, False, "", "print it instead of writing it", from_env=False),
-        Flag("show", None, False, "", "print the values in effect, and where each comes from; with "
-             "--all also defaults", from_env=False),
+        Flag("print", None, False, "", "print the file instead of writing it", from_env=False),
+        Flag("show", None, False, "", "print the values in effect and their sources; with --all, "
+        "include defaults", from_env=False),
         HELP,
     ),
     ("relight configure -s slurm", "relight configure --all --print",

@@ -57,7 +57,7 @@ def lines(env: Environment, schedulers: Sequence[str], *, every: bool) -> list[s
         found += _table(group, shown)
     unknown = [*site.ignored, *_unknown_schedulers(site)]
     found += [f"ignored in {site.path}: {', '.join(unknown)}"] if unknown else []
-    return found or ["nothing is set: all values are defaults"]
+    return found or ["no values are set; all options have their defaults"]
 
 
 def _of_run(env: Environment, site: Site) -> list[Setting]:

@@ -18,7 +18,7 @@ PAGE = Page(
         "relight list --json | jq -r '.[] | select(.state==\"FAILED\").handle' | "
         "xargs relight delete",
     ),
-    "exit code: 0; 2 a job does not exist",
+    "exit code: 0, or 2 if a job does not exist",
 )
 
 

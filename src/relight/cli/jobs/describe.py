@@ -40,7 +40,7 @@ def main(argv: list[str]) -> int:
         try:
             lines = list(_lines(found, images))
         except (KeyError, TypeError, AttributeError):
-            where = f"the record of {found['handle']} is broken"
+            where = f"the record of {found['handle']} is damaged"
             raise MachineError(where, hint="--json prints the raw record") from None
         print("\n".join(lines))
     return EXIT_OK

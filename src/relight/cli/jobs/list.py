@@ -28,11 +28,12 @@ PAGE = Page(
         "REASON is the cause of a failure, in one line.",
     ),
     (
-        Flag("scheduler", str, "", "NAME", "only its jobs, also those submitted from elsewhere",
+        Flag("scheduler", str, "", "NAME", "only jobs on this scheduler, including those "
+        "submitted from other machines",
              short="s", from_env=False),
         Flag("state", one_of(*AppState.__members__), "", "STATE", "only jobs in this state",
              from_env=False),
-        Flag("all", None, False, "", "all finished jobs, as with --state and --json",
+        Flag("all", None, False, "", "list all finished jobs (implied by --state and --json)",
              short="a", from_env=False),
         JSON,
         HELP,

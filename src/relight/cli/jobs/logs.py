@@ -32,11 +32,11 @@ def parse_time(text: str) -> datetime:
         try:
             return datetime.now().astimezone() - timedelta(seconds=ago)
         except OverflowError:
-            raise ValueError("that is before the year 1") from None
+            raise ValueError("this is before the year 1") from None
     try:
         return datetime.fromisoformat(text).astimezone()
     except (ValueError, OverflowError):
-        raise ValueError("expected 30s, 10m, 2h, 1d or a time as 2026-01-31T12:00") from None
+        raise ValueError("expected 30s, 10m, 2h, 1d or a time such as 2026-01-31T12:00") from None
 
 
 def parse_attempt(text: str) -> str:
@@ -47,32 +47,38 @@ def parse_attempt(text: str) -> str:
     """
     if text == ALL or (text.isascii() and text.isdecimal()):
         return text.lstrip("0") or "0"
-    raise ValueError("expected all, or a number: 0 is the first attempt, 1 that after a restart")
+    raise ValueError(
+        "expected all, or a number: 0 is the first attempt, 1 the one after the first restart"
+    )
 
 
 PAGE = Page(
     "logs [flags] JOB[/ROLE[/REPLICA,…]]",
     (
-        "Prints the output of a job's replicas. With several, each line begins with its replica.",
-        "JOB is a handle or an id.",
+        "Prints the output of a job's replicas. If there are several, each line begins with the",
+        "name of its replica. JOB is a handle or an id.",
     ),
     (
         Flag("follow", None, False, "", "keep printing until the job ends", short="f",
              from_env=False),
-        Flag("tail", None, False, "", "the same as --follow, with a number as --lines", short="t",
+        Flag("tail", None, False, "", "the same as --follow; with a number, the same as "
+        "--lines", short="t",
              from_env=False),
         Flag("lines", parse_count, None, "N", "only the last N lines of each replica", short="n",
              from_env=False),
         Flag("role", str, "", "NAME", "only this role", from_env=False),
         Flag("replica", str, "", "N,…", "only these replicas", from_env=False),
-        Flag("rank", parse_count, None, "N", "only this rank, counted over the whole job",
+        Flag("rank", parse_count, None, "N", "only this rank (its number in the whole job)",
              from_env=False),
         Flag("attempt", parse_attempt, "", "N|all",
-             "only output after N restarts of the worker; all: of all attempts", from_env=False),
-        Flag("grep", str, "", "TEXT", "only lines with this text", from_env=False),
-        Flag("regex", str, "", "R", "only lines that match", from_env=False),
-        Flag("since", parse_time, None, "T", "lines since then: 10m, or a time", from_env=False),
-        Flag("until", parse_time, None, "T", "lines until then", from_env=False),
+             "only output from after N restarts of the worker; all: from all "
+             "attempts", from_env=False),
+        Flag("grep", str, "", "TEXT", "only lines that contain this text", from_env=False),
+        Flag("regex", str, "", "R", "only lines that match this regular "
+        "expression", from_env=False),
+        Flag("since", parse_time, None, "T", "only lines since then: 10m, or a "
+        "time", from_env=False),
+        Flag("until", parse_time, None, "T", "only lines until then", from_env=False),
         Flag("streams", one_of("stdout", "stderr", "combined"), "combined", "NAME",
              "stdout, stderr or combined", from_env=False),
         JSON,
@@ -106,7 +112,9 @@ def main(argv: list[str]) -> int:
     if values["replica"]:
         handle = handle._replace(replicas=_numbers(values["replica"]))
     if values["rank"] is not None and handle.replicas:
-        raise UsageError("--rank selects a worker of the whole job; a replica can't be given too")
+        raise UsageError(
+            "--rank selects a worker in the whole job and can't be combined with a replica"
+        )
     compiled(values["regex"])
     query = {key: values[key] for key in ("since", "until", "rank", "attempt")}
     query |= {"stream": values["streams"], "last": values["lines"]}
@@ -184,7 +192,7 @@ def _check_times(runner: Runner, handle: handles.Handle, query: dict[str, Any]) 
     timed = [f"--{name}" for name in ("since", "until") if query[name] is not None]
     if timed and not scheduler.capabilities.since:
         raise UsageError(
-            f"{timed[0]}: {handle.scheduler} does not record line times",
+            f"{timed[0]}: {handle.scheduler} does not record the times of lines",
             hint="use --regex if the lines contain times",
         )
 

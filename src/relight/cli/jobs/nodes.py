@@ -17,12 +17,12 @@ PAGE = Page(
         "Nodes whose hardware has failed are remembered in a shared directory",
         "(relight run --bad-nodes=DIR, or RELIGHT_BAD_NODES); jobs are submitted without them.",
         "",
-        "  nodes [list]                     the nodes that are remembered now",
-        "  nodes forget NODE …              let jobs use these again, as after a repair",
+        "  nodes [list]                     list the nodes that are currently remembered",
+        "  nodes forget NODE …              let jobs use these nodes again, such as after a repair",
     ),
     (JSON, HELP),
     ("relight nodes", "relight nodes forget gpu-17"),
-    "exit code: 0, also if there is no such node",
+    "exit code: 0 even if there is no such node",
 )
 
 
@@ -40,7 +40,7 @@ def main(argv: list[str]) -> int:
         hint = did_you_mean(verb, VERBS, f"relight {PAGE.usage}")
         raise UsageError(f"relight nodes has no verb {verb}", hint=hint)
     if (verb == "forget") != bool(names):
-        raise UsageError(f"relight nodes {verb}: names of nodes belong to forget only",
+        raise UsageError(f"relight nodes {verb} does not take node names; only forget does",
                          hint="relight nodes forget gpu-17")  # fmt: skip
     if verb == "forget" and as_json:
         raise UsageError("relight nodes forget prints no JSON")
@@ -48,7 +48,7 @@ def main(argv: list[str]) -> int:
     place = bad_nodes.directory(found, site.load(found))
     if place is None:
         raise UsageError(
-            "no directory of bad nodes is configured",
+            "no bad-nodes directory is configured",
             hint=f"{bad_nodes.FLAG.variable}=DIR, or bad-nodes in the site's configuration",
         )
     try:
@@ -56,8 +56,8 @@ def main(argv: list[str]) -> int:
     except OSError as error:
         raise MachineError(
             f"can't use {error.filename or place.path}: {error.strerror}",
-            hint="the directory of bad nodes must exist; only the owner of a record, or of the "
-            "directory, can remove it",
+            hint="the directory must exist; a record can be removed only by its owner or the "
+            "owner of the directory",
         ) from None
 
 
@@ -81,5 +81,5 @@ def _list(place: BadNodesDirectory, as_json: bool) -> int:
 def _forget(place: BadNodesDirectory, names: list[str]) -> int:
     removed = bad_nodes.forget(place, names)
     for name in dict.fromkeys(names):
-        say(f"{name} is forgotten" if name in removed else f"{name} was not remembered as bad")
+        say(f"forgot {name}" if name in removed else f"{name} was not recorded as bad")
     return EXIT_OK

@@ -32,14 +32,17 @@ from relight.runner.validation import missing_script
 SUBMIT_FLAGS = (
     Flag("scheduler", str, "", "NAME", "local, docker, slurm, ssh, auto … (default local)",
          short="s", from_env=False),
-    Flag("scheduler-args", str, "", "K=V,…", "options of the scheduler; -cfg K=V,…; -cfg help",
+    Flag("scheduler-args", str, "", "K=V,…", "scheduler options; the same as -cfg K=V,…; -cfg "
+    "help lists them",
          from_env=False),
-    Flag("dryrun", None, False, "", "print what would be submitted, and stop", from_env=False),
-    Flag("wait", None, False, "", "wait for the end; the exit code is the job's", from_env=False),
-    Flag("log", None, False, "", "print the job's output while it runs, and wait", from_env=False),
+    Flag("dryrun", None, False, "", "print what would be submitted, then exit", from_env=False),
+    Flag("wait", None, False, "", "wait until the job ends; the exit code is the "
+    "job's", from_env=False),
+    Flag("log", None, False, "", "print the job's output while it runs, and wait until it "
+    "ends", from_env=False),
     Flag("tee-logs", None, False, "", "the same as --log", from_env=False),
-    Flag("workspace", str, "", "DIR", "a directory to copy for the job", from_env=False),
-    Flag("parent-run-id", str, "", "ID", "parent run for trackers", from_env=False),
+    Flag("workspace", str, "", "DIR", "directory to copy for the job", from_env=False),
+    Flag("parent-run-id", str, "", "ID", "id of the parent run, for trackers", from_env=False),
     Flag("launcher", str, "auto", "NAME", "auto, installed, travels (sent with the job), torchrun",
          from_env=False),
     Flag("stdin", None, False, "", "read flags and arguments from a JSON object on stdin",
@@ -52,10 +55,10 @@ PAGE = Page(
     (
         "Submits a job to this machine, Docker, Slurm …, and prints its handle. A component",
         "defines the job: dist.ddp, utils.python …, or your own path/file.py:function.",
-        "On local and ssh the command shows the job's output and ends with it (unless detached",
-        "with -cfg detach=true). Elsewhere it returns immediately, unless --wait or --log is",
-        "given. -h selects the resources of a node: TorchX's names (gpu.xlarge: 64 CPUs, 8 GPUs,",
-        "256 GiB), or your own from the module in RELIGHT_NAMED_RESOURCES.",
+        "With local and ssh, the command shows the job's output and exits when the job ends",
+        "(unless -cfg detach=true). With other schedulers it returns immediately, unless --wait",
+        "or --log is given. -h selects the resources per node, by TorchX's names (gpu.xlarge:",
+        "64 CPUs, 8 GPUs, 256 GiB) or your own, from the module in RELIGHT_NAMED_RESOURCES.",
     ),
     SUBMIT_FLAGS,
     (
@@ -65,7 +68,8 @@ PAGE = Page(
         "relight submit -s docker --dryrun dist.ddp -j 2:4x8 -h gpu.xlarge -m my.train",
         "relight submit dist.ddp --help        (components: relight components)",
     ),
-    "exit code: 0 the job was submitted or, with --wait, succeeded; else its own; 2 wrong usage",
+    "exit code: 0 if the job was submitted or, with --wait, succeeded; otherwise the job's; 2 "
+    "wrong usage",
 )
 _STDIN = {
     "component_name": str, "scheduler": str, "scheduler_args": dict, "scheduler_cfg": dict,
@@ -245,7 +249,7 @@ def _submit(runner: Runner, job: Prepared, values: dict[str, Any]) -> int:
         if logs or values["wait"]:
             found = _watch(runner, handle, logs=logs)
     except (KeyboardInterrupt, SystemExit):
-        say(f"{handle} runs on" if lives else f"stopping {handle}")
+        say(f"{handle} keeps running" if lives else f"stopping {handle}")
         raise
     if values["json"]:
         print_json(status_object(handle, found))

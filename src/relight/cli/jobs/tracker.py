@@ -20,19 +20,19 @@ from relight.tracker import backends
 PAGE = Page(
     "tracker list jobs|metadata|artifacts|lineage [flags] [RUN_ID]",
     (
-        "Shows the records of jobs (relight.tracker, torchx.tracker) in the tracker of --tracker,",
-        "or in the first of [torchx:tracker] in .relightconfig or .torchxconfig, or of",
-        "TORCHX_TRACKERS.",
+        "Shows what jobs have recorded with relight.tracker or torchx.tracker. Uses the tracker",
+        "given by --tracker, or the first one in [torchx:tracker] in .relightconfig or",
+        ".torchxconfig, or in TORCHX_TRACKERS.",
         "",
         "  tracker list jobs                  the runs",
-        "  tracker list metadata RUN_ID       the values of a run",
-        "  tracker list artifacts RUN_ID      its artifacts",
-        "  tracker list lineage RUN_ID        its ancestors and descendants",
+        "  tracker list metadata RUN_ID       the metadata of a run",
+        "  tracker list artifacts RUN_ID      the run's artifacts",
+        "  tracker list lineage RUN_ID        the run's ancestors and descendants",
         "",
-        "RUN_ID is the handle of a job, or its last part.",
+        "RUN_ID is a job's handle, or the last part of it.",
     ),
     (
-        Flag("tracker", parse_trackers, (), "NAME[=CONFIG]", "this tracker, as in relight run",
+        Flag("tracker", parse_trackers, (), "NAME[=CONFIG]", "use this tracker, as in relight run",
              from_env=False),
         Flag("parent-run-id", str, "", "ID", "jobs: only descendants of this run",
              from_env=False),
@@ -64,7 +64,7 @@ def main(argv: list[str]) -> int:
     if verb not in VERBS or what not in _LISTED:
         known = VERBS if verb not in VERBS else tuple(_LISTED)
         word = verb if verb not in VERBS else what
-        said = f"has no {word}" if word else "needs to know what to list"
+        said = f"has no subcommand {word}" if word else "needs a subcommand: what to list"
         raise UsageError(
             f"relight tracker {said}", hint=did_you_mean(word, known, f"relight {PAGE.usage}")
         )
@@ -86,7 +86,7 @@ def main(argv: list[str]) -> int:
         print("\n".join(table([[_text(each) for each in row] for row in rows], heads)))
     else:
         parent = parsed.values["parent_run_id"]
-        of = f" of {run[0]}" if run else f" that come from {parent}" if parent else ""
+        of = f" of {run[0]}" if run else f" descended from {parent}" if parent else ""
         say(f"{tracker} has no {what}{of}")
     return EXIT_OK
 

@@ -32,7 +32,7 @@ PAGE = Page(
     "wait [flags] JOB",
     ("Waits until a job ends. JOB is its handle or id.",),
     (
-        Flag("timeout", parse_seconds, None, "S", "wait no longer than this", from_env=False),
+        Flag("timeout", parse_seconds, None, "S", "wait at most this many seconds", from_env=False),
         JSON,
         HELP,
     ),
@@ -40,7 +40,7 @@ PAGE = Page(
         f"relight wait {HANDLE}",
         "relight wait --timeout 3600 train-x3bk9qwz || relight logs train-x3bk9qwz",
     ),
-    f"exit code: the job's own; {EXIT_TIMEOUT} timed out; the job keeps running",
+    f"exit code: the job's own; {EXIT_TIMEOUT} if the wait timed out (the job keeps running)",
 )
 
 

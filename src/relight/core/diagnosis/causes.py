@@ -317,7 +317,7 @@ def raised_about_then(known: Known) -> Verdict | None:
     for failure in sorted(known.ends, key=lambda failure: (failure.at, failure.rank)):
         unknown = failure.stop_signal and had_failed_before(failure) is None
         if unknown and failure.is_explained and blame.of_failure(failure) is Blame.NOBODY:
-            why = "it may have raised that before it was stopped; another rank had lost a peer"
+            why = "it may have raised this before it was stopped; another rank had lost a peer"
             return Verdict("raised_about_then", Certainty.LIKELY, why, failure, failure)
     return None
 
@@ -327,8 +327,8 @@ def missing_rank(known: Known) -> Verdict | None:
     for failure in known.of(Role.VICTIM):
         missing = blame.missing_rank(failure)
         if missing is not None and 0 < known.world_size <= missing:
-            why = f"it waits for rank {missing}; this job has {known.world_size} ranks"
-            detail = f"{why}: is the world_size of the script right?"
+            why = f"it is waiting for rank {missing}, but this job has {known.world_size} ranks"
+            detail = f"{why}; is the script's world_size correct?"
             return Verdict("missing_rank", Certainty.PROVEN, why, failure, failure, detail=detail)
     return None
 
@@ -351,7 +351,7 @@ def lost_connection(known: Known) -> Verdict | None:
     over = [failure for failure in _left_script(known) if failure is not root]
     gone = (*known.succeeded_ranks, *_ranks_of(over))
     if gone:
-        why = f"the connection may have been one to {format_ranks(gone)}, which had left the script"
+        why = f"the connection may have been to {format_ranks(gone)}, which had left the script"
         ranks = tuple(sorted((*gone, root.rank)))
         return Verdict("lost_connection", Certainty.UNKNOWN, why, root, root, ranks, detail=why)
     if len(found) > 1 and len(found) == len(known.ends) - 1:
@@ -362,7 +362,7 @@ def lost_connection(known: Known) -> Verdict | None:
     odd = _odd_one_out(found) if len(found) == max(len(known.ends), known.world_size) else None
     if odd is not None and odd is not root:
         alike = _ranks_of([each for each in found if each is not odd])
-        why = f"{format_ranks(alike)} lost a connection at the same time, all in one function"
+        why = f"{format_ranks(alike)} lost a connection at the same time, all in the same function"
         return Verdict("lost_connection", Certainty.LIKELY, why, odd, odd)
     others = [f for f in known.ends if f is not root and role(f) is Role.STOPPED]
     # A rank that exited with code 0 when it was stopped is not among the ends.
@@ -373,11 +373,11 @@ def lost_connection(known: Known) -> Verdict | None:
     handler = next((f for f in known.ends if f is not root and handling(f)), None)
     if handler is not None:
         to = f"rank {handler.rank}, which was handling {handling(handler)}"
-        why, certainty = f"the connection may have been one to {to}", Certainty.LIKELY
+        why, certainty = f"the connection may have been to {to}", Certainty.LIKELY
     elif seen and not (earlier or root.stop_signal):
         why, certainty = "no other rank had failed or ended", Certainty.PROVEN
     else:
-        why, certainty = "the connection may have been one to another rank", Certainty.LIKELY
+        why, certainty = "the connection may have been to another rank", Certainty.LIKELY
     return Verdict("lost_connection", certainty, why, root, root)
 
 
@@ -385,9 +385,9 @@ def _without_code(known: Known, symptom: Failure) -> Verdict | None:
     """Blame a worker that was starting, or was in a C function that Python calls at exit."""
     for failure in known.ends:
         if failure.doing is not None and failure.doing.place == NO_CODE:
-            says = f"rank {failure.rank} ran no Python code (at start or exit)"
+            says = f"rank {failure.rank} was not running Python code (starting or exiting)"
             ranks = (failure.rank,)
-            return Verdict("", Certainty.LIKELY, "", failure, symptom, ranks, says, ", when ")
+            return Verdict("", Certainty.LIKELY, "", failure, symptom, ranks, says, " when ")
     return None
 
 
@@ -443,12 +443,12 @@ def left_early(known: Known) -> Verdict | None:
     if not victims:
         return None
     if aborted:
-        says = f"{format_ranks(_ranks_of(aborted))} came to the end of the script"
+        says = f"{format_ranks(_ranks_of(aborted))} reached the end of the script"
         says += " and aborted at exit (SIGABRT)"
         return _left_early(victims[0], aborted[0], _ranks_of(aborted), says, _printed(aborted))
     if known.succeeded_ranks:
         root = known.told[0] if known.told else victims[0]
-        says = f"{format_ranks(known.succeeded_ranks)} had ended with exit code 0"
+        says = f"{format_ranks(known.succeeded_ranks)} had already exited with code 0"
         return _left_early(victims[0], root, known.succeeded_ranks, says, _printed(known.told))
     over = _left_script(known)
     if not over:
@@ -505,7 +505,7 @@ def _left_early(
     symptom: Failure, root: Failure, ranks: tuple[int, ...], says: str, printed: str = ""
 ) -> Verdict:
     why = f"{says}; others still needed {'it' if len(ranks) == 1 else 'them'}"
-    hint = "" if printed else "check that all ranks have as many batches"
+    hint = "" if printed else "check that all ranks have the same number of batches"
     return Verdict(
         "left_early", Certainty.LIKELY, why, root, symptom, ranks, says, "; then ", printed, hint
     )
@@ -523,10 +523,11 @@ def elsewhere(known: Known) -> Verdict | None:
         return None
     ranks = tuple(sorted(failure.rank for failure in found))
     first = min(found, key=lambda failure: failure.rank)
-    why = f"{places(found)} while others waited"
-    hint = "late, or waiting for something that did not come"
+    where = places(found, past=True)
+    why = f"{where} while others waited"
+    hint = "it was late, or was waiting for something that never arrived"
     return Verdict(
-        "elsewhere", Certainty.LIKELY, why, first, victims[0], ranks, places(found), ", when ",
+        "elsewhere", Certainty.LIKELY, why, first, victims[0], ranks, where, " when ",
         _printed([first]) or _was_handling(first, known), hint,
     )  # fmt: skip
 
@@ -581,8 +582,8 @@ def first_victim(known: Known) -> Verdict | None:
     victims = known.of(Role.VICTIM)
     if not victims:
         return None
-    why = "each rank that failed blames another one"
-    says = "no rank failed by itself, as far as can be seen"
+    why = "every failed rank blames another rank"
+    says = "no rank appears to have failed on its own"
     first = victims[0]
     return Verdict(
         "first_victim", Certainty.UNKNOWN, why, first, first, says=says, joint="; first, "
@@ -613,9 +614,9 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def places(failures: Sequence[Failure], most: int = 3) -> str:
-    """Describe where workers were, such as `rank 2 in read (data.py:41); …`. The likeliest cause
-    comes first.
+def places(failures: Sequence[Failure], most: int = 3, *, past: bool = False) -> str:
+    """Describe where workers were, such as `rank 2 in read (data.py:41); …`, or `rank 2 was in …`
+    if `past` is set. The likeliest cause comes first.
     """
     groups: dict[tuple[bool, str], list[int]] = {}
     for failure in failures:
@@ -623,5 +624,8 @@ def places(failures: Sequence[Failure], most: int = 3) -> str:
             key = failure.doing.expects_peers, failure.doing.place
             groups.setdefault(key, []).append(failure.rank)
     ordered = sorted(groups.items(), key=lambda item: (item[0][0], len(item[1]), item[1]))
-    texts = [f"{format_ranks(ranks)}{place}" for (_, place), ranks in ordered]
+    texts = [
+        format_ranks(ranks) + (" was" if len(ranks) == 1 else " were") * past + place
+        for (_, place), ranks in ordered
+    ]
     return "; ".join(texts[:most]) + ("; …" if len(texts) > most else "")

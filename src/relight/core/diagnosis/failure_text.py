@@ -196,7 +196,7 @@ class Diagnosis(NamedTuple):
             link = "while handling" if is_context else "caused by"
             lines.append(f"{link} {report.cause.partition(chr(10))[0]}{at}")
         elif report is not None and report.cause_where and symptom.is_explained:
-            lines.append(f"the group was raised at {report.cause_where}")
+            lines.append(f"the exception group was raised at {report.cause_where}")
         is_crash = report is not None and report.kind is FailureKind.CRASHED
         if symptom.is_explained and symptom.evidence and not is_crash:
             lines.append(symptom.evidence)
@@ -232,10 +232,13 @@ class Diagnosis(NamedTuple):
         if verdict.hint:
             return verdict.hint
         if symptom.is_explained and _in_signal_handler(symptom.report):
-            return "torch noticed this in a signal handler, which interrupts the script at any line"
+            return (
+                "torch detected this in a signal handler, "
+                "which can interrupt the script at any line"
+            )
         report = symptom.report if symptom.is_explained else None
         if report is not None and blame.lost_a_loader(report.lines):
-            return "the connection was one to a process of the DataLoader, which had ended"
+            return "the connection was to a DataLoader process that had exited"
         if verdict.certainty is Certainty.UNKNOWN:
             others = [f for f in self.consequences if role(f) is Role.STOPPED]
             if where := causes.places(others):
@@ -476,7 +479,7 @@ def what_happened(failure: Failure, *, many: bool = False, most: int = _WHAT) ->
             text += f" (128 + {signal_name(number)})"
         elif 256 - failure.exitcode in (*CRASHES, signal.SIGKILL, signal.SIGTERM):
             number = failure.exitcode - 256  # from a Popen return code
-            text += f", which is sys.exit({number}), perhaps for a process that got "
+            text += f", which is sys.exit({number}), perhaps for a process that was killed by "
             text += signal_name(-number)
             text += _after_printing(failure, most) if by_itself else ""
         elif by_itself:
@@ -597,7 +600,7 @@ def _consequences(failures: Sequence[Failure], root_at: float, most_rows: int) -
             *rows[:_MAX_CONSEQUENCES],
             cut(f"  {format_ranks(rest)}: ended in other ways", WIDTH),
         ]
-    return ["what followed:", *rows] if rows else []
+    return ["other ranks:", *rows] if rows else []
 
 
 def _in_rows(text: str) -> str:

@@ -43,7 +43,7 @@ def last_collectives(dump: object) -> tuple[Collective, ...]:
     """
     entries = dump.get("entries") if isinstance(dump, dict) else None
     if not isinstance(entries, list):
-        raise Malformed("no dump of torch's flight recorder")
+        raise Malformed("no dump from torch's flight recorder")
     last: dict[str, DumpEntry] = {}
     for each in entries:
         entry = fields.record(DumpEntry, _as_json(each))

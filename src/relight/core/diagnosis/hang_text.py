@@ -69,7 +69,8 @@ class Hang(NamedTuple):
         lines += [cut(where, 2 * WIDTH), f"  {self.cause}"]
         if self.is_guess:
             lines.append(
-                "  this is a guess: as many ranks are elsewhere, and none waits for the others"
+                "  this is a guess: just as many ranks are elsewhere, and neither group is "
+                "waiting for the other"
             )
         end = [f"exit code {self.exit_code}; {verdict}"]
         ranks = [root, *self.same, *(each for group in self.others for each in group)]
@@ -115,17 +116,17 @@ class Hang(NamedTuple):
             guess = "probably " if self.is_guess else ""
             return cut(f"{guess}{_line(mine, hangs=True)}", 3 * WIDTH - 40)
         lines = ", ".join(map(_line, (mine, *waiting)))
-        return cut(f"ranks wait for each other in different calls: {lines}", 3 * WIDTH - 40)
+        return cut(f"ranks are waiting for each other in different calls: {lines}", 3 * WIDTH - 40)
 
     def _elsewhere(self) -> list[str]:
         over = self.succeeded_ranks
-        ended = [f"  {format_ranks(over)} had ended with exit code 0"] if over else []
+        ended = [f"  {format_ranks(over)} had already exited with code 0"] if over else []
         if not (self.others or ended):
-            return ["all ranks are there"]
+            return ["all ranks are at the same place"]
         rows = [cut(f"  {_line(group)}", WIDTH) for group in self.others[:_MOST_GROUPS]]
         left = [failure.rank for group in self.others[_MOST_GROUPS:] for failure in group]
         rows += [cut(f"  {format_ranks(left)} elsewhere", WIDTH)] if left else []
-        return ["the others:", *rows, *ended]
+        return ["other ranks:", *rows, *ended]
 
 
 def diagnose(

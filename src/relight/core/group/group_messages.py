@@ -46,8 +46,8 @@ def shared_machine(joins: Sequence[Join]) -> str:
     host, count = fullest[0], counts[fullest]
     those = "all nodes" if count == len(joins) else f"{count} of {len(joins)} nodes"
     return (
-        f"{those} are agents on one host, {host}, and share its CPUs and GPUs; one agent on each "
-        "host can start all workers there (--nproc-per-node)"
+        f"{those} are agents on the same host, {host}, and share its CPUs and GPUs; a single "
+        "agent per host can start all workers there (--nproc-per-node)"
     )
 
 
@@ -74,8 +74,8 @@ def refusal(settings: GroupSettings, join: Join, holder: Join | None) -> str:
 def held_by_silent(join: Join, host: str) -> str:
     """Return the line for a node whose node rank belongs to a silent node."""
     return (
-        f"--node-rank={join.node_rank} belongs to a silent node on {host}; the new one on "
-        f"{join.host} can join once that node is lost"
+        f"--node-rank={join.node_rank} belongs to a node on {host} that has gone silent; the new "
+        f"node on {join.host} can join once that one is considered lost"
     )
 
 
@@ -128,12 +128,14 @@ def only_this_machine(where: str, addresses: Sequence[str]) -> str:
 
 def coming_back(missing: int, generation: int) -> str:
     """Return the line for a new coordinator that is waiting for nodes of a live generation."""
-    return f"waiting for {pluralize(missing, 'more node')} of generation {generation} to reconnect"
+    return (
+        f"waiting for {pluralize(missing, 'more node')} from generation {generation} to reconnect"
+    )
 
 
 def not_ready(hosts: Sequence[str], left_s: float) -> str:
     """Return the line for nodes that still have workers from an older generation."""
-    return f"waiting for {format_names(hosts)} to get ready ({_timeout(left_s)})"
+    return f"waiting for {format_names(hosts)} to become ready ({_timeout(left_s)})"
 
 
 def last_call(hosts: Sequence[str], most: int, quiet_s: float) -> str:

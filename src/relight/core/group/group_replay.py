@@ -96,7 +96,7 @@ def replay(lines: Iterable[Line]) -> Iterator[Step]:
         elif line.name == GroupStep.__name__:
             number += 1
             if not isinstance(job, str) or job not in groups:
-                raise Malformed(f"step {number} is of a group whose beginning is not in the log")
+                raise Malformed(f"step {number} belongs to a group whose start is not in the log")
             now, event, recorded = _step_of(line, number)
             first = now if first is None else first
             yield groups[job].step(number, now - first, now, event, recorded)

@@ -399,7 +399,7 @@ class Membership:
                     return self._cause
                 reachability = self.members.reachability
                 if reachability is not None and reachability.until is not None:
-                    return "the nodes try to reach each other (--health-check=network)"
+                    return "the nodes are testing their connections (--health-check=network)"
                 if here < settings.needed:
                     cause = self._gathering.departure
                     if not cause and self.generation != NO_GENERATION:
@@ -484,7 +484,7 @@ class Membership:
             self._on_announce(self.members[join.node], join.announce, now)
         elif join.node in self.roster:  # it has no workers, or never received GenerationFormed
             if self.state is GroupState.RUNNING:
-                self._stop(f"{join.host} came back without its workers", now)
+                self._stop(f"{join.host} reconnected without its workers", now)
             elif self.state is GroupState.STOPPING:
                 self.roster.active.add(join.node)  # until its NodeReady arrives
                 self._stop_joined(join.node, now)
@@ -769,7 +769,7 @@ class Membership:
         """Notify departed nodes that wait for it that all workers have stopped."""
         for node, waits in self.members.leaving.items():
             if waits:
-                reason = "this node has left; the workers of the other nodes have stopped"
+                reason = "this node has left; the workers on the other nodes have stopped"
                 self._send(node, JobEnded(EXIT_OK, reason, (), None, others_run=True))
         self.members.leaving.clear()
 
@@ -846,7 +846,7 @@ class Membership:
                 break
             self.roster.remove(node)
             self.members.remove(self.members[node], now)
-            reason = "its workers succeeded; others still run"
+            reason = "its workers succeeded; others are still running"
             self._send(node, JobEnded(EXIT_OK, reason, (), None, others_run=True))
         newcomers = self._newcomers(now)
         if newcomers and not self._start_probe_if_needed(newcomers, now):
@@ -1150,11 +1150,11 @@ class Membership:
         for node, why in reachability.conclude(hosts, staying):
             member, host = self.members[node], hosts[node]
             report = (
-                f"error: the health check of {host} failed ({why}): this node leaves the job",
+                f"error: the health check on {host} failed ({why}); this node is leaving the job",
                 f"  hint: {REMEDY}",
             )
             reason = f"its health check failed: {why}"
-            leaves = f"the node leaves: {reason}"
+            leaves = f"the node is leaving: {reason}"
             self._send(node, JobEnded(EXIT_MACHINE, leaves, report, None, others_run=True))
             self._lose(member, f"left: {reason}", now, orderly=True)
             self._tell_all(f"{host} left: {reason}")

@@ -116,14 +116,17 @@ def lines_of_nodes(
     for name, answer in nodes:
         ranks = sorted(rank for rank, each in found.items() if each.node == name)
         if answer is None:
-            yield f"{name}: no answer within {LIMIT_S:g} s"
+            yield f"{name}: no response within {LIMIT_S:g} s"
         else:
             yield f"{name}: {format_ranks(ranks) if ranks else 'runs no workers'}"
     if len(nodes) < count:
-        yield f"only {len(nodes)} of {count} nodes could be asked: the coordinator does not answer"
+        yield (
+            f"only {len(nodes)} of {count} nodes could be queried: "
+            "the coordinator is not responding"
+        )
     missing = [rank for rank in range(world_size) if rank not in found]
     if missing:
-        yield f"no stack of {format_ranks(missing)}"
+        yield f"no stack for {format_ranks(missing)}"
 
 
 def numbered(hosts: Iterable[str]) -> list[str]:

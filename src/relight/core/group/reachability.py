@@ -29,8 +29,8 @@ follow it in rank order, because messages and open files have limits.
 """
 _COOKIE_DIGITS = 32
 REMEDY = (
-    "open all TCP ports between the nodes, as gloo and NCCL connect to any; relight doctor on all "
-    "nodes says more"
+    "open all TCP ports between the nodes, because gloo and NCCL use arbitrary ports; run relight "
+    "doctor on all nodes for details"
 )
 
 Failed = Mapping[tuple[int, int], str]

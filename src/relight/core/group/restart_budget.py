@@ -37,7 +37,7 @@ _FIRST_S, _LONGEST_S = 1.0, 60.0
 """The second and the longest wait under `smart`. The first restart is immediate."""
 _STABLE_S = 300.0
 _PRIME = 999_983
-_REPEATED = "same exception at the same line again, without progress in between"
+_REPEATED = "same exception on the same line again, with no progress in between"
 
 
 class Decision(NamedTuple):
@@ -168,5 +168,5 @@ def why_no_restart(settings: GroupSettings) -> str:
     elif settings.smart:
         within = " since the last progress"
     if budget == 1:
-        return f"the one restart{within} is used up"
+        return f"the only restart{within} is used up"
     return f"all {budget} restarts{within} are used up"

@@ -287,7 +287,7 @@ def describe(nodes: Sequence[SlowNode], since: str) -> str:
         since: the time of day when they became slow.
     """
     if not nodes:
-        return "no rank is slower than the others any more"
+        return "no rank is slower than the others anymore"
     return "; ".join(_named(node, since) for node in nodes[:_MOST_NAMED]) + (
         f"; and ranks on {pluralize(len(nodes) - _MOST_NAMED, 'more node')}"
         if len(nodes) > _MOST_NAMED
@@ -298,7 +298,7 @@ def describe(nodes: Sequence[SlowNode], since: str) -> str:
 def _named(node: SlowNode, since: str) -> str:
     several = len(node.ranks) > 1
     if several and node.is_whole:
-        who = f"all ranks of {node.host}"
+        who = f"all ranks on {node.host}"
     else:
         who = f"{format_ranks(node.ranks)} on {node.host}"
     text = f"{who} {'are' if several else 'is'} {node.slower:.0%} slower than the others"

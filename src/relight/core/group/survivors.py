@@ -26,8 +26,8 @@ from relight.core.group.roster import Roster
 from relight.core.ranks import GenerationId
 
 NO_STEP = "all ranks restart: no rank has reported a new step since the last recovery"
-STALE = "all ranks of this node restart: the next generation does not follow theirs"
-UNKNOWN_CULPRIT = "all ranks restart: it is not known which rank hangs"
+STALE = "all ranks on this node restart: the next generation does not directly follow theirs"
+UNKNOWN_CULPRIT = "all ranks restart: the rank that hangs is unknown"
 
 
 def knows_culprit(failures: Iterable[Failure], waiting: Sequence[Failure]) -> bool:

@@ -116,18 +116,18 @@ class Opening:
         nonce = _bytes_of(message.get("nonce"))
         if len(nonce) != NONCE_BYTES:
             raise ProofRefused(
-                "the peer does not speak relight's protocol: a hello without a nonce"
+                "the peer does not speak relight's protocol: it sent a hello without a nonce"
             )
         if nonce == self._nonce:
-            raise ProofRefused("this side got its own hello back", itself=True)
+            raise ProofRefused("this side received its own hello", itself=True)
         own = ("nonce", "token", "version")
         self.peer_hello = {k: v for k, v in message.items() if k not in own}
         answers = [] if self._dialled else [self.hello]
         if bool(message.get("token")) != bool(self._secret):
             reason = (
-                "the peer has no token, and this job needs one (RELIGHT_TOKEN)"
+                "the peer has no token, but this job requires one (RELIGHT_TOKEN)"
                 if self._secret
-                else "this job needs a token: set RELIGHT_TOKEN"
+                else "this job requires a token; set RELIGHT_TOKEN"
             )
             raise ProofRefused(reason, b"".join(answers))
         if not self._secret:

@@ -262,11 +262,11 @@ class Election:
         ]
         needed = _needed(self.hosts)
         if silent:
-            return f"{needed}; no answer from {', '.join(silent)}"
+            return f"{needed}; no response from {', '.join(silent)}"
         left = self._voter.votes_from - now
         if left > 0:
-            return f"{needed}; this host has just started and votes in {left:.1f} s"
-        return f"{needed}; all of them answer, and choose now"
+            return f"{needed}; this host has just started and will vote in {left:.1f} s"
+        return f"{needed}; all of them are responding and are electing one now"
 
     def check(self) -> None:
         """Assert the invariants."""
@@ -418,12 +418,10 @@ class Election:
 def _needed(hosts: Sequence[str]) -> str:
     count = len(hosts)
     if count == 2:
-        return f"{hosts[0]}, the first of the 2 hosts of the endpoint, is needed to choose one"
+        return f"{hosts[0]}, the first of the endpoint's 2 hosts, is needed to elect a coordinator"
     if count % 2:
-        return (
-            f"{count // 2 + 1} of {count} hosts of the endpoint are needed to choose a coordinator"
-        )
+        return f"{count // 2 + 1} of the endpoint's {count} hosts are needed to elect a coordinator"
     return (
-        f"{count // 2} of {count} hosts of the endpoint with {hosts[0]}, or {count // 2 + 1}"
-        " without it, are needed to choose a coordinator"
+        f"{count // 2} of the endpoint's {count} hosts including {hosts[0]}, or {count // 2 + 1} "
+        "without it, are needed to elect a coordinator"
     )

@@ -403,7 +403,9 @@ class Link:
             case LinkState.JOINING:
                 return "the coordinator has not yet confirmed that workers may run here"
             case LinkState.CONNECTED:
-                return f"connected to the coordinator, heard {now - self.echoed_at:.1f} s ago"
+                return (
+                    f"connected to the coordinator, last heartbeat {now - self.echoed_at:.1f} s ago"
+                )
             case LinkState.HOSTING:
                 return "this node coordinates the group"
             case LinkState.OVER:
@@ -435,7 +437,7 @@ class Link:
         if waited > (settings.join_timeout_s if ever else settings.seek_s):
             text = f"no coordinator at {settings.where} for {format_duration(waited)}: {reason}"
             if search.turned_away and search.turned_away not in reason:
-                text += f"; the last one that answered refused this node: {search.turned_away}"
+                text += f"; the last one that responded refused this node: {search.turned_away}"
             self._give_up(EXIT_GROUP, text)
             return
         if search.is_news(reason, now):

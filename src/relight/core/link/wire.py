@@ -43,7 +43,7 @@ def body_of(message: Message, limit: int = MAX_FRAME) -> bytes:
     """
     body = _encode(message).encode()
     if len(body) > limit:
-        raise ValueError(f"a message of {len(body)} bytes is above the limit of {limit}")
+        raise ValueError(f"a message of {len(body)} bytes exceeds the limit of {limit}")
     return body
 
 
@@ -93,7 +93,7 @@ class Decoder:
         while self._greeted and len(buffer) >= 4:
             (length,) = _length.unpack_from(buffer)
             if length > self.limit:
-                raise Malformed(f"a frame of {length} bytes is above the limit of {self.limit}")
+                raise Malformed(f"a frame of {length} bytes exceeds the limit of {self.limit}")
             if len(buffer) - 4 < length:
                 return
             payload = bytes(buffer[4 : 4 + length])
@@ -116,14 +116,14 @@ def _cut_greeting(buffer: bytearray) -> bool:
             name = _version_in(buffer[len(_NAME) + len(version) + 1 :])
             theirs = f"relight {name}" if name else "another version of relight"
             raise OtherVersion(
-                f"it runs {theirs} (protocol {version.decode()}), this node relight {__version__} "
-                f"(protocol {PROTOCOL}); install the same version on all nodes"
+                f"it runs {theirs} (protocol {version.decode()}), but this node runs relight "
+                f"{__version__} (protocol {PROTOCOL}); install the same version on all nodes"
             )
         if (version.isdigit() or not version) and len(start) < _MAX_GREETING:
             return False
     if start[0] in (0x15, 0x16):
-        raise Malformed("it uses TLS, and this side does not (tls_cert, tls_key, tls_ca)")
-    raise Malformed(f"it began with {start!r}")
+        raise Malformed("it uses TLS, but this side does not (tls_cert, tls_key, tls_ca)")
+    raise Malformed(f"its first bytes were {start!r}")
 
 
 def _version_in(data: bytes | bytearray) -> str:

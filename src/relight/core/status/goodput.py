@@ -371,13 +371,13 @@ def in_words(account: Account) -> list[str]:
     """Format an account as lines of text."""
     wall = format_duration(account.wall_s, digits=1)
     if account.goodput is None:
-        why = "nothing tells when the first step was (relight.worker.progress)"
-        lines = [f"goodput of {wall} is not known: {why}"]
+        why = "the workers have not reported any steps (relight.worker.progress)"
+        lines = [f"goodput over {wall} is unknown: {why}"]
     else:
         most = "at most " if account.is_most else ""
-        lines = [f"goodput {most}{account.goodput:.0%} of {wall}"]
+        lines = [f"goodput {most}{account.goodput:.0%} over {wall}"]
         if account.is_most:
-            lines[0] += ": what was lost since the last checkpoint is known with --checkpoints"
+            lines[0] += "; with --checkpoints, work lost since the last checkpoint is counted too"
     lines.append(f"time: {_times(account.total)}")
     if account.failures:
         text = pluralize(account.failures, "failure")

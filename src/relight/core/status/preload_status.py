@@ -42,7 +42,7 @@ def describe(status: PreloadStatus) -> list[str]:
         took = format_duration(status.seconds)
         now = f", now {status.importing}" if status.importing else ""
         text = (
-            f"{status.imported} of {known} imported in {took}{now}; until then, restarts are cold"
+            f"{status.imported} of {known} imported in {took}{now}; restarts are cold until all are"
         )
     elif status.state == READY:
         text = f"restarts are warm, {known} imported"

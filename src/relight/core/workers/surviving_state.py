@@ -80,9 +80,9 @@ def why_lost(ranks: Sequence[RankState]) -> str:
     if len(missing) == len(ranks):
         return "no survivor has a shard that a rank of this mesh needs"
     if missing:
-        return f"no survivor has the shard of {format_ranks(missing)}"
+        return f"no survivor has the shards of {format_ranks(missing)}"
     steps = [
         f"{format_ranks([rank for rank, each in enumerate(ranks) if each.step == step])} at {step}"
         for step in sorted({each.step for each in ranks if each.step is not None})
     ]
-    return f"the shards have survived at different steps ({'; '.join(steps)})"
+    return f"the surviving shards are from different steps ({'; '.join(steps)})"

@@ -52,7 +52,7 @@ def grouped(tracebacks: Mapping[int, Sequence[str]], report: str) -> list[str]:
         title = f"traceback of rank {first}"
         if others:
             equal = all(tracebacks[rank] == tracebacks[first] for rank in others)
-            title += f"; {format_ranks(others)}: the same{'' if equal else ', but for numbers'}"
+            title += f"; {format_ranks(others)}: the same{'' if equal else ' except for numbers'}"
         texts.append("\n".join([title, *lines]))
     return texts
 

@@ -53,10 +53,10 @@ def refusal_of_get(
         path: the requested path, without a query.
     """
     if not _is_own(headers.get("host", ""), names):
-        return HttpRefusal(421, "this server has no such name: use its address, or localhost")
+        return HttpRefusal(421, "this server has no such name; use its address, or localhost")
     site = headers.get("sec-fetch-site", "none")  # https://www.w3.org/TR/fetch-metadata/
     if path != "/" and site not in ("same-origin", "none"):
-        return HttpRefusal(403, "another site may not read this")
+        return HttpRefusal(403, "other sites may not read this")
     return None
 
 
@@ -69,10 +69,10 @@ def refusal_without_token(headers: Mapping[str, str], token: str) -> HttpRefusal
     """
     given = headers.get("authorization", "")
     if not given:
-        return HttpRefusal(401, "this needs the token of the page: Authorization: Bearer TOKEN")
+        return HttpRefusal(401, "this requires the page's token: Authorization: Bearer TOKEN")
     proof = given.removeprefix(_BEARER) if given.startswith(_BEARER) else ""
     if not token or not hmac.compare_digest(proof.encode(errors="replace"), token.encode()):
-        return HttpRefusal(401, "wrong token: relight has printed it, or said where it is")
+        return HttpRefusal(401, "wrong token; relight has printed the token or its location")
     return None
 
 
@@ -90,7 +90,7 @@ def refusal_of_post(
     if not _is_own(host, names):
         return refusal_of_get(headers, names, "/")
     if headers.get("origin", "").lower() != f"http://{host.lower()}":
-        return HttpRefusal(403, "this may be asked for by the page itself only (Origin)")
+        return HttpRefusal(403, "only the page itself may request this (Origin)")
     if not token:
         return HttpRefusal(403, "this page is read-only")
     return refusal_without_token(headers, token)

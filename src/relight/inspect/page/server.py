@@ -162,7 +162,7 @@ class _Request(BaseHTTPRequestHandler):
             self._head_limit.cancel()
         if not is_parsed:
             if not self.requestline.split():
-                self.send_error(400, "an empty line is no request")
+                self.send_error(400, "an empty line is not a request")
             return False
         if len(self.headers.get_all("Host", ())) > 1:
             self.send_error(400, "more than one Host")
@@ -170,7 +170,7 @@ class _Request(BaseHTTPRequestHandler):
         try:
             self._url: SplitResult = urlsplit(self.path)
         except ValueError as error:
-            self.send_error(400, f"{self.path[:_MOST_SHOWN]} is no address: {error}")
+            self.send_error(400, f"{self.path[:_MOST_SHOWN]} is not a valid address: {error}")
             return False
         return True
 
@@ -227,7 +227,7 @@ class _Request(BaseHTTPRequestHandler):
         if refused is None and action is None:
             refused = access.HttpRefusal(404, "there is no such action")
         if refused is None and not (_LENGTH.fullmatch(length) and int(length) <= _MOST_BODY):
-            refused = access.HttpRefusal(413, f"a body has at most {_MOST_BODY} bytes")
+            refused = access.HttpRefusal(413, f"the body must have at most {_MOST_BODY} bytes")
         if refused is None and len(self._body(int(length))) < int(length):
             refused = access.HttpRefusal(400, "the body is shorter than its Content-Length")
         if refused is not None or action is None:
@@ -244,7 +244,7 @@ class _Request(BaseHTTPRequestHandler):
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """Respond to a malformed request in plain text, with the usual headers."""
         del explain
-        self._refuse(access.HttpRefusal(code, message or "this can't be served"))
+        self._refuse(access.HttpRefusal(code, message or "this page can't be served"))
 
     def version_string(self) -> str:
         """Return this server's name, without versions."""
@@ -279,7 +279,7 @@ class _Request(BaseHTTPRequestHandler):
     def _stream(self) -> None:
         if not self.server.streams.acquire(blocking=False):
             self._refuse(
-                access.HttpRefusal(503, f"{_MOST_STREAMS} browsers look at this job already")
+                access.HttpRefusal(503, f"{_MOST_STREAMS} browsers are already viewing this job")
             )
             return
         try:

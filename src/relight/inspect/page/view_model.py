@@ -167,12 +167,12 @@ def _notice(reading: Reading, state: str) -> tuple[str, str]:
     if own.state == ENDED:
         return f"exit code {own.exit_code}: {own.reason}", "bad" if own.exit_code else "good"
     if state == LOST:
-        why = "was killed" if reading.gone else "does not answer: it is stopped"
+        why = "was killed" if reading.gone else "is not responding, because it is suspended"
         return f"Its agent {why}.", "bad"
     if silent:
-        return f"No answer from {format_names(silent)}: their ranks are not shown.", "warn"
+        return f"No response from {format_names(silent)}; their ranks are not shown.", "warn"
     if own.generation < 0:
-        return "It waits for a group.", ""
+        return "It is waiting for a group to form.", ""
     if early := early_exits(reading.job):
         return early, ""
     if own.generation and not _has_recovered(reading):

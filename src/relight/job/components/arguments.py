@@ -70,7 +70,7 @@ def signature_of(name: str, function: Callable[..., Any]) -> Signature:
     """
     target = function.__init__ if inspect.isclass(function) else function
     if inspect.iscoroutinefunction(target):
-        raise _wrong(target, "", f"{name} is async; a component is a plain function")
+        raise _wrong(target, "", f"{name} is async; a component must be a plain function")
     signature = inspect.signature(target)
     hints = _hints(target, signature)
     description, helps = _docstring(function)
@@ -80,7 +80,7 @@ def signature_of(name: str, function: Callable[..., Any]) -> Signature:
         if number == 0 and inspect.isclass(function):
             continue
         if parameter.annotation is parameter.empty:
-            raise _wrong(target, each, f"the parameter {each} of {name} has no type")
+            raise _wrong(target, each, f"the parameter {each} of {name} has no type annotation")
         if parameter.kind is parameter.POSITIONAL_ONLY:
             text = f"the parameter {each} of {name} is positional-only; components need named ones"
             raise _wrong(target, each, text)
@@ -209,7 +209,9 @@ def usage(signature: Signature, command: str) -> str:
         text = f"{parameter.help} ({note})" if note else parameter.help
         lines += _entry(left, text.strip())
     if signature.rest:
-        lines += _entry(f"  {signature.rest} …", signature.rest_help or "what follows the flags")
+        lines += _entry(
+            f"  {signature.rest} …", signature.rest_help or "the arguments after the flags"
+        )
     return "\n".join(lines)
 
 
@@ -281,7 +283,7 @@ def _flag(word: str, signature: Signature) -> tuple[Parameter, str | None]:
 def _unknown(name: str, signature: Signature, where: str, value: str | None = None) -> UsageError:
     known = [parameter.name for parameter in signature.parameters if parameter.names]
     if name in _OF_SUBMIT:
-        hint = f"as a flag of relight submit it stands before {signature.name}"
+        hint = f"as a flag of relight submit, it must come before {signature.name}"
         if value is not None and name in _SWITCHES_OF_SUBMIT:
             hint += f" and takes no value: {name}"
         return UsageError(f"{signature.name} has no parameter {name}{where}", hint=hint)

@@ -106,8 +106,7 @@ def pairs(text: str, outer: str = ",;") -> dict[str, str]:
             end = max(text.rfind(mark, start, following) for mark in outer)
             if end < 0:
                 raise ValueError(
-                    f"{text[at:]!r} has two '=' without a separator; put quotes around a value "
-                    "with '='"
+                    f"{text[at:]!r} has two '=' without a separator; quote values that contain '='"
                 )
         _put(found, key, text[start:end])
         at = end + 1

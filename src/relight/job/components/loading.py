@@ -52,7 +52,10 @@ def find(address: str) -> Component:
     if meant:
         hint = f"did you mean {meant}?"
     elif address.endswith(".py"):
-        hint = f"say which function: {address}:FUNCTION; to train a script, dist.ddp --script"
+        hint = (
+            f"name the function: {address}:FUNCTION; to run a training script, use dist.ddp "
+            "--script"
+        )
     else:
         hint = f"known: {', '.join(known)}; your own: path/file.py:function"
     raise UsageError(f"unknown component: {address}", hint=hint)

@@ -62,7 +62,9 @@ def _policy(role: Any) -> RetryPolicy:
     name = getattr(policy, "name", policy) or RetryPolicy.APPLICATION
     if name not in RetryPolicy.__members__:
         known = ", ".join(RetryPolicy.__members__)
-        raise ValueError(f"role {role.name} has retry policy {name}; there are {known}")
+        raise ValueError(
+            f"role {role.name} has the unknown retry policy {name}; known policies: {known}"
+        )
     return RetryPolicy[name]
 
 

@@ -80,7 +80,7 @@ class Aws:
             raise UsageError(f"AWS: {_line(error)}", hint=_region_hint(boto3)) from None
         except errors.BotoCoreError as error:
             raise MachineError(
-                f"no answer from AWS: {_line(error)}", hint=_region_hint(boto3)
+                f"no response from AWS: {_line(error)}", hint=_region_hint(boto3)
             ) from None
 
     def close(self) -> None:

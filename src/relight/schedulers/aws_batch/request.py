@@ -331,7 +331,7 @@ def _linux(role: Role) -> dict[str, Any]:
 def _device(role: Role, source: str, target: str, permissions: str) -> dict[str, Any]:
     if not permissions or set(permissions) - set(_PERMISSIONS):
         raise UsageError(
-            f"{role.name}: mount of {source}: permissions are a combination of r, w and m"
+            f"{role.name}: mount of {source}: expected a combination of r, w and m as permissions"
         )
     rights = [_PERMISSIONS[letter] for letter in permissions]
     return {"hostPath": source, "containerPath": target, "permissions": rights}

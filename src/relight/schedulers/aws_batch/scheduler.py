@@ -56,19 +56,18 @@ class AwsBatch(Scheduler):
     name = "aws_batch"
     options: Sequence[Option] = (
         Option("queue", str, None, "job queue", True),
-        Option("user", str, None, "user in the tags of the job (default: you)"),
+        Option("user", str, None, "user name in the job's tags (default: you)"),
         Option("container_user", str, None, "user in the container"),
-        Option("privileged", bool, False, "give containers all rights on the host"),
+        Option("privileged", bool, False, "run privileged containers"),
         Option("share_id", str, None, "share identifier, for queues with fair-share scheduling"),
         Option("priority", int, 0, "scheduling priority within the share"),
-        Option("timeout", int, None, "minutes after which an attempt is ended"),
-        Option("job_role_arn", str, None, "IAM role of the containers"),
-        Option("execution_role_arn", str, None, "IAM role with which images are pulled"),
-        Option("log_group", str, None, "group of CloudWatch for logs (default: "
-               f"{request.LOG_GROUP})"),
-        Option("ulimits", list, None, "limits in the container, NAME=SOFT/HARD;memlock=-1"),
-        Option("launcher_uri", str, None, "s3://BUCKET/PREFIX for the launcher of images without "
-               "relight"),
+        Option("timeout", int, None, "minutes after which an attempt is stopped"),
+        Option("job_role_arn", str, None, "IAM role for the containers"),
+        Option("execution_role_arn", str, None, "IAM role for pulling images"),
+        Option("log_group", str, None, f"CloudWatch log group (default: {request.LOG_GROUP})"),
+        Option("ulimits", list, None, "ulimits in the container, NAME=SOFT/HARD;memlock=-1"),
+        Option("launcher_uri", str, None, "s3://BUCKET/PREFIX for the launcher, for images "
+        "without relight"),
         Option("image_repo", str, None, "TorchX option; no effect: no image is pushed"),
         Option("quiet", bool, False, "TorchX option; no effect"),
     )  # fmt: skip
@@ -427,12 +426,12 @@ def _notes(app: AppDef, cfg: Mapping[str, Any]) -> Iterator[str]:
     yield from resource_checks.too_little(app)
     first = app.roles[0].name
     if len(app.roles) > 1:
-        yield f"AWS Batch ends the job, with all its roles, when {first}/0 ends"
+        yield f"AWS Batch ends the job and all its roles when {first}/0 ends"
     for role in app.roles:
         if role.min_replicas is not None and role.min_replicas < role.num_replicas:
             yield (
-                f"{role.name}: AWS Batch starts all {role.num_replicas} nodes, and replaces none "
-                f"that is lost; the job ends with {first}/0"
+                f"{role.name}: AWS Batch starts all {role.num_replicas} nodes and does not "
+                f"replace lost ones; the job ends when {first}/0 ends"
             )
         if role.max_retries and role.retry_policy is RetryPolicy.REPLICA:
             yield f"{role.name}: AWS Batch retries the job as a whole"

@@ -11,7 +11,7 @@ from relight.base import env
 from relight.base.errors import MachineError, UsageError
 
 _SOCKET = "unix:///var/run/docker.sock"
-_HINT = "is it running? DOCKER_HOST says where it is"
+_HINT = "check whether it is running; DOCKER_HOST sets its address"
 
 
 class Daemon:
@@ -69,7 +69,7 @@ class Daemon:
                     hint="pip install paramiko",
                 ) from None
             raise MachineError(
-                f"no answer from the Docker daemon at {where}: {_innermost(error)}", hint=_HINT
+                f"no response from the Docker daemon at {where}: {_innermost(error)}", hint=_HINT
             ) from None
 
     def close(self) -> None:

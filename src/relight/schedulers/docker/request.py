@@ -139,7 +139,7 @@ def notes_on(app: AppDef, cfg: Mapping[str, Any]) -> Iterator[str]:
         yield "image_repo has no effect; the daemon that runs the job already has the image"
     network = cfg.get("network") or NETWORK
     if network in NO_NAMES and network != "host" and sum(r.num_replicas for r in app.roles) > 1:
-        yield f"replicas do not find each other by name in the network {network}"
+        yield f"replicas can't find each other by name in the network {network}"
     for role in app.roles:
         for device in sorted(set(role.resource.devices) - set(_DEVICES)):
             yield f"{role.name}: unknown device {device}; add it with --mounts"

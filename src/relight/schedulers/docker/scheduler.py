@@ -65,19 +65,19 @@ class Docker(Scheduler):
 
     name = "docker"
     options: Sequence[Option] = (
-        Option("copy_env", list, None, "variables of this shell to pass on; may have wildcards"),
+        Option("copy_env", list, None, "environment variables to pass on; may contain wildcards"),
         Option("env", dict, None, "variables to set"),
-        Option("privileged", bool, False, "give containers all rights on the host"),
+        Option("privileged", bool, False, "run privileged containers"),
         Option("network", str, NETWORK, "Docker network, created if missing"),
-        Option("shm_size", str, None, "size of /dev/shm, such as 8g (default: the memory's)"),
-        Option("gpus", list, None, "GPUs to give out, numbers or UUIDs (default: from 0)"),
+        Option("shm_size", str, None, "size of /dev/shm, such as 8g (default: the memory size)"),
+        Option("gpus", list, None, "GPUs to use, as numbers or UUIDs (default: starting at 0)"),
         Option("publish", list, None, "ports to open on the daemon's loopback, NAME or NAME:PORT"),
         Option(
             "pull", str, "missing", "when to pull images", False, ("missing", "always", "never")
         ),
-        Option("quiet", bool, False, "do not show the progress of pulls and builds"),
+        Option("quiet", bool, False, "don't show the progress of pulls and builds"),
         Option("image_repo", str, None, "TorchX option; no effect: no image is pushed"),
-        Option("workspace", str, None, "directory that is added to the images, as a layer"),
+        Option("workspace", str, None, "directory to add to the images, as a layer"),
     )
     capabilities = Capabilities(
         retries=True, mounts=True, resources=True, elastic=True, images=True, since=True

@@ -14,7 +14,7 @@ from relight.base.errors import MachineError, RelightError, UsageError
 from relight.base.text import did_you_mean
 
 _IN_CLUSTER = "/var/run/secrets/kubernetes.io/serviceaccount"
-_LOOK_AT = "KUBECONFIG names the file, ~/.kube/config if it is not set"
+_LOOK_AT = "check the file in KUBECONFIG or, if that is not set, ~/.kube/config"
 _TOO_MANY, _CONFLICT = 429, 409
 _TRIES = 5
 _JSON_PATCH = "application/json-patch+json"
@@ -89,7 +89,7 @@ class Cluster:
         except (urllib3.exceptions.HTTPError, OSError) as error:
             where = self._client.configuration.host
             raise MachineError(
-                f"no answer from the API server {where}: {_reason(error)}",
+                f"no response from the API server {where}: {_reason(error)}",
                 hint="kubectl cluster-info",
             ) from None
 

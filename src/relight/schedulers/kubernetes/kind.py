@@ -132,7 +132,10 @@ def by_conditions(
         return AppState.FAILED, message
     for _ in conditions(each, suspended):
         queue = (each["metadata"].get("labels") or {}).get(QUEUE, "")
-        return AppState.PENDING, f"the {each['kind']} is suspended: it waits for its queue {queue}"
+        return (
+            AppState.PENDING,
+            f"the {each['kind']} is suspended: it is waiting in its queue, {queue}",
+        )
     return None, ""
 
 

@@ -378,7 +378,7 @@ def _check_restricted(role: Role, cfg: Mapping[str, Any]) -> None:
         (_is_privileged(role, cfg), "privileged containers, which device mounts need"),
         (any(isinstance(x, BindMount) for x in role.mounts), "directories of the node (type=bind)"),
         (cfg.get("user") == 0, "root (user=0)"),
-        (others, f"capabilities but {_PERMITTED} ({', '.join(others)})"),
+        (others, f"capabilities other than {_PERMITTED} ({', '.join(others)})"),
     ):
         if is_there:
             raise UsageError(

@@ -138,7 +138,7 @@ def _comments(
     for each in hidden:
         name, namespace = each["metadata"]["name"], each["metadata"]["namespace"]
         keys = " ".join(f"--from-literal={key}=..." for key in each["stringData"])
-        yield f"not shown: the Secret {name}; pods wait until it exists:"
+        yield f"the Secret {name} is not shown; pods wait until it exists:"
         yield f"  kubectl create secret generic {name} -n {namespace} {keys}"
     if any(redaction.HIDDEN in str(each) for each in whole):
         yield f"arguments that look like secrets are replaced by {redaction.HIDDEN}, also for"

@@ -66,40 +66,41 @@ class Kubernetes:
 
     name = "kubernetes"
     options: Sequence[Option] = (
-        Option("kind", str, "job", "what makes the pods", False, tuple(KINDS)),
+        Option("kind", str, "job", "kind of object that creates the pods", False, tuple(KINDS)),
         Option("context", str, None, "context of the kubeconfig (default: the current one)"),
         Option("namespace", str, None, "namespace (default: that of the context)"),
-        Option("queue", str, None, "queue of Kueue; with kind=volcano, of Volcano"),
-        Option("runtime", str, None, f"with kind=trainjob: its runtime (default: {RUNTIME})"),
+        Option("queue", str, None, "Kueue queue; with kind=volcano, Volcano queue"),
+        Option("runtime", str, None, f"runtime for kind=trainjob (default: {RUNTIME})"),
         Option("service_account", str, None, "service account of the pods"),
-        Option("image_secret", str, None, "secret with which images are pulled"),
+        Option("image_secret", str, None, "secret for pulling images"),
         Option("image_pull_policy", str, None, "when to pull images", False,
                ("Always", "IfNotPresent", "Never")),
         Option("priority_class", str, None, "priority class of the pods"),
         Option("node_selector", dict, None, "labels that nodes must have, KEY:VALUE;KEY:VALUE"),
         Option("tolerations", list, None, "taints to tolerate, KEY=VALUE:EFFECT;KEY:EFFECT"),
-        Option("topology", str, None, "a node label: all pods run in one domain of it"),
+        Option("topology", str, None, "a node label: all pods run in the same domain of it"),
         Option("rank_order", list, None,
-               "ranks follow these labels of the pods, from the widest domain"),
+               "pod labels that determine the rank order, starting with the widest domain"),
         Option("exclude", list, None, "names of nodes on which no pod may run"),
-        Option("scheduler", str, None, "the scheduler of the pods (default: the cluster's)"),
+        Option("scheduler", str, None, "scheduler for the pods (default: the cluster's)"),
         Option("gang", bool, False, "start pods together: scheduler=volcano, or Coscheduling"),
-        Option("shm_size", str, None, "size of /dev/shm, such as 8Gi (default: the memory's)"),
+        Option("shm_size", str, None, "size of /dev/shm, such as 8Gi (default: the memory size)"),
         Option("user", int, None, "run as this user id"),
-        Option("privileged", bool, False, "give containers all rights on the node"),
+        Option("privileged", bool, False, "run privileged containers"),
         Option("capabilities", list, None, "Linux capabilities to add, such as IPC_LOCK"),
         Option("restricted", bool, False, "comply with the Pod Security Standard restricted"),
-        Option("network_policy", bool, False, "only pods of the job may connect to them"),
+        Option("network_policy", bool, False, "allow connections only from pods of the same job"),
         Option("reserved_millicpu", int, RESERVED["reserved_millicpu"],
-               "thousandths of a CPU that are not requested"),
+               "thousandths of a CPU to leave out of the request"),
         Option("reserved_memmb", int, RESERVED["reserved_memmb"],
-               "megabytes of memory that are not requested"),
+               "megabytes of memory to leave out of the request"),
         Option("efa_device_count", int, None, "number of EFA devices (default: the resource's)"),
-        Option("timeout", int, None, "minutes after which the job is ended"),
+        Option("timeout", int, None, "minutes after which the job is stopped"),
         Option("ttl", int, _TTL_S,
-               "seconds after its end until the cluster removes the job; -1: never"),
+               "seconds until the cluster removes the job after it has ended; -1: never"),
         Option("pods", str, None, "a YAML or JSON file that is merged into each pod"),
-        Option("validate_spec", bool, True, "have the server check all objects before any is made"),
+        Option("validate_spec", bool, True, "have the server validate all objects before creating "
+        "any"),
         Option("image_repo", str, None, "TorchX option; no effect: no image is pushed"),
         Option("quiet", bool, False, "TorchX option; no effect"),
     )  # fmt: skip
@@ -289,11 +290,11 @@ def _notes(app: AppDef, cfg: Mapping[str, Any]) -> Iterator[str]:
     for role in app.roles:
         if role.max_retries and (role.retry_policy is RetryPolicy.REPLICA) is whole:
             what = "Volcano restarts all replicas" if whole else "Kubernetes retries each replica"
-            yield f"{role.name}: {what} by itself"
+            yield f"{role.name}: {what} individually"
         if redaction.redact_argv(role.args) != list(role.args):
             yield (
-                f"{role.name}: who may read jobs of the namespace can read the secrets in its "
-                "arguments (hidden in a dry run); --env keeps them in a Secret: "
+                f"{role.name}: anyone who can read jobs in the namespace can read the secrets in "
+                "its arguments (hidden in a dry run); use --env to keep them in a Secret: "
                 "docs/clusters/kubernetes.md#secrets"
             )
     if cfg.get("runtime") and cfg.get("kind") != "trainjob":

@@ -23,16 +23,18 @@ class Local(ProcessScheduler):
 
     name = "local"
     options: Sequence[Option] = (
-        Option("log_dir", str, None, "directory for the logs of jobs; each has its own below it"),
+        Option("log_dir", str, None, "directory for logs; each job has its own subdirectory"),
         Option("prepend_cwd", bool, False, "look for commands in the working directory first"),
         Option(
             "auto_set_cuda_visible_devices",
             bool,
             False,
-            "give each replica as many GPUs of its own as its role asks for",
+            "give each replica its own GPUs, as many as its role requests",
         ),
-        Option("workspace", str, None, "directory that is copied for the job, which runs there"),
-        Option("detach", bool, False, "let the job run on when this command or its terminal ends"),
+        Option("workspace", str, None, "directory to copy for the job, which runs in the copy"),
+        Option(
+            "detach", bool, False, "keep the job running when this command or its terminal exits"
+        ),
     )
     capabilities = Capabilities(retries=True, survives_caller=False, files=True)
 
@@ -110,7 +112,7 @@ def _notes(app: AppDef, cfg: Mapping[str, Any]) -> Iterator[str]:
         yield "mounts have no effect: replicas see the files of this machine"
     replicas = sum(role.num_replicas for role in app.roles if role.resource.gpu > 0)
     if replicas > 1 and not cfg.get(_GPUS):
-        yield f"each of {replicas} replicas sees all GPUs (-cfg {_GPUS}=true gives each its own)"
+        yield f"all {replicas} replicas see all GPUs (use -cfg {_GPUS}=true to give each its own)"
     retries = {role.max_retries for role in app.roles}
     partly = any(
         role.max_retries and role.retry_policy is not RetryPolicy.APPLICATION for role in app.roles

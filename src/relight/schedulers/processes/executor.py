@@ -136,7 +136,7 @@ class Executor:
             self._states = [self._pending(number) for number in range(len(self._replicas))]
         state = "CANCELLED" if self._stopped else "FAILED" if failed else "SUCCEEDED"
         why = self._stopped or (self._reason() if failed else "")
-        lost = f"its logs are not complete: {self._log_error}" if self._log_error else ""
+        lost = f"its logs are incomplete: {self._log_error}" if self._log_error else ""
         self._write_success(state)
         self._write(state, "; ".join(filter(None, (why, lost))))
 

@@ -179,7 +179,7 @@ class ProcessScheduler(Scheduler):
         state = _read(app_id)
         if state is None and records.of_handle(self.name, app_id) is not None:
             if LocalRecord(records.path(app_id)).is_locked():
-                raise MachineError(f"{app_id} still runs, but its state is lost")
+                raise MachineError(f"{app_id} is still running, but its state is lost")
             return  # the record's owner removes it
         self.cancel(app_id)
         assert state is not None

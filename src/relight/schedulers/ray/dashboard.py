@@ -35,8 +35,8 @@ _CHUNK = 1 << 16
 _LONGEST = 400
 _EXCEPTION = re.compile(r"^[\w.]*(?:Error|Exception): ", re.MULTILINE)
 _HINT = (
-    "-cfg dashboard_address=HOST:8265 names the dashboard of the head node; "
-    "`ray dashboard CLUSTER.yaml`, or ssh -L 8265:127.0.0.1:8265, makes a remote one reachable here"
+    "set -cfg dashboard_address=HOST:8265 to the head node's dashboard; to reach a remote one, "
+    "use `ray dashboard CLUSTER.yaml` or ssh -L 8265:127.0.0.1:8265"
 )
 
 
@@ -287,7 +287,7 @@ class Dashboard:
     def _silent(self, error: BaseException) -> MachineError:
         reason = getattr(error, "reason", None) or error
         why = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
-        return MachineError(f"no answer from a Ray dashboard at {self.url}: {why}", hint=_HINT)
+        return MachineError(f"no response from a Ray dashboard at {self.url}: {why}", hint=_HINT)
 
     def _other(self) -> UsageError:
         return UsageError(f"{self.url} is not a Ray dashboard", hint=_HINT)

@@ -159,7 +159,7 @@ class JobCore:
         slot.exitcode = exitcode
         slot.error = error or (f"exit code {exitcode}" if exitcode else "")
         if slot.timed_out and exitcode:
-            slot.error = f"its time limit was over: {slot.error}"
+            slot.error = f"its time limit was reached: {slot.error}"
         if exitcode == 0:
             slot.state = SUCCEEDED
         elif self.stopping:
@@ -604,7 +604,7 @@ class Driver:
     def _on_lost(self, slot: Slot, error: BaseException) -> None:
         if _LOW_MEMORY in str(error):
             self.job.ended(
-                slot, _KILLED, "out of memory: Ray has ended it, as its node had none left"
+                slot, _KILLED, "out of memory: Ray stopped it because its node had no memory left"
             )
         else:
             self.job.lost(slot, _why_lost(error))
@@ -646,7 +646,7 @@ class Driver:
                 self._drop(slot)
             elif now >= self._kill_at:
                 self._drop(slot)
-                self.job.lost(slot, "it did not end in time")
+                self.job.lost(slot, "it did not exit in time")
             elif slot.state == RUNNING and slot not in self._told:
                 self._told.add(slot)
                 actor.stop.remote()
@@ -818,7 +818,7 @@ def unplaced(needs: dict[str, float], nodes: list[dict[str, Any]], free: dict[st
     if lacking:
         most = {name: max((x.get(name, 0) for x in alive), default=0) for name in lacking}
         has = ", ".join(_amount(name, most[name]) for name in lacking)
-        return f"it needs {wanted}; no node has more than {has}"
+        return f"it needs {wanted}, but no node has more than {has}"
     fitting = sum(all(x.get(name, 0) >= needs[name] for name in needs) for x in alive)
     left = ", ".join(_amount(name, free.get(name, 0)) for name in needs)
     return (
@@ -879,7 +879,8 @@ def main() -> int:
     """Run the job described by `order.json` and return its exit code."""
     found = sys.version.split()[0]
     if sys.version_info < (3, 11):  # noqa: UP036  # the cluster's, not relight's
-        print(f"relight: error: the cluster's Python is {found}; needed is 3.11 or newer")  # noqa: T201
+        why = f"the cluster's Python is {found}, but 3.11 or newer is required"
+        print(f"relight: error: {why}")  # noqa: T201
         return 4
     directory = _log_directory()
     import ray

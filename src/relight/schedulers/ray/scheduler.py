@@ -46,9 +46,11 @@ _POLL_S = 1.0
 _TRIES = 5
 """Maximum number of reconnections for logs without receiving new output."""
 _STOP_S = request.GRACE_S + 30.0
-_NO_CLUSTER = "relight starts no clusters: -cfg dashboard_address=HOST:8265 names one that is there"
+_NO_CLUSTER = (
+    "relight does not start clusters; select an existing one with -cfg dashboard_address=HOST:8265"
+)
 _REFUSED = {
-    "cluster_config_file": f"{_NO_CLUSTER}; `ray dashboard FILE` forwards its port to this machine",
+    "cluster_config_file": f"{_NO_CLUSTER}(`ray dashboard FILE` forwards its port to this machine)",
     "cluster_name": _NO_CLUSTER,
 }
 """TorchX options that are meaningless here, and what to do instead."""
@@ -59,17 +61,18 @@ class Ray(Scheduler):
 
     name = "ray"
     options: Sequence[Option] = (
-        Option("dashboard_address", str, None, "HOST:PORT or URL of the dashboard (default: that "
-               f"of RAY_API_SERVER_ADDRESS or RAY_ADDRESS, else {dashboard.DEFAULT})"),
-        Option("strategy", str, "STRICT_SPREAD", "how replicas are placed: each on a node of its "
-               "own, apart if possible, or together", False, ("STRICT_SPREAD", "SPREAD", "PACK")),
+        Option("dashboard_address", str, None, f"HOST:PORT or URL of the dashboard (default: "
+        f"RAY_API_SERVER_ADDRESS or RAY_ADDRESS, or otherwise {dashboard.DEFAULT})"),
+        Option("strategy", str, "STRICT_SPREAD", "how to place replicas: each on a separate node, "
+        "spread out if possible, or together", False, ("STRICT_SPREAD", "SPREAD", "PACK")),
         Option("resources", dict, None, "custom resources of each replica, NAME:NUMBER;…"),
-        Option("requirements", str, None, "a requirements.txt of packages that Ray installs"),
-        Option("timeout", int, None, "minutes after which a replica is ended"),
+        Option("requirements", str, None, "requirements.txt with packages that Ray installs"),
+        Option("timeout", int, None, "minutes after which a replica is stopped"),
         Option("workspace", str, None, "directory to copy for the job, which runs in the copy"),
         Option("sync", bool, False, "copy the working directory, as with workspace"),
-        Option("cluster_config_file", str, None, "of TorchX, refused: name the dashboard"),
-        Option("cluster_name", str, None, "of TorchX, refused: name the dashboard"),
+        Option("cluster_config_file", str, None, "TorchX option; not supported: use "
+        "dashboard_address"),
+        Option("cluster_name", str, None, "TorchX option; not supported: use dashboard_address"),
     )  # fmt: skip
     capabilities = Capabilities(retries=True, resources=True, elastic=True)
 
@@ -197,8 +200,8 @@ def _stop(cluster: Dashboard, name: str, app_id: str) -> None:
         return  # it does not exist
     except MachineError as error:
         raise MachineError(
-            f"no answer to the submission of {app_id}, and stopping it failed; it may be running: "
-            f"{error.message}",
+            f"no response to the submission of {app_id}, and stopping it failed; it may be "
+            f"running: {error.message}",
             hint=f"relight delete ray://relight/{app_id}",
         ) from None
 

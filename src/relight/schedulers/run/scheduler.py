@@ -120,7 +120,7 @@ class Run(Scheduler):
             )
         if node.state == ENDED or query.follow:
             raise UsageError(
-                f"{app_id} keeps no log files" + (" to follow" if query.follow else ""),
+                f"{app_id} has no log files" + (" to follow" if query.follow else ""),
                 hint="relight run --log-dir=DIR --tee=3 keeps and shows them",
             )
         asked = Output(worker.local_rank, query.stream, worker.rank)
@@ -225,10 +225,10 @@ def _status(job: WholeJob) -> AppStatus:
 def _unseen(job: WholeJob) -> str:
     """Describe which nodes are not visible."""
     if job.silent:
-        return f"; no answer from {names(job.silent)}"
+        return f"; no response from {names(job.silent)}"
     own = job.nodes[0]
     if own.state != ENDED and own.nodes > 1 and len(job.nodes) == 1:
-        return "; the coordinator does not answer, so only this node is shown"
+        return "; the coordinator is not responding, so only this node is shown"
     return ""
 
 
@@ -239,7 +239,7 @@ def _message(job: NodeSnapshot) -> str:
         return f"{words}: exit code {job.exit_code}: {job.reason}"
     since = format_duration(job.taken - job.started)
     if job.generation < 0:
-        return f"{words}: waiting for a group for {since} (pid {job.pid})"
+        return f"{words}: waiting for a group to form for {since} (pid {job.pid})"
     text = f"{words}: {job.state} for {since} (pid {job.pid}), generation {job.generation}"
     if job.nodes > 1:
         at = f", at {job.topology}" if job.topology else ""

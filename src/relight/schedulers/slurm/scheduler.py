@@ -72,15 +72,15 @@ class Slurm:
         Option("comment", str, None, "a comment"),
         Option("mail-user", str, None, "recipient of mail"),
         Option("mail-type", str, None, "events that send mail: BEGIN, END, FAIL, ALL, ..."),
-        Option("nodelist", str, None, "nodes that the job must have: node[1-4]"),
-        Option("exclude", str, None, "nodes that it must not have"),
-        Option("exclusive", bool, False, "share nodes with no other job"),
+        Option("nodelist", str, None, "nodes that must be in the job: node[1-4]"),
+        Option("exclude", str, None, "nodes that must not be in the job"),
+        Option("exclusive", bool, False, "don't share nodes with other jobs"),
         Option("mem", bool, None, "request memory (default: only if the partition tracks it)"),
         Option(
             "gpus",
             str,
             "gpus-per-node",
-            "flag of sbatch that requests GPUs",
+            "sbatch flag that requests GPUs",
             choices=script.GPU_FORMS,
         ),
         Option("gpu_type", str, None, "type of the GPUs: a100"),
@@ -88,7 +88,7 @@ class Slurm:
             "signal",
             str,
             None,
-            "what workers get before the time limit, SIGNAL@SECONDS, or none; "
+            f"signal sent to workers before the time limit, SIGNAL@SECONDS, or none; "
             f"{script.DEFAULT_SIGNAL} for `relight run`",
         ),
         Option(
@@ -102,12 +102,12 @@ class Slurm:
             "container",
             str,
             containers.FORMS[0],
-            "what runs the image on nodes",
+            "container runtime on the nodes",
             choices=containers.FORMS,
         ),
         Option("requeue", bool, True, "requeue after node loss, preemption or failure"),
         Option("array", str, None, "indices of a job array, and how many run at once: 0-99%8"),
-        Option("sbatch", list, None, "more options of sbatch: --reservation=r;--licenses=l"),
+        Option("sbatch", list, None, "additional sbatch options: --reservation=r;--licenses=l"),
         Option("job_dir", str, None, "shared base directory of job files"),
         Option("workspace", str, None, "directory to copy for the job, which runs in the copy"),
     )
@@ -155,7 +155,7 @@ class Slurm:
         if not cfg.get("image") and any(role.mounts for role in app.roles):
             notes.append("mounts have no effect: replicas see the files of their node")
         if not cfg.get("requeue", True) and any(role.max_retries for role in app.roles):
-            notes.append("with requeue=false a job that failed is not retried")
+            notes.append("with requeue=false, a failed job is not retried")
         partly = any(
             role.max_retries and role.retry_policy is not RetryPolicy.APPLICATION
             for role in app.roles
@@ -306,7 +306,7 @@ class Slurm:
             elif "Invalid job array" in reason:
                 hint = "scontrol show config | grep MaxArraySize shows the highest index"
             elif "configuration is not available" in reason:
-                hint = "sinfo -N -o '%N %c CPUs %m MB %G' shows what nodes have"
+                hint = "sinfo -N -o '%N %c CPUs %m MB %G' shows the nodes' resources"
             raise UsageError(f"Slurm rejected the job: {reason}", hint=hint)
         return process.stdout.strip().partition(";")[0]  # ID;CLUSTER in a federation
 

@@ -161,7 +161,7 @@ def indices(app: AppDef, cfg: Mapping[str, Any]) -> list[int]:
             f"array={text}: expected indices, such as 0-9 or 0-99%8 for 8 jobs at once"
         )
     if len(app.roles) > 1:
-        raise UsageError("array: a job of several roles can't be an array")
+        raise UsageError("array: a job with several roles can't be an array")
     return found
 
 
@@ -389,7 +389,7 @@ def _sbatch(name: str, value: Any) -> str:
 
 def _one_line(text: str) -> str:
     if "\n" in text or "\0" in text:
-        raise UsageError(f"sbatch options are single lines: {text!r}")
+        raise UsageError(f"an sbatch option must be a single line: {text!r}")
     return text
 
 

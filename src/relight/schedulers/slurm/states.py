@@ -35,8 +35,8 @@ STATES = {
 _REASONS = {
     "TIMEOUT": "its time limit was reached",
     "NODE_FAIL": "a node was lost",
-    "OUT_OF_MEMORY": "it needed more memory than it had asked for",
-    "PREEMPTED": "another job was given its nodes",
+    "OUT_OF_MEMORY": "it used more memory than it had requested",
+    "PREEMPTED": "its nodes were given to another job",
     "DEADLINE": "its deadline was reached",
     "BOOT_FAIL": "a node did not boot",
 }
@@ -47,17 +47,17 @@ _UNAVAILABLE = (
     (
         "Could not establish a configuration source",
         "no Slurm cluster is known on this host",
-        "jobs go to Slurm from a host of the cluster; SLURM_CONF=FILE names a slurm.conf elsewhere",
+        "submit from a host in the cluster, or set SLURM_CONF=FILE if slurm.conf is elsewhere",
     ),
     (
         "Unable to process configuration file",
         "Slurm's configuration on this host can't be used",
-        "look at the file that SLURM_CONF names, else at slurm.conf in /etc/slurm",
+        "check the file in SLURM_CONF or, if that is not set, slurm.conf in /etc/slurm",
     ),
     (
         "Unable to contact slurm controller",
-        "Slurm's controller (slurmctld) does not answer",
-        "scontrol ping says on which host it should run",
+        "Slurm's controller (slurmctld) is not responding",
+        "scontrol ping shows on which host it should run",
     ),
 )
 """Messages from Slurm commands that can't reach Slurm, each with its meaning and a remedy."""
@@ -89,12 +89,12 @@ class Part(NamedTuple):
         """Return a message about its state, or an empty string."""
         said = "" if self.reason in ("None", "(null)", "") else self.reason
         if self.app_state is AppState.PENDING:
-            return f"pending: {said}" if said else "it waits"
+            return f"pending: {said}" if said else "it is waiting"
         if self.app_state is AppState.FAILED and (said, self.exitcode) == ("JobLaunchFailure", -9):
             return "the node that ran its script, the first, was lost"
         if self.app_state is AppState.FAILED:
             return _REASONS.get(self.state, "" if said == "NonZeroExitCode" else said)
-        return f"Slurm says {self.state}" if self.app_state is AppState.UNKNOWN else ""
+        return f"Slurm reports {self.state}" if self.app_state is AppState.UNKNOWN else ""
 
 
 Jobs = dict[str, list[Part]]
@@ -208,14 +208,14 @@ def run(command: Sequence[str], limit_s: float = _LIMIT_S) -> "subprocess.Comple
         ) from None
     except subprocess.TimeoutExpired:
         raise MachineError(
-            f"{command[0]}: no answer within {limit_s:g} s", hint="scontrol ping"
+            f"{command[0]}: no response within {limit_s:g} s", hint="scontrol ping"
         ) from None
 
 
 def reason_of(process: "subprocess.CompletedProcess[str]") -> str:
     """Return the last message of a Slurm command, without its prefixes."""
     said = [line for line in process.stderr.splitlines() if line.strip()]
-    last = said[-1] if said else f"{process.args[0]} ended with exit code {process.returncode}"
+    last = said[-1] if said else f"{process.args[0]} exited with code {process.returncode}"
     return re.sub(r"^(?:\w+: )?(?:error|fatal): |^slurm_load_jobs error: ", "", last.strip())
 
 

@@ -111,7 +111,7 @@ def of(cfg: Mapping[str, Any]) -> list[SshHost]:
     else:
         hosts, where = [parse(text) for text in cfg.get("hosts") or ()], ""
     if not hosts:
-        what = f"{where} names no host" if where else "ssh requires a list of hosts"
+        what = f"{where} lists no hosts" if where else "ssh requires a list of hosts"
         raise UsageError(what, hint="-cfg 'hosts=node1;user@node2:2222' or -cfg hostfile=FILE")
     return hosts
 
@@ -189,9 +189,10 @@ def explain(host: SshHost, code: int, said: str, decoder: frames.FrameDecoder) -
         return MachineError(f"lost the connection to {host}{why}")
     if frames.NAME in decoder.noise:
         return NoRelightError(
-            f"{host} has another version of relight",
+            f"{host} has a different version of relight",
             hint=(
-                "use --launcher=travels to send this one, or -cfg python= for a Python that has it"
+                "use --launcher=travels to send this version, or -cfg python= to select a Python "
+                "that has it"
             ),
         )
     for mark, message, hint in _connection_errors(host, last) if code == _SSH_FAILED else ():
@@ -200,7 +201,8 @@ def explain(host: SshHost, code: int, said: str, decoder: frames.FrameDecoder) -
     if code != _SSH_FAILED and "No module named 'relight'" in said:
         return NoRelightError(
             f"relight is not installed on {host}",
-            hint="use --launcher=travels to send it, or -cfg python=FILE for a Python that has it",
+            hint="use --launcher=travels to send it, or -cfg python=FILE to select a Python that "
+            "has it",
         )
     for mark, message, hint in _start_errors(host, last) if code != _SSH_FAILED else ():
         if mark in said:
@@ -219,14 +221,14 @@ def _connection_errors(host: SshHost, last: str) -> Iterator[tuple[str, str, str
     yield ("Host key verification failed", f"unknown host key for {host}",
            f"connect once with `ssh {host.name}` to accept it")  # fmt: skip
     yield ("Could not resolve hostname", f"no such host: {host.name}: {_after_colon(last)}",
-           "the name is looked up as ssh does, ~/.ssh/config included")  # fmt: skip
+           "the name is resolved as by ssh, including ~/.ssh/config")  # fmt: skip
     yield (
         "Permission denied",
         f"permission denied by {host} ({_in_brackets(last)})",
-        "the key must work without a question: -cfg identity=FILE, ssh-agent, ssh-copy-id",
+        "the key must work without a prompt: use -cfg identity=FILE, ssh-agent or ssh-copy-id",
     )
     yield ("Connection refused", f"{host} refuses the connection",
-           "does sshd run there, at that port?")  # fmt: skip
+           "check whether sshd is running there on this port")  # fmt: skip
     for word in ("timed out", "No route to host", "Network is unreachable"):
         yield word, f"{host} can't be reached: {_after_colon(last)}", ""
 
@@ -235,7 +237,7 @@ def _start_errors(host: SshHost, last: str) -> Iterator[tuple[str, str, str]]:
     """Yield error messages from the remote shell or Python, each with its meaning and what to
     do.
     """
-    another = "-cfg python=FILE names another one"
+    another = "use -cfg python=FILE to select a different one"
     yield ("Unknown option: -P", f"Python on {host} is older than 3.11", another)
     for word in ("not found", "No such file", "cannot execute", "Permission denied"):
         yield word, f"no such Python on {host}: {last}", another

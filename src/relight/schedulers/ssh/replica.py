@@ -159,7 +159,7 @@ class Session:
 
     def _to_run(self) -> RunReplica:
         if not isinstance(self._order, RunReplica):
-            raise Malformed("something to run before an order")
+            raise Malformed("a command before any request")
         return self._order
 
     def _save_archive(self, data: bytes) -> None:

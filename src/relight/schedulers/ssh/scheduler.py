@@ -54,23 +54,26 @@ class Ssh(ProcessScheduler):
 
     name = "ssh"
     options: Sequence[Option] = (
-        Option("hosts", list, None, "where it runs: node1;user@node2:2222; one replica each"),
+        Option("hosts", list, None, "hosts to run on, with one replica each: "
+        "node1;user@node2:2222"),
         Option("hostfile", str, None, "file with one host per line, as for mpirun"),
-        Option("cwd", str, None, "directory there (default: this one's path)",
+        Option("cwd", str, None, "working directory on the hosts (default: the same path as here)",
                is_remote=True),
         Option("sync", bool, False, "copy the working directory to the hosts; the job runs there"),
         Option("workspace", str, None, "copy this directory instead"),
-        Option("python", str, None, "Python there, 3.11 or newer (default: this one's path, "
-               "else python3)", is_remote=True),
-        Option("rank0_host", str, None, "address at which the others reach the first host"),
+        Option("python", str, None, "Python on the hosts, 3.11 or newer (default: the same path "
+        "as here, or otherwise python3)", is_remote=True),
+        Option("rank0_host", str, None, "address at which the other hosts reach the first one"),
         Option("identity", str, None, "file with the private key"),
-        Option("port", int, None, "port of sshd, where a host does not say it"),
-        Option("ssh_args", str, None, "more arguments of ssh"),
-        Option("copy_env", list, None, "variables of this process to send; NCCL_* is a pattern"),
+        Option("port", int, None, "sshd's port, for hosts that don't specify one"),
+        Option("ssh_args", str, None, "additional ssh arguments"),
+        Option("copy_env", list, None, "environment variables to pass on; may contain wildcards, "
+        "as in NCCL_*"),
         Option("grace", float, 10.0, "seconds from SIGTERM to SIGKILL, 30 at most"),
         Option("silence", float, 15.0, "seconds of silence after which a connection is lost"),
-        Option("log_dir", str, None, "directory here for the logs of jobs"),
-        Option("detach", bool, False, "let the job run on when this command or its terminal ends"),
+        Option("log_dir", str, None, "local directory for the logs of jobs"),
+        Option("detach", bool, False, "keep the job running when this command or its terminal "
+        "exits"),
     )  # fmt: skip
     capabilities = Capabilities(retries=True, survives_caller=False)
 
@@ -329,7 +332,8 @@ def _notes(app: AppDef, used: Sequence[SshHost], listed: int, meeting: str) -> I
         yield "mounts have no effect: replicas see the files of their hosts"
     others = [host for host in used if not host.name.startswith(_LOOPBACK)]
     if others and meeting.startswith(_LOOPBACK):
-        yield f"{others[0].name} can't reach {meeting}: -cfg rank0_host= names an address it can"
+        yield f"{others[0].name} can't reach {meeting}; use -cfg rank0_host= to set an address "
+        "that it can reach"
     for role in app.roles:
         if role.min_replicas is not None and role.min_replicas < role.num_replicas:
             yield (
