@@ -8,6 +8,7 @@ bottleneck.
 """
 
 import errno
+import heapq
 import json
 import os
 import select
@@ -32,13 +33,13 @@ from relight.core.group.messages import (
     NodeReady,
     StopWorkers,
 )
-from relight.core.link import wire
+from relight.core.link import heartbeat_rate, wire
 from relight.core.ranks import NO_GENERATION
 
-BEAT_S = 0.25
+BEAT_S = heartbeat_rate.USUAL_S
 _RETRY_S = 0.2
 _DIALS_AT_ONCE = 64
-_ECHO = b'{"type":"heartbeat",'
+_ECHO = b'{"type":"heartbeat","number":'
 _length = struct.Struct(">I")
 _DEAD = (errno.ECONNRESET, errno.EPIPE, errno.ECONNREFUSED)
 
@@ -60,13 +61,14 @@ class Traffic(NamedTuple):
 class Node:
     """One simulated agent."""
 
-    __slots__ = ("buffer", "name", "number", "sent_at", "sock", "token")
+    __slots__ = ("buffer", "extra_s", "name", "number", "sent_at", "sock", "token")
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.name = os.urandom(8).hex()
         self.token = 0  # of its latest heartbeat
         self.sent_at = 0.0
+        self.extra_s = 0.0  # as told in the latest echo
         self.buffer = b""
         self.sock: socket.socket | None = None
 
@@ -103,7 +105,7 @@ class Load:
         self._facts = facts
         self._epoll = select.epoll()
         self._by_fd: dict[int, Node] = {}
-        self._due: deque[tuple[float, Node, socket.socket]] = deque()
+        self._due: list[tuple[float, int, socket.socket]] = []  # a heap
         self._again: deque[tuple[float, Node]] = deque()
         self._sent = [0, 0, 0]
         self._got = [0, 0, 0]
@@ -164,10 +166,11 @@ class Load:
             if self._again and self._again[0][0] <= now:
                 self._dial(self._again.popleft()[1])
         while self._due and self._due[0][0] <= now:
-            due, node, sock = self._due.popleft()
+            due, number, sock = heapq.heappop(self._due)
+            node = self.nodes[number]
             if node.sock is sock:
                 self._beat(node)
-                self._due.append((max(due + BEAT_S, now), node, sock))
+                self._beat_again(node, max(due + BEAT_S + node.extra_s, now))
         next_due = min([queue[0][0] for queue in (self._due, self._again) if queue], default=now)
         for fd, event in self._epoll.poll(min(max(0.0, next_due - now), 0.05)):
             if event & select.EPOLLOUT:
@@ -177,6 +180,7 @@ class Load:
 
     def _dial(self, node: Node) -> None:
         node.sock = sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        node.extra_s = 0.0
         node.buffer = b""
         sock.setblocking(False)
         sock.connect_ex(self._address)
@@ -217,7 +221,9 @@ class Load:
             place += 4 + length
             if body.startswith(_ECHO):
                 self._got[2] += 1
-                if int(body[len(_ECHO) :].partition(b":")[2][:-1]) == node.token:
+                number, _, extra_s = body[len(_ECHO) : -1].partition(b',"extra_s":')
+                node.extra_s = float(extra_s or 0)
+                if int(number) == node.token:
                     self.echoes.append(time.monotonic() - node.sent_at)
             else:
                 self._got[0] += 1
@@ -231,9 +237,8 @@ class Load:
             self._say(node, self._join(node))
             self._say(node, NodeReady(NO_GENERATION, 1, (), ()))
             self.last_ready = time.monotonic()
-            assert node.sock is not None
             self._beat(node)
-            self._due.append((time.monotonic() + BEAT_S, node, node.sock))
+            self._beat_again(node, time.monotonic() + BEAT_S)
             return
         match fields.message(FromCoordinator, message):
             case GenerationFormed(generation, place):
@@ -297,6 +302,10 @@ class Load:
         self._sent[2] += 1
         body = b'{"type":"heartbeat","number":%d}' % node.token
         self._send(node, _length.pack(len(body)) + body)
+
+    def _beat_again(self, node: Node, at: float) -> None:
+        assert node.sock is not None
+        heapq.heappush(self._due, (at, node.number, node.sock))
 
     def _send(self, node: Node, data: bytes) -> None:
         assert node.sock is not None

@@ -11,10 +11,12 @@ from relight.base import fields
 from relight.base.fields import Message
 from relight.core.group.group_types import GroupSettings, Hello
 from relight.core.group.messages import Join, NodeLeaving
+from relight.core.link import heartbeat_rate
 from relight.host.loop import Loop
 from relight.net.connection import Connection, Security, dial
 from relight.net.heartbeats import Heartbeats
 from relight.rendezvous.discovery import Finder
+from relight.rendezvous.register_finder import RegisterFinder
 
 SETTINGS = GroupSettings(1, 4, 0, lost_after_s=1e6)
 HOST = "127.0.0.1"
@@ -30,6 +32,7 @@ class Agent:
         self.datagrams.bind((HOST, 0))
         self.dialled: list[Connection] = []
         self.numbers = self.beats = 0
+        self.heard: list[Message] = []
         self.connection = self.dial()
 
     def dial(self) -> Connection:
@@ -45,7 +48,7 @@ class Agent:
         connection.send(fields.to_json(join))
 
     def received(self, connection: Connection, message: Message) -> None:
-        pass
+        self.heard.append(message)
 
     def closed(self, connection: Connection, reason: str) -> None:
         pass
@@ -117,6 +120,37 @@ def test_silent_node_is_probed_until_it_responds(
     agent.beat()
     until(loop, lambda: not probed)
     assert members(coordinator) == 1
+
+
+def test_large_group_sends_fewer_heartbeats(
+    loop: Loop, coordinator: Coordinator, agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The echo tells the node, and the coordinator expects its next heartbeat later."""
+    agent.connection.send({"type": "heartbeat", "number": 8})
+    until(loop, lambda: agent.heard)
+    monkeypatch.setattr(heartbeat_rate, "FULL_RATE_AGENTS", 0.01)
+    agent.connection.send({"type": "heartbeat", "number": 9})
+    until(loop, lambda: len(agent.heard) == 2)
+    assert agent.heard == [
+        {"type": "heartbeat", "number": 8},
+        {"type": "heartbeat", "number": 9, "extra_s": 1.5},
+    ]
+    (peer,) = coordinator._peers
+    for silent_s, is_silent in ((2.5, False), (3.5, True)):
+        peer.connection.heard_at = loop.now() - silent_s
+        coordinator._check_silence()
+        assert peer.is_silent is is_silent
+
+
+def test_heartbeats_keep_their_rate_with_a_registry(
+    loop: Loop, coordinator: Coordinator, agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A coordinator without its registry must notice a lost node within two seconds."""
+    monkeypatch.setattr(heartbeat_rate, "FULL_RATE_AGENTS", 0.01)
+    monkeypatch.setattr(Finder, "slows_heartbeats", RegisterFinder.slows_heartbeats)
+    agent.connection.send({"type": "heartbeat", "number": 9})
+    until(loop, lambda: agent.heard)
+    assert agent.heard == [{"type": "heartbeat", "number": 9}]
 
 
 def test_node_with_closed_port_is_lost(loop: Loop, coordinator: Coordinator, agent: Agent) -> None:

@@ -145,6 +145,63 @@ def test_silent_coordinator_is_sought_while_still_connected() -> None:
     assert played.link.state is LinkState.CONNECTED
 
 
+def slowed(extra_s: float) -> Played:
+    """Return a connected link whose coordinator has asked for a longer interval."""
+    played = connected_with_datagrams()
+    played.step(Tick(), 0.5)
+    played.step(Echoed(4, extra_s=extra_s))
+    played.step(Tick(), 0.5)
+    played.step(Echoed(5, extra_s=extra_s))
+    return played
+
+
+def test_echo_sets_the_interval_of_the_heartbeats_after_the_next() -> None:
+    played = slowed(1.5)
+    assert played.link.deadline() == pytest.approx(played.now + 2.0)
+    assert played.step(Tick(), 2.0) == [SendHeartbeat(6, over_connection=True, as_datagram=False)]
+    assert played.link.deadline() == pytest.approx(played.now + 2.0)
+
+
+def test_shorter_interval_applies_immediately() -> None:
+    """Its coordinator expects the next heartbeat earlier."""
+    played = slowed(1.5)
+    played.step(Tick(), 2.0)
+    played.step(Echoed(6), 0.1)
+    assert played.link.deadline() == pytest.approx(played.now + 0.5)
+
+
+def test_datagram_echo_keeps_the_interval() -> None:
+    played = slowed(1.5)
+    played.step(Tick(), 2.0)
+    played.step(Echoed(6, over_connection=False), 0.1)
+    assert played.link.deadline() == pytest.approx(played.now + 1.9)
+
+
+def test_new_connection_starts_at_the_usual_rate() -> None:
+    played = slowed(1.5)
+    played.lost()
+    played.step(Tick(), 1.0)
+    played.step(Opened("10.0.0.2:1"))
+    assert played.link.deadline() == pytest.approx(played.now + 0.5)
+
+
+def test_silent_coordinator_is_sought_later_if_heartbeats_are_slow() -> None:
+    """The first one without an echo is 2 s after the last, and the next 2 s later is late."""
+    played = slowed(1.5)
+    effects = silent_until(played, 3.9)
+    assert effects == [SendHeartbeat(6, over_connection=True, as_datagram=False)]
+    effects = silent_until(played, 0.2)
+    assert Seek(beside=True) in effects
+    assert any(isinstance(each, SendHeartbeat) and each.as_datagram for each in effects)
+    assert played.link.state is LinkState.CONNECTED
+
+
+def test_slow_heartbeats_do_not_make_a_coordinator_unheard() -> None:
+    """A preempted node acts alone if no coordinator answers."""
+    played = slowed(1.5)
+    assert played.link.unheard_s(played.now + 2.0) == pytest.approx(0.5)
+
+
 def test_second_connection_replaces_a_silent_one() -> None:
     """The coordinator at the other end has to confirm the workers. Until then their lease is the
     one from the first connection.

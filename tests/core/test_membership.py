@@ -578,6 +578,18 @@ def test_mass_join_does_not_flood_nodes() -> None:
     assert "and 991 more" in game.waits("n0").text
 
 
+def test_wait_reasons_are_rarer_in_a_large_group() -> None:
+    """Otherwise the coordinator spends its time on them while thousands of nodes join."""
+    game = table(5000, 5000)
+    for index in range(3000):
+        for event in game.events(f"n{index}", "joins"):
+            game.step(event)
+    for second in range(1, 13):
+        game.wait(second)
+        game.step(game.events(f"late{second}", "joins")[0])
+    assert len([m for m in game.heard["n0"] if isinstance(m, WaitReason)]) <= 5
+
+
 @pytest.mark.parametrize(
     ("verb", "after"),
     [

@@ -8,8 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relight.base.fields import Malformed
-from relight.core.link.wire import GREETING, MAX_FRAME, MAX_HELLO, Decoder, body_of, encode, frame
+from relight.base.fields import Malformed, decode
+from relight.core.link.wire import (
+    GREETING,
+    MAX_FRAME,
+    MAX_HELLO,
+    Decoder,
+    body_of,
+    encode,
+    frame,
+    parse,
+)
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
@@ -30,6 +39,26 @@ def test_messages_survive_any_fragmentation(sent: list[dict], cuts: list[int]) -
     for start, end in itertools.pairwise(places):
         received += decoder.feed(stream[start:end])
     assert received == sent
+
+
+@given(st.integers(0, 1 << 62), st.sampled_from((0, 0.1, 1.5)))
+def test_heartbeats_are_json_like_any_message(number: int, extra_s: float) -> None:
+    """They are encoded and decoded without the JSON library."""
+    beat = {"type": "heartbeat", "number": number, **({"extra_s": extra_s} if extra_s else {})}
+    assert json.loads(body_of(beat)) == beat
+    assert parse(body_of(beat)) == beat
+
+
+@pytest.mark.parametrize("number", ["-1", "1.5", "1e3", "+1", "", "1,", "9" * 5000, '1,"a":2'])
+def test_odd_heartbeats_are_read_like_any_message(number: str) -> None:
+    body = f'{{"type":"heartbeat","number":{number}}}'.encode()
+    try:
+        expected = decode(body)
+    except Malformed:
+        with pytest.raises(Malformed):
+            parse(body)
+    else:
+        assert parse(body) == expected
 
 
 @given(st.binary(max_size=300), st.booleans())

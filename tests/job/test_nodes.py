@@ -135,6 +135,11 @@ def test_name_of_module_is_its_last_part() -> None:
     assert (role_name(None, "c"), role_name("c", None)) == ("c", "c")
 
 
+def test_role_name_has_no_spaces() -> None:
+    """Schedulers use it in directories, and Slurm refuses it otherwise."""
+    assert role_name("my dir/my train.v2.py", None) == "my-train.v2"
+
+
 @pytest.mark.parametrize(
     ("script", "m", "what"),
     [(None, None, "got neither"), ("", "", "got neither"), ("a.py", "b", "got both")],

@@ -94,7 +94,7 @@ def test_pairs_are_separated_by_commas_or_semicolons() -> None:
         ("n=1,n=2", "n is given twice", "-cfg name=value"),
         ("n", "-cfg n: expected key=value", "-cfg name=value"),
         ("=1", "-cfg =1: expected key=value", "-cfg name=value"),
-        ("n=1=2", "two '='", "-cfg name=value"),
+        ("n=1=2", "two '='", "for values with ="),
     ],
 )
 def test_invalid_text_is_rejected_by_name(text: str, message: str, hint: str) -> None:

@@ -396,6 +396,13 @@ def test_requests_leave_headroom_on_node() -> None:
     assert found["limits"] == found["requests"]
 
 
+def test_mounts_leave_the_sites_configuration_visible() -> None:
+    """An image may have it in /etc/relight (flags/site)."""
+    app = AppDef("a", [Role("r", "img", entrypoint="true")])
+    for each in container(objects(app, timeout=5))["volumeMounts"]:
+        assert not each["mountPath"].startswith("/etc/")
+
+
 def test_efa_devices_can_be_set_and_removed() -> None:
     has = Resource(1, 0, 1024, {}, {"vpc.amazonaws.com/efa": 4})
     app = AppDef("a", [Role("r", "img", entrypoint="true", resource=has)])
@@ -430,6 +437,8 @@ def test_overrides_are_merged_into_each_pod(tmp_path: Path, kind: str) -> None:
         **before["metadata"]["annotations"], "team": "a"}  # fmt: skip
     was, now = before["spec"], after["spec"]
     assert now["hostNetwork"] and "terminationGracePeriodSeconds" not in now
+    # With ClusterFirst, it would have the node's DNS (kubelet, network/dns/dns.go).
+    assert now["dnsPolicy"] == "ClusterFirstWithHostNet" and "dnsPolicy" not in was
     assert [x["name"] for x in now["volumes"]] == ["dshm", "launcher", "scratch"]
     main, sidecar = now["containers"]
     assert sidecar == {"name": "sidecar", "image": "proxy"}

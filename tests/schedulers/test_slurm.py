@@ -169,6 +169,28 @@ def test_job_can_bring_its_launcher(jobs: Jobs) -> None:
     assert stat.S_IMODE(brought.stat().st_mode) == 0o500
 
 
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"SBATCH_EXPORT": "NONE"},
+        {"SLURM_EXPORT_ENV": "NONE"},
+        {"SLURM_MEM_PER_CPU": "50", "SLURM_MEM_PER_NODE": "100", "SLURM_JOB_ID": "7"},
+        {"SLURM_NNODES": "1", "SLURM_NTASKS": "1", "SLURM_CPU_BIND": "quiet,mask_cpu:0x1"},
+        {
+            "SLURM_DISTRIBUTION": "plane=3",
+            "SLURM_HINT": "nomultithread",
+            "SLURM_THREADS_PER_CORE": "1",
+        },
+    ],
+    ids=lambda variables: next(iter(variables)),
+)
+def test_environment_at_submission_does_not_matter(jobs: Jobs, variables: dict[str, str]) -> None:
+    """Sites set SBATCH_EXPORT=NONE; who submits from an interactive job has its variables."""
+    app_id = jobs.submit(bash("echo here $SLURM_PROCID", replicas=2), env=variables)
+    assert jobs.until(app_id, *OVER)["state"] == "SUCCEEDED", jobs.said(app_id)
+    assert "here 1" in jobs.logs(app_id, "main/1", "stdout")
+
+
 def test_job_exits_with_the_failed_ranks_code(jobs: Jobs) -> None:
     """The message names the rank."""
     command = RUN + "--nnodes 2 --no-python bash -c 'sleep 0.3; [ $RANK != 3 ] || exit 7; sleep 99'"

@@ -173,6 +173,15 @@ def test_every_option_becomes_an_sbatch_line() -> None:
     assert names == set(options)
 
 
+def test_lists_in_options_may_have_semicolons(tmp_path: Path) -> None:
+    """A comma in -cfg begins the next option."""
+    options = {"partition": "p;q", "nodelist": "n1;n2", "exclude": "n3;n4", "mail-type": "END;FAIL"}
+    cfg = {**options, "job_dir": str(tmp_path)}
+    lines = make().render(AppDef("main", (ddp(),)), cfg, "main-x7").text.splitlines()
+    for name, value in options.items():
+        assert f"#SBATCH --{name}={value.replace(';', ',')}" in lines
+
+
 def test_each_job_in_an_array_has_its_own_id_and_directory() -> None:
     """One of the jobs has the array's own SLURM_JOB_ID, with which Slurm's commands would affect
     the whole array. The launcher is stored only once.

@@ -21,7 +21,8 @@ FORMED_WITHIN_S = 30.0
 REFUSALS_S = 5.0
 """How long a refused connection to the only endpoint counts as evidence."""
 PORT = 29400
-MODES = "endpoint", "hosts", "register"
+MODES = "endpoint", "hosts", "register", "crowd"
+"""The last one is any of the others, with the longest heartbeat interval that a group can have."""
 BLIPS = "cut", "out", "back", "stop", "pause", "busy", "stop coordinator", "reset", "all reset"
 """Faults that cost a healthy job nothing if they end in time."""
 _BEGUN_BY_S = 30.0
@@ -47,7 +48,9 @@ class Run:
     def __init__(self, seed: int, mode: str = "") -> None:
         self.world = world = World(seed)
         random = self._random = world.random
-        self.mode = mode or random.choice(("endpoint", "endpoint", "hosts", "register"))
+        world.crowd = mode == "crowd"
+        self.mode = "" if world.crowd else mode
+        self.mode = self.mode or random.choice(("endpoint", "endpoint", "hosts", "register"))
         large = seed % 100 == 99
         most = random.randint(100, 300) if large else random.choice((2, 2, 3, 3, 4, 5, 8, 16))
         least = most if random.random() < 0.25 else random.randint(1, most)

@@ -248,6 +248,20 @@ MUTANTS = (
         "self._due = now + settings.lost_after_s / 5",
     ),
     Mutant(
+        "heartbeats are far more frequent than leases end, however large the group is",
+        "core/link/heartbeat_rate.py",
+        "min(wanted_s, LONGEST_S, lost_after_s / _SHARE)",
+        "wanted_s",
+        "crowd",
+    ),
+    Mutant(
+        "a node that was told to send fewer heartbeats is silent only later",
+        "agent/coordinator.py",
+        "silent_s > _SILENT_AFTER_S + peer.extra_s:",
+        "silent_s > _SILENT_AFTER_S:",
+        "crowd",
+    ),
+    Mutant(
         "a closed connection proves nothing",
         "agent/coordinator.py",
         "            self._fall_silent(peer, reason)\n        else:  # it has left",

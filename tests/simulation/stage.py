@@ -191,6 +191,8 @@ def on(world: World) -> Iterator[None]:
                 lambda _, local_rank: node.suspects_peer(world.me(), local_rank),
             )
         )
+        if world.crowd:
+            stack.enter_context(patch("relight.core.link.heartbeat_rate.FULL_RATE_AGENTS", 0.01))
         link = type("WatchedLink", (WatchedLink,), {"world": world})
         stack.enter_context(patch("relight.agent.link.Link", link))
         stack.enter_context(patch("relight.agent.coordinator.Group", WatchedGroup))

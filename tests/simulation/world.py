@@ -292,6 +292,8 @@ class World:
         """How long workers outlive a killed agent."""
         self.has_datagrams = random.Random(f"{seed}, datagrams").random() < 0.9
         """Whether datagrams arrive. Some firewalls drop all of them."""
+        self.crowd = False
+        """Whether heartbeats are as slow as in the largest groups."""
         self.now = 0.0
         self.clocks = self.random.choice((0.0, 0.0, 0.001, 0.01))
         """Maximum rate error of clocks."""

@@ -44,7 +44,7 @@ from relight.core.group.messages import (
     Redirect,
     StartProbes,
 )
-from relight.core.link import wire
+from relight.core.link import heartbeat_rate, wire
 from relight.flags.spec import LOCAL_HOSTS
 from relight.host.descriptors import raise_limit
 from relight.host.loop import Loop
@@ -55,7 +55,6 @@ from relight.net.listener import Listener
 from relight.net.ports import is_loopback
 from relight.rendezvous.discovery import Finder
 
-_HEARD = FromAgent | Heartbeat
 _MOST_JOBS_NAMED = 16
 _SAY_EVERY_S = 10.0
 """Minimum time between two messages about refused connections."""
@@ -64,7 +63,9 @@ _NOTE_AFTER_S = 5.0
 _CHECK_S = 0.25
 """How often to check for nodes that have stopped responding."""
 _SILENT_AFTER_S = 1.3
-"""A node's heartbeats are at most 0.5 s apart (rendezvous/conf)."""
+"""A node's heartbeats are at most 0.5 s apart, and longer in large groups
+(core/link/heartbeat_rate).
+"""
 _STALL_S = 0.5
 """A longer delay means that this process was suspended, not that other nodes were silent."""
 _NOBODY_LEFT = "its host reports that all of its agent's processes have exited"
@@ -219,13 +220,17 @@ class Coordinator:
 
     def received(self, connection: Connection, message: Message) -> None:
         """Handle a message from an agent."""
-        peer, heard = self._peers.by_connection[connection], fields.message(_HEARD, message)
-        if isinstance(heard, Heartbeat):
+        peer = self._peers.by_connection[connection]
+        if message["type"] == "heartbeat":
+            number = fields.record(Heartbeat, message).number
             if self.coordinates():
-                peer.is_new(heard.number)
+                peer.is_new(number)
                 self._hear(peer)
-                connection.send(message)  # the echo renews the agent's lease
+                peer.extra_s = self._extra_s(peer.group)
+                # The echo renews the agent's lease.
+                connection.send({**message, "extra_s": peer.extra_s} if peer.extra_s else message)
             return
+        heard = fields.message(FromAgent, message)
         if isinstance(heard, Join):
             if peer.node not in ("", heard.node):
                 raise Malformed("a second node")
@@ -386,6 +391,11 @@ class Coordinator:
             self._hear(peer)
             self._heartbeats.send(data, sender)
 
+    def _extra_s(self, group: Group) -> float:
+        if not self._finder.slows_heartbeats:
+            return 0.0
+        return heartbeat_rate.extra_s(len(self._peers), group.membership.settings.lost_after_s)
+
     def _notice_sleep(self) -> None:
         """Handle a suspension of this process: if the check for silent nodes is overdue, run it
         now. Nodes that seem silent may be healthy, and the first events after a suspension are how
@@ -410,7 +420,7 @@ class Coordinator:
         for peer in [*self._peers]:
             is_here = peer.node and peer.connection in self._peers.by_connection  # still connected
             silent_s = now - peer.connection.heard_at
-            if is_here and not peer.is_silent and silent_s > _SILENT_AFTER_S:
+            if is_here and not peer.is_silent and silent_s > _SILENT_AFTER_S + peer.extra_s:
                 self._fall_silent(peer, "")
 
     def _fall_silent(self, peer: "_Peer", reason: str) -> None:
@@ -470,6 +480,8 @@ class _Peer:
         self.number = 0
         """The number of the peer's connection."""
         self.is_silent = False
+        self.extra_s = 0.0
+        """How much longer than usual it waits between two heartbeats, as told in the last echo."""
         self.claimed = "", 0
         """The address that it claims to send its heartbeat datagrams from."""
         self.address: Address = ()

@@ -165,7 +165,7 @@ class RemoteLink(finders.Seeker):
 
     def unheard_s(self) -> float:
         """Return for how long no coordinator has answered; 0 if it is in this process."""
-        return 0.0 if self._group is not None else self._loop.now() - self.core.echoed_at
+        return 0.0 if self._group is not None else self.core.unheard_s(self._loop.now())
 
     @property
     def relays(self) -> bool:
@@ -573,7 +573,7 @@ class RemoteLink(finders.Seeker):
             self._finder.answered()
         if isinstance(heard, Heartbeat):
             self._step(Heard(confirms_lease=False))
-            self._step(Echoed(heard.number))
+            self._step(Echoed(heard.number, extra_s=heard.extra_s))
             if self._second is not None and not self._second.is_open:
                 self._close_second()  # it is no longer needed
             return

@@ -89,6 +89,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "printed_s": _SECONDS,
     "step_age_s": _SECONDS,
     "every_s": (0.1, MOST_SECONDS),
+    "extra_s": (0, MOST_SECONDS),
     "createdIndex": (1, 1 << 62),
     "ttl_s": _SECONDS,
     "grace_s": _SECONDS,

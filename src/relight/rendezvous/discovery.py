@@ -92,9 +92,12 @@ class Finder:
     Attributes:
         keeps_socket: whether the socket given to `Seeker.listen` stays open when this process
             steps down.
+        slows_heartbeats: whether agents of large groups may send fewer heartbeats
+            (core/link/heartbeat_rate).
     """
 
     keeps_socket = True
+    slows_heartbeats = True
 
     def open(self, seeker: Seeker) -> None:
         """Start working for this seeker."""

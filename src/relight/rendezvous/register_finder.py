@@ -48,6 +48,8 @@ class RegisterFinder(Finder):
         port: this process's port; 0 to bind any free port once one is needed.
     """
 
+    slows_heartbeats = False
+
     def __init__(self, loop: Loop, meeting: Meeting, port: int = 0) -> None:
         assert meeting.register is not None
         self._loop = loop

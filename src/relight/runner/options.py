@@ -28,6 +28,9 @@ class SiteOptions(NamedTuple):
     path: str = ""
 
 
+_FORM = "-cfg name=value,name2=a;b, and -cfg 'name=\"--a=1;--b=2\"' for values with ="
+
+
 def parse(text: str) -> dict[str, str]:
     """Parse `k=v,k2=a;b` into a dict of strings.
 
@@ -37,7 +40,7 @@ def parse(text: str) -> dict[str, str]:
     try:
         return decoding.pairs(text)
     except ValueError as error:
-        raise UsageError(f"-cfg {text}: {error}", hint="-cfg name=value,name2=a;b") from None
+        raise UsageError(f"-cfg {text}: {error}", hint=_FORM) from None
 
 
 def resolve(

@@ -126,8 +126,9 @@ if TYPE_CHECKING:
 
 _WAIT_EVERY_S = 1.0
 """Minimum time between two messages that tell a node why it is waiting, so that many joins don't
-flood the nodes with messages.
+flood the nodes with messages. It is longer for more than `_WAIT_REASONS` nodes.
 """
+_WAIT_REASONS = 1000
 _SUCCESSES_EVERY_S = 0.5
 """Minimum time between two messages about nodes that have succeeded."""
 _TELL_AFTER_S = 0.3
@@ -1199,9 +1200,10 @@ class Membership:
         else:
             return
         self._wait_reasons.is_pending = False
+        wait = WaitReason(text, spare, self.generation)
         for member in members:
-            self._send(member.node, WaitReason(text, spare, self.generation))
-            self._wait_reasons.at = now + _WAIT_EVERY_S
+            self._send(member.node, wait)
+            self._wait_reasons.at = now + _WAIT_EVERY_S * max(1.0, len(members) / _WAIT_REASONS)
 
     def _has_capacity(self) -> bool:
         """Return whether waiting nodes may be admitted. A job that is about to end does not admit

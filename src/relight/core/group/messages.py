@@ -397,9 +397,12 @@ class NodeAnswered(NamedTuple):
 
 
 class Heartbeat(NamedTuple):
-    """A heartbeat, or its echo."""
+    """A heartbeat, or its echo. An echo tells in `extra_s` how much longer than usual the agent
+    should wait until the next one (core/link/heartbeat_rate).
+    """
 
     number: int
+    extra_s: float = 0.0
 
 
 class Redirect(NamedTuple):

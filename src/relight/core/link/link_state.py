@@ -116,10 +116,14 @@ class Heard(NamedTuple):
 
 
 class Echoed(NamedTuple):
-    """Event: a heartbeat echo arrived, over the connection or as a datagram."""
+    """Event: a heartbeat echo arrived, over the connection or as a datagram. `extra_s`: how much
+    longer than usual the coordinator wants the interval to be (core/link/heartbeat_rate); a
+    datagram doesn't tell.
+    """
 
     number: int
     over_connection: bool = True
+    extra_s: float = 0.0
 
 
 class Broken(NamedTuple):
@@ -248,6 +252,8 @@ class _Session:
         """The time of the last echo over the connection."""
         self.redial_at = now + REDIAL_S
         self.datagrams_arrive = False
+        self.extra_s = 0.0
+        """How much longer than usual the interval is."""
         self._shown = 0
         self._sent_at: dict[int, float] = {}
         self._number = 0
@@ -355,8 +361,8 @@ class Link:
                     self._lease.confirm(self.echoed_at)
             case Heard(confirms_lease) if self.state is LinkState.HOSTING and confirms_lease:
                 self._lease.confirm_here()
-            case Echoed(number, over_connection) if session is not None:
-                self._echo(session, number, over_connection=over_connection)
+            case Echoed() if session is not None:
+                self._echo(session, event)
             case Broken() if self.state is not LinkState.HOSTING:
                 self._break(event, now)
             case SecondFailed(refusal) if session is not None:
@@ -392,6 +398,11 @@ class Link:
     def deadline(self) -> float | None:
         """Return when the next Tick is due, or None."""
         return self._due
+
+    def unheard_s(self, now: float) -> float:
+        """Return how long an echo has been missing."""
+        extra_s = 0.0 if self._session is None else self._session.extra_s
+        return now - self.echoed_at - extra_s
 
     def explain(self, now: float) -> str:
         """Describe the state of the link."""
@@ -505,11 +516,12 @@ class Link:
             self._effects.append(Disconnect())
             self._break(Broken(f"no heartbeat from it for {silent_s:.1f} s"), now)
             return
-        redial_at = max(session.redial_at, session.over_connection_at + REDIAL_S)
+        extra_s = session.extra_s
+        redial_at = max(session.redial_at, session.over_connection_at + REDIAL_S + extra_s)
         if now >= redial_at and not self._job_over:
             session.redial_at = now + REDIAL_LIMIT_S
             self._effects.append(Seek(beside=True))
-        late = silent_s > settings.interval_s * LATE_INTERVALS
+        late = silent_s > settings.interval_s * LATE_INTERVALS + extra_s
         if session.shows_address(now):
             show = SendHeartbeat(session.send(now), over_connection=False, as_datagram=True)
             self._effects.append(show)
@@ -520,11 +532,15 @@ class Link:
         if late:
             self._due = now + (FIRST_DATAGRAMS_S if session.late < FIRST_DATAGRAMS else BURST_S)
         else:
-            self._due = now + settings.interval_s
+            self._due = now + settings.interval_s + extra_s
 
-    def _echo(self, session: _Session, number: int, *, over_connection: bool) -> None:
+    def _echo(self, session: _Session, event: Echoed) -> None:
+        number, over_connection, extra_s = event
         if over_connection:
             session.over_connection_at = self._last
+            if extra_s < session.extra_s and self._due is not None:
+                self._due = min(self._due, self._last + self.settings.interval_s + extra_s)
+            session.extra_s = extra_s
         else:
             session.datagrams_arrive = True
         sent_at = session.echo(number)

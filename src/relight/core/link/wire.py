@@ -28,6 +28,8 @@ MAX_HELLO = 4 * 1024
 _NAME = b"relight "
 _MAX_GREETING = 16
 _MAX_VERSION = 40
+_HEARTBEAT = b'{"type":"heartbeat","number":'
+_MOST_DIGITS = 18
 _length = struct.Struct(">I")
 
 
@@ -41,10 +43,21 @@ def body_of(message: Message, limit: int = MAX_FRAME) -> bytes:
     Raises:
         ValueError: if the message is too large, or contains a number that JSON can't represent.
     """
+    if message.get("type") == "heartbeat":
+        return _heartbeat(message)
     body = _encode(message).encode()
     if len(body) > limit:
         raise ValueError(f"a message of {len(body)} bytes exceeds the limit of {limit}")
     return body
+
+
+def _heartbeat(message: Message) -> bytes:
+    """Encode a heartbeat or its echo. A coordinator sends thousands per second, and the JSON
+    encoder takes a third of the time that one costs.
+    """
+    body = _HEARTBEAT + b"%d" % message["number"]
+    extra_s = message.get("extra_s")
+    return body + (b',"extra_s":%.3f}' % extra_s if extra_s else b"}")
 
 
 def frame(payload: bytes) -> bytes:
@@ -143,6 +156,10 @@ def parse(body: bytes) -> Message:
     Raises:
         Malformed: if it is not a message.
     """
+    if body.startswith(_HEARTBEAT):  # without the decoder, as in `_heartbeat`
+        number = body[len(_HEARTBEAT) : -1]
+        if number.isdigit() and len(number) < _MOST_DIGITS and body.endswith(b"}"):
+            return {"type": "heartbeat", "number": int(number)}
     message = decode(body)
     if not isinstance(message, dict) or not isinstance(message.get("type"), str):
         raise Malformed("not an object with a type")

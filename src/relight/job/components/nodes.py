@@ -74,7 +74,8 @@ def role_name(script: str | None, m: str | None) -> str:
         if m.endswith("."):
             raise UsageError(f"-m {m}: expected a module name, such as my.train")
         return m.rpartition(".")[2]
-    return os.path.splitext(os.path.basename(script or ""))[0]
+    stem = os.path.splitext(os.path.basename(script or ""))[0]
+    return "-".join(stem.split())  # the name is part of directories and log prefixes
 
 
 def parse_size(j: str) -> JobSize:

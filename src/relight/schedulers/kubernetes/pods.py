@@ -34,7 +34,7 @@ _BAD_NODES, _NODE_NAME = "RELIGHT_BAD_NODES", "RELIGHT_NODE_NAME"
 differs from the pod's host name.
 """
 _TOPOLOGY, _RANK_ORDER = "RELIGHT_TOPOLOGY", "RELIGHT_RANK_ORDER"
-_START = "/etc/relight"
+_START = "/opt/relight-start"
 """The directory with a file as old as the pod, created by the kubelet before it pulls the
 image.
 """
@@ -150,6 +150,8 @@ def template(
         found = overlays.applied(found, user["pod"], f"the pod of {role.name}")
     if cfg.get("pods"):
         found = overrides.merged(found, overrides.read(cfg["pods"]))
+    if found["spec"].get("hostNetwork"):  # otherwise it uses the node's DNS (pods' default policy),
+        found["spec"].setdefault("dnsPolicy", "ClusterFirstWithHostNet")  # which lacks the Service
     return found
 
 

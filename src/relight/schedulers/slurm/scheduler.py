@@ -43,6 +43,10 @@ _MAX_AGE_S = 5.0
 _POLL_S = 0.25
 _STOP_LIMIT_S = 60.0
 
+_LISTS = ("partition", "nodelist", "exclude", "mail-type")
+_CLUSTER_VARIABLES = ("SLURM_CLUSTERS", "SLURM_CONF", "SLURM_JWT")
+"""Variables with which Slurm's commands find the cluster."""
+
 
 class Folder(NamedTuple):
     """A job's directory, the maximum number of replicas per role, and the indices of a job array,
@@ -64,14 +68,14 @@ class Slurm:
 
     name = "slurm"
     options: Sequence[Option] = (
-        Option("partition", str, None, "the partition, or several: p1,p2"),
+        Option("partition", str, None, "the partition, or several: p1;p2"),
         Option("time", str, None, "time limit: minutes, H:M:S, or D-H:M:S"),
         Option("account", str, None, "account to charge"),
         Option("qos", str, None, "quality of service"),
         Option("constraint", str, None, "features that nodes must have"),
         Option("comment", str, None, "a comment"),
         Option("mail-user", str, None, "recipient of mail"),
-        Option("mail-type", str, None, "events that send mail: BEGIN, END, FAIL, ALL, ..."),
+        Option("mail-type", str, None, "events that send mail: BEGIN;END;FAIL, ALL, ..."),
         Option("nodelist", str, None, "nodes that must be in the job: node[1-4]"),
         Option("exclude", str, None, "nodes that must not be in the job"),
         Option("exclusive", bool, False, "don't share nodes with other jobs"),
@@ -107,7 +111,7 @@ class Slurm:
         ),
         Option("requeue", bool, True, "requeue after node loss, preemption or failure"),
         Option("array", str, None, "indices of a job array, and how many run at once: 0-99%8"),
-        Option("sbatch", list, None, "additional sbatch options: --reservation=r;--licenses=l"),
+        Option("sbatch", list, None, "additional sbatch options: '\"--reservation=r;--nice\"'"),
         Option("job_dir", str, None, "shared base directory of job files"),
         Option("workspace", str, None, "directory to copy for the job, which runs in the copy"),
     )
@@ -134,10 +138,11 @@ class Slurm:
         """Return the nodes among these that a job can exclude. sbatch rejects unknown nodes, and
         nodes that `nodelist` requests.
         """
-        return states.excludable(nodes, str(cfg.get("nodelist") or ""))
+        return states.excludable(nodes, str(_with_commas(cfg).get("nodelist") or ""))
 
     def render(self, app: AppDef, cfg: Mapping[str, Any], app_id: str) -> Request:
         """Return the batch script for an app. See `Scheduler.render`."""
+        cfg = _with_commas(cfg)
         base = cfg.get("job_dir")
         directory = os.path.join(os.path.abspath(base), app_id) if base else records.path(app_id)
         folder = os.path.join(directory, "slurm")
@@ -294,7 +299,7 @@ class Slurm:
         """Do nothing, as jobs continue."""
 
     def _sbatch(self, command: Sequence[str]) -> str:
-        process = states.run(command)
+        process = states.run(command, variables=_without_job(env.read().variables))
         if process.returncode:
             if (error := states.unavailable(process)) is not None:
                 raise error
@@ -344,6 +349,27 @@ class Slurm:
                 status = self.status([app_id]).get(app_id)
                 self._statuses[app_id] = time.monotonic(), status
         return status is None or status.state.is_over
+
+
+def _with_commas(cfg: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options with lists as sbatch expects them. In -cfg, a comma ends the option, so
+    users separate the elements with semicolons.
+    """
+    lists = {name: cfg[name].replace(";", ",") for name in _LISTS if cfg.get(name)}
+    return {**cfg, **lists}
+
+
+def _without_job(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables without those that describe the job in which this process runs. sbatch
+    passes them on, and srun in the new job would take them for its own options.
+    """
+    if "SLURM_JOB_ID" not in variables:
+        return dict(variables)
+    return {
+        name: value
+        for name, value in variables.items()
+        if name in _CLUSTER_VARIABLES or not name.startswith("SLURM_")
+    }
 
 
 def _write_launcher(folder: str) -> None:

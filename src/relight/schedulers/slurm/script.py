@@ -236,7 +236,9 @@ step() {
     local role=$1 nodes=$2 code first_code srun_log=$RELIGHT_JOB_DIR/$1/srun.log
     shift 2
     trap : TERM USR1 # let srun handle the signal; keep waiting
-    srun --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 --wait=0 --open-mode=append \\
+    # Tasks need this script's variables even if the site has set SBATCH_EXPORT=NONE.
+    srun --export=ALL --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 --wait=0 \\
+        --open-mode=append \\
         --output="$RELIGHT_JOB_DIR/$role/%t/stdout.log" \\
         --error="$RELIGHT_JOB_DIR/$role/%t/stderr.log" "$@" 2>"$srun_log"
     code=$?

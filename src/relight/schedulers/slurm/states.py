@@ -8,7 +8,7 @@ STATE CODES".
 
 import re
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from relight.base.errors import MachineError
@@ -185,8 +185,10 @@ def excludable(nodes: Sequence[str], nodelist: str) -> list[str]:
     return [node for node in nodes if node in known]
 
 
-def run(command: Sequence[str], limit_s: float = _LIMIT_S) -> "subprocess.CompletedProcess[str]":
-    """Run a Slurm command.
+def run(
+    command: Sequence[str], limit_s: float = _LIMIT_S, variables: Mapping[str, str] | None = None
+) -> "subprocess.CompletedProcess[str]":
+    """Run a Slurm command, with this process's environment or the given one.
 
     Raises:
         MachineError: if the command does not exist, or does not exit.
@@ -200,6 +202,7 @@ def run(command: Sequence[str], limit_s: float = _LIMIT_S) -> "subprocess.Comple
             check=False,
             stdin=subprocess.DEVNULL,
             timeout=limit_s,
+            env=variables,
         )
     except FileNotFoundError:
         raise MachineError(
