@@ -1,4 +1,6 @@
-"""The faults in both corpora (tests/diagnosis) are reported correctly; `make diagnosis` counts."""
+"""The faults in the first two corpora (tests/diagnosis) are reported correctly. `make diagnosis`
+counts, and also runs the third corpus.
+"""
 
 import shlex
 
@@ -20,9 +22,9 @@ KNOWN = {
 
 
 def marked() -> list[object]:
-    """Return all faults with their requirements."""
+    """Return the faults with their requirements."""
     found = []
-    for fault in faults():
+    for fault in faults(corpora=("first", "second")):
         text = fault.path.read_text()
         marks = [getattr(pytest.mark, need) for need, word in NEEDS.items() if word in text]
         found.append(pytest.param(fault, id=fault.name, marks=marks))

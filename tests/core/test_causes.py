@@ -48,6 +48,10 @@ def stopped(rank: int = 0, doing: WorkerState | None = None, **known: Any) -> Fa
         (end(exitcode=7, report=PRINTED), Role.OWN),
         (end(report=LOST), Role.VICTIM),
         (end(report=RESET), Role.VICTIM),
+        (end(report=error("the server closed the connection", "ConnectionError")), Role.VICTIM),
+        (end(report=error("timed out", "requests.exceptions.ConnectionError")), Role.VICTIM),
+        (end(report=error("lost connection to the parameter server", "Lost")), Role.VICTIM),
+        (end(report=error("the loss was lost in connection 3", "Lost")), Role.OWN),
         (end(last_lines=("ConnectionResetError: [Errno 104]",)), Role.VICTIM),
         (end(report=error()._replace(cause="ConnectionResetError: lost")), Role.VICTIM),
         (stopped(), Role.STOPPED),
@@ -95,6 +99,38 @@ def test_exception_of_stopped_rank_counts_if_raised_before_stop(
 ) -> None:
     """The time of the traceback shows this, or else the stack taken just before the stop."""
     assert role(stopped(exitcode=1, report=error(), **known)) is expected
+
+
+def test_order_of_failures_at_the_same_moment_is_not_proven() -> None:
+    """The agent may notice them in a different order."""
+    first = end(1, at=1.0, report=error())
+    for at, report, certainty in (
+        (1.01, error("'labels'", "KeyError", where="a.py:3"), Certainty.LIKELY),
+        (1.01, error("bad batch 7"), Certainty.PROVEN),  # the same place
+        (1.01, error("bad batch", where="rank1.py:12"), Certainty.PROVEN),  # the same exception
+        (3.0, error("'labels'", "KeyError", where="a.py:3"), Certainty.PROVEN),
+    ):
+        verdict = judge(first, end(0, at=at, report=report))
+        assert (verdict.root, verdict.certainty) == (first, certainty)
+
+
+@pytest.mark.parametrize(
+    ("exitcode", "had_handler", "was_stopped"),
+    [
+        (1, False, False),
+        (1, True, True),
+        (1, None, True),
+        (-TERM, False, True),
+        (-KILL, False, True),
+        (0, False, True),
+    ],
+)
+def test_worker_without_handler_that_exited_with_a_code_was_not_stopped(
+    exitcode: int, had_handler: bool | None, was_stopped: bool
+) -> None:
+    ended = WorkerEnd(0, exitcode, 2.0, TERM, 0.1)
+    found = causes.without_late_signal(ended, had_handler)
+    assert found == (ended if was_stopped else WorkerEnd(0, exitcode, 2.0, 0))
 
 
 def test_pipe_eof_is_lost_connection_but_file_eof_is_not() -> None:

@@ -45,6 +45,17 @@ NO_HOST = (
         ('Error(s) in loading state_dict for Net:\n\n\tMissing key(s): "a".\n\tUnexpected: "b"',
          'Error(s) in loading state_dict for Net: Missing key(s): "a".'),
         ("checkpoint does not fit:", "checkpoint does not fit:"),
+        ("while scanning for the next token\nfound character '\\t' that cannot start any token\n"
+         '  in "train.yaml", line 2, column 1',
+         "while scanning for the next token, found character '\\t' that cannot start any token "
+         'in "train.yaml", line 2, column 1'),
+        ('while parsing a block mapping\n  in "a.yaml", line 1, column 1:\n    lr: 1\n    ^\n'
+         "expected <block end>, but found ','\n  in \"a.yaml\", line 2, column 3:\n    , b\n    ^",
+         "while parsing a block mapping, expected <block end>, but found ',' "
+         'in "a.yaml", line 2, column 3'),
+        ("2 validation errors for Config\nlr\n  Input should be a valid number\nsteps\n  Missing",
+         "2 validation errors for Config: lr Input should be a valid number"),
+        ("while parsing a block mapping", "while parsing a block mapping"),
         ("[Rank 1] Watchdog caught a timeout", "[Rank 1] Watchdog caught a timeout"),
     ],
 )  # fmt: skip

@@ -328,6 +328,36 @@ def test_thread_exception_follows_last_output() -> None:
     assert "before that" not in handled.render(formed_at=0, ended="now", verdict="over")[1]
 
 
+@pytest.mark.parametrize(
+    ("printed_s", "words", "is_named"),
+    [
+        (0.01, "Trainer.fit stopped: see above", True),
+        (0.01, "ERROR: no checkpoint in /ckpt", False),
+        (4.0, "Trainer.fit stopped: see above", False),
+    ],
+    ids=["at the end", "the program names another reason", "long before"],
+)
+def test_exception_printed_just_before_the_exit_follows_vague_words(
+    printed_s: float, words: str, is_named: bool
+) -> None:
+    failure = end(report=PRINTED, words=words, printed_s=printed_s)
+    lines = diagnose([failure]).render(formed_at=0, ended="now", verdict="over")
+    assert lines[0] == f"rank 0 exited with code 1 after printing: {words}"
+    printed = "  before that, it printed: ValueError: bad batch (train.py:12 in step)"
+    assert (lines[1] == printed) is is_named
+
+
+def test_age_of_an_old_traceback_is_shown() -> None:
+    failure = end(exitcode=-KILL, report=PRINTED)
+    for printed_s, title in (
+        (4.0, "its last traceback, 4.0 s before its end:"),
+        (0.1, "its last traceback:"),
+        (None, "its last traceback:"),
+    ):
+        found = diagnose([failure._replace(printed_s=printed_s)])
+        assert title in found.render(formed_at=0, ended="now", verdict="over")
+
+
 def test_exception_group_location_follows_that_of_its_first_exception() -> None:
     report = error("2 of 5 (2 sub-exceptions): ValueError: x", "ExceptionGroup")
     failure = end(report=report._replace(cause_where="/srv/job/train.py:20"))

@@ -8,8 +8,8 @@ the report with the truth given in the script:
     # never: one that does not match anywhere in it, because that would be false
     # run: {L} --nproc-per-node=2 {C}/script.py
 
-`first` has faults that were once reported wrongly; the author of `second` had seen neither the code
-nor `first`. `--write` writes docs/diagnosis.md.
+`first` has faults that were once reported wrongly; `second` and `third` were written without any
+knowledge of the code or the other faults. `--write` writes docs/diagnosis.md.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from typing import NamedTuple
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 PAGE = ROOT / "docs" / "diagnosis.md"
-CORPORA = ("first", "second")
+CORPORA = ("first", "second", "third")
 _LIMIT_S = 120
 _TRUTH = re.compile(r"rank=(\S+) line=(\d+) kind=(\S+) says=(.*)")
 _HEADER = re.compile(r"^(?:#|//) (truth|also|never|run): ?(.*)$", re.MULTILINE)
@@ -75,10 +75,10 @@ class Score(NamedTuple):
         return all(self)
 
 
-def faults(names: Sequence[str] = ()) -> list[Fault]:
-    """Return the faults in all corpora, or only those whose names start with one of `names`."""
+def faults(names: Sequence[str] = (), corpora: Sequence[str] = CORPORA) -> list[Fault]:
+    """Return the faults in these corpora, or only those whose names start with one of `names`."""
     found = []
-    for corpus in CORPORA:
+    for corpus in corpora:
         for path in sorted((HERE / corpus).iterdir()):
             wanted = not names or any(path.name.startswith(name) for name in names)
             if path.suffix in (".py", ".sh", ".c") and wanted:
@@ -117,6 +117,7 @@ def run(fault: Fault, launcher: str) -> tuple[str, dict[str, object]]:
         own = ("RELIGHT_", "TORCHELASTIC_", "PYTHONFAULTHANDLER")
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(own)}
         mine = {"PATH": path, "TMPDIR": str(place), "XDG_RUNTIME_DIR": str(place)}
+        mine["RELIGHT_STATE_DIR"] = str(place)  # or `relight list` shows the user's submitted jobs
         environment = {**inherited, **mine}
         done = subprocess.run(
             ["timeout", "--kill-after=10", str(_LIMIT_S), "bash", "-c", command],

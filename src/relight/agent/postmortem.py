@@ -61,6 +61,7 @@ def gather(
     and the ranks that succeeded before the first failure. Ranks that succeeded but had printed an
     error are also listed as failures, with exit code 0. The loop may run during the call.
     """
+    ends = [causes.without_late_signal(e, workers.had_handler.get(e.local_rank)) for e in ends]
     failed = [end for end in ends if end.exitcode]
     first = min(end.at for end in failed)
     over = [

@@ -78,6 +78,8 @@ class Workers:
         """Facts about a worker's exit beyond its exit code, by local rank."""
         self.doing: dict[int, WorkerState] = {}
         """The workers' state before they were stopped, by local rank, if it was recorded."""
+        self.had_handler: dict[int, bool] = {}
+        """By local rank, whether a worker had a handler for its first stop signal."""
         self.frozen = False
         """Whether they are frozen because their lease has expired."""
         self.remaining: dict[int, ProcessRemains] = {}
@@ -119,6 +121,8 @@ class Workers:
         waited_for = set(self.with_handler_for(local_ranks, number, unknown=True))
         self.signal(local_ranks, number)
         waited_for.update(self.with_handler_for(local_ranks, number, unknown=True))
+        for local_rank in local_ranks:
+            self.had_handler.setdefault(local_rank, local_rank in waited_for)
         self.signal([r for r in local_ranks if r not in waited_for], signal.SIGKILL)
 
     def with_handler_for(
@@ -162,12 +166,14 @@ class Workers:
             if pid:
                 self._command(f"orphans {pid}")
             self.evidence.pop(plan.local_rank, None)
+            self.had_handler.pop(plan.local_rank, None)
         self.doing.clear()  # of the previous generation
         if fork is None or not plans:
             (self._more[-1] if self._more else self)._start(plans)
             return
         more = Workers(self._loop, plans, self.ranks, "", self._on_more, fork)
         more.pids, more.evidence, more.doing = self.pids, self.evidence, self.doing
+        more.had_handler = self.had_handler
         more.remaining = self.remaining
         self._more.append(more)
 

@@ -47,9 +47,10 @@ _PEER = re.compile(
 _IN_TORCH = re.compile(r"Socket Timeout|operation timeout|wait timeout", re.IGNORECASE)
 """Messages that blame a peer if torch.distributed raised them."""
 _CONNECTION = re.compile(
-    r"""Connection(?:Reset|Aborted|Refused)Error | BrokenPipeError | DistNetworkError
+    r"""Connection(?:Reset|Aborted|Refused)?Error | BrokenPipeError | DistNetworkError
     | Connection\ (?:reset|closed|aborted|refused)\ by\ (?:remote\ )?peer
-    | Connection\ closed | Broken\ pipe""",
+    | Connection\ (?:was\ )?(?:closed|lost) | (?:closed|lost)\ (?:the\ |its\ )?connection
+    | Broken\ pipe""",
     re.VERBOSE | re.IGNORECASE | re.MULTILINE,
 )
 _END = re.compile(r"^EOFError: ?$", re.MULTILINE)

@@ -26,7 +26,7 @@ from relight.core.diagnosis import blame
 from relight.core.diagnosis.blame import Blame
 from relight.core.diagnosis.excerpts import headline
 from relight.core.diagnosis.stack_text import NO_CODE, SHUTTING_DOWN, Frame, place
-from relight.core.diagnosis.traceback_lines import frame_of
+from relight.core.diagnosis.traceback_lines import frame_of, without_numbers
 from relight.core.failure import AT_EXIT, Failure, FailureKind, WorkerEnd, WorkerState
 
 _BY_REQUEST = re.compile(
@@ -267,11 +267,26 @@ def own_failure(known: Known) -> Verdict | None:
         return Verdict("own_failure", certainty, f"{why} before it was stopped", root, root)
     if not earlier and doubt(root):
         return Verdict("own_failure", Certainty.LIKELY, doubt(root), root, root)
+    other = next((f for f in found[1:] if _is_simultaneous(f, root)), None)
+    if not earlier and other is not None:
+        why = f"rank {other.rank} failed for another reason at the same moment"
+        return Verdict("own_failure", Certainty.LIKELY, why, root, root)
     if not earlier:
         return Verdict("own_failure", Certainty.PROVEN, "no other rank had failed", root, root)
     later = since(root) - since(earlier[0])
     why = f"rank {earlier[0].rank} had lost a connection {later:.1f} s before, perhaps to it"
     return Verdict("own_failure", Certainty.LIKELY, why, root, root)
+
+
+def _is_simultaneous(failure: Failure, first: Failure) -> bool:
+    """Return whether a worker raised a different exception, in a different place, so soon after the
+    first failure that it may have been the first.
+    """
+    report, other = failure.report, first.report
+    if since(failure) - since(first) > _AT_ONCE_S or report is None or other is None:
+        return False
+    said, known = (without_numbers(f"{r.type}: {r.message}") for r in (report, other))
+    return said != known and report.where != other.where
 
 
 def _may_be_well(failure: Failure, known: Known) -> bool:
@@ -466,6 +481,19 @@ def _lost_a_peer(known: Known) -> list[Failure]:
     return known.of(Role.VICTIM) or [
         each for each in stopped if each.is_explained and blame.of_failure(each) is Blame.PEER
     ]
+
+
+def without_late_signal(end: WorkerEnd, had_handler: bool | None) -> WorkerEnd:
+    """Return how a worker ended, without a stop signal that came too late. A stop signal kills a
+    worker without a handler, so one that failed with an exit code had ended before.
+
+    Args:
+        end: how the worker ended.
+        had_handler: whether it had a handler for the stop signal; None if unknown.
+    """
+    if had_handler is False and end.stop_signal and end.exitcode > 0:
+        return end._replace(stop_signal=0, stopping_s=0.0)
+    return end
 
 
 def had_succeeded(end: WorkerEnd, first_at: float, doing: WorkerState | None) -> bool:

@@ -46,6 +46,10 @@ _ADDRESS = re.compile(
 )
 _NEXT_OF_GROUP = re.compile(r"^ +\+-+ (?:[2-9]|\d\d+) -+$")
 """The separator that Python prints before the second and later exceptions of an ExceptionGroup."""
+_WITHOUT_REASON = re.compile(r"while [a-z]+ing |\d+ validation errors? for ")
+"""The first lines of messages from YAML and pydantic. The reason is in the next line that isn't
+indented, and in the line after it.
+"""
 _UNTELLING = (
     re.compile(
         r"\[(?:enforce\ fail\ at\ )?[^\]\s]+\.(?:cc|cpp|cu|cuh|cxx|h|hpp):\d+\]\ ?"
@@ -85,16 +89,22 @@ def excerpt(lines: Sequence[str], rows: int) -> list[str]:
 
 def headline(report: ErrorReport, most: int) -> str:
     """Return an exception's message in at most `most` characters. It consists of the first line,
-    and the next line if the first one ends with a colon. Parts that are useless to users, such as
-    a place in C++, are removed.
+    and of the next lines if the reason is there. Parts that are useless to users, such as a place
+    in C++, are removed.
     """
     message = report.message
     for untelling in _UNTELLING:
         message = untelling.sub("", message)
-    lines = [line.strip() for line in message.split("\n") if line.strip()]
+    lines = [line.rstrip() for line in message.split("\n") if line.strip()]
     text, *rest = lines or [""]
+    text = text.strip()
+    if _WITHOUT_REASON.match(text):
+        reason = next((n for n, line in enumerate(rest) if not line[0].isspace()), len(rest))
+        said = " ".join(map(str.strip, rest[reason : reason + 2])).rstrip(":")
+        # `token: …` would look like a secret.
+        text += f"{', ' if text.startswith('while') else ': '}{said}" if said else ""
     while rest and text.endswith(":"):
-        text += f" {rest.pop(0)}"
+        text += f" {rest.pop(0).strip()}"
     return cut(text, most)
 
 

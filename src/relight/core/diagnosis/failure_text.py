@@ -58,6 +58,8 @@ _MAX_LINES, _MAX_LAST = 200, 10
 _MOST_OTHERS = 100
 _NOTED_S = 0.3
 """Exceptions printed longer than this before the exit are reported with their age."""
+_AGED_S = 2.0
+"""Tracebacks printed longer than this before the end are shown with their age."""
 _OLD_S = 5.0
 """Exceptions older than this did not cause the exit, even if torch shuts down slowly."""
 _SHARED = 256 * 1024
@@ -202,7 +204,7 @@ class Diagnosis(NamedTuple):
             lines.append(symptom.evidence)
         elif symptom.is_explained and self._adds_something(symptom):
             lines.append(f"before that, it printed: {symptom.words}")
-        elif symptom.words and report is not None and _is_of_thread(report):
+        elif symptom.words and report is not None and _explains(report, symptom):
             at = f" ({report.where.rpartition('/')[2]})" if report.where else ""
             lines.append(f"before that, it printed: {_printed_exception(report, _WHAT)}{at}")
         every = [symptom, self.root, *self.same, *self.consequences]
@@ -531,6 +533,15 @@ def _is_of_thread(report: ErrorReport) -> bool:
     return is_printed and bool(report.lines) and report.lines[0].startswith(_IN_THREAD)
 
 
+def _explains(report: ErrorReport, failure: Failure) -> bool:
+    """Return whether an exception that was printed before a worker's last words adds a reason."""
+    if _is_of_thread(report):
+        return True
+    is_printed = report.kind is FailureKind.PRINTED and report.type and not report.others
+    at_the_end = failure.printed_s is not None and failure.printed_s < _AGED_S
+    return bool(is_printed) and at_the_end and failure.exitcode > 0 and not is_error(failure.words)
+
+
 def _exception(report: ErrorReport, most: int) -> str:
     message = headline(report, most)
     if not report.type:
@@ -570,6 +581,9 @@ def _evidence(root: Failure, room: int) -> list[str]:
     left = room - rows_of(lines) - 3
     if report is not None and printed and left >= 3:
         title = "its last traceback:"
+        if root.printed_s is not None and root.printed_s >= _AGED_S:
+            age = format_duration(root.printed_s, digits=1)
+            title = f"its last traceback, {age} before its end:"
         if report.others:
             others = format_ranks(report.others)
             title = cut(f"its last traceback; {others} printed it too and kept running:", WIDTH)

@@ -78,8 +78,7 @@ class Hang(NamedTuple):
         room = _ROWS - rows_of([f"relight: {lines[0]}", *lines[1:], *elsewhere, *end]) - 3
         stack = [f"  {line}" for line in root.doing.stack] if root.doing else []
         shown = raised.lines if raised is not None else stack
-        if shown and room > 0:
-            lines += ["", *excerpt(shown, room), ""]
+        lines += ["", *excerpt(shown, room), ""] if shown and room > 0 else [""]
         return [*lines, *elsewhere, *end]
 
     @property
