@@ -39,7 +39,7 @@ from benchmarks.warm import agent, directory, events, step, until
 
 VARIANTS = {"both": 2, "one": 1}
 TITLES = {"both": "2 workers on 2 processors", "one": "1 worker, other processors idle"}
-FROM_S, AFTER_S, LEAST_S = 5.0, 8.0, 20.0
+FROM_S, AFTER_S, MIN_S = 5.0, 8.0, 20.0
 PHASES = ("before", "import", "after")
 _SAMPLES = 10_000
 _GLANCE_S, _PATIENCE_S = 2.0, 60.0
@@ -116,9 +116,9 @@ def pair(variant: str, auto_first: bool, least_s: float) -> tuple[Pair | None, f
     runs = {}
     for name in launchers:
         runs[name] = run(name, VARIANTS[variant], least_s)
-        least_s = max(LEAST_S, runs[name].ready + AFTER_S)
+        least_s = max(MIN_S, runs[name].ready + AFTER_S)
     off, auto = runs["cold"], runs["auto"]
-    enough_s = max(LEAST_S, auto.ready + AFTER_S)
+    enough_s = max(MIN_S, auto.ready + AFTER_S)
     end = min(each.ends[-1] for each in (off, auto))
     if end < auto.ready + AFTER_S / 2:
         return None, enough_s
@@ -164,7 +164,7 @@ def main() -> None:
     options = parser.parse_args()
     pairs: list[Pair] = []
     text = ""
-    least_s = dict.fromkeys(VARIANTS, LEAST_S)
+    least_s = dict.fromkeys(VARIANTS, MIN_S)
     for number in range(2 * options.pairs):
         for variant in options.only:
             if sum(each.variant == variant for each in pairs) == options.pairs:

@@ -25,7 +25,7 @@ from benchmarks.jobs import LAUNCHERS
 from benchmarks.results import spread
 
 NUMBERS = (1, 2, 8, 64, 256)
-MOST_OF_TORCHRUN = 64
+MAX_OF_TORCHRUN = 64
 LIMIT_S = 120.0
 TRUE = shutil.which("true") or "/bin/true"
 BASH = shutil.which("bash") or "/bin/bash"
@@ -112,7 +112,7 @@ def main() -> None:
         turn = slice(None, None, -1 if count % 2 else 1)
         for number in NUMBERS:
             for name in NAMES[turn]:
-                if name != "torchrun" or number <= MOST_OF_TORCHRUN:
+                if name != "torchrun" or number <= MAX_OF_TORCHRUN:
                     numbers[name].setdefault(number, []).append(number_s(name, number))
         for name in list(FIRST)[turn]:
             firsts[name].append(first_s(name))

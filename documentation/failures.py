@@ -46,14 +46,14 @@ SOURCES = {
         "_left_early", "elsewhere", "different_collectives", "first_victim", "_printed",
         "_was_handling",
     ),
-    "core/workers/worker_command.py": ("LAUNCH_PASSES", "instead_of"),
+    "core/workers/worker_command.py": ("LAUNCH_PASSES", "suggest_replacement"),
     "core/diagnosis/failure_text.py": (
         "what_happened", "_after_printing", "_exception", "_hint", "_consequence", "_evidence",
     ),
     "core/diagnosis/last_words.py": ("weighed",),
     "core/link/link_state.py": ("_wait",),
     "core/group/membership.py": ("JobEnded", "_stop_hung"),
-    "core/group/restart_budget.py": ("_REPEATED", "_rule", "why_no_restart", "_used_up"),
+    "core/group/restart_budget.py": ("_REPEATED", "_rule", "restart_refusal", "_used_up"),
     "core/group/group_messages.py": (
         "refusal", "other_lost_after", "lost_after_too_long", "too_few", "coming_back", "not_ready",
         "last_call", "on_probation", "dropped",
@@ -65,7 +65,7 @@ SOURCES = {
     "host/oom_detector.py": ("of_worker", "of_child", "_counted", "_place", "_other", "NOBODY"),
     "agent/shutdown.py": ("as_unfit", "as_preempted"),
     "agent/link.py": ("JobEnded",),
-    "agent/postmortem.py": ("_of_disk",),
+    "agent/postmortem.py": ("_explain_full_disk",),
     "agent/watchdogs.py": ("_on_stuck", "_on_timer_expired"),
 }  # fmt: skip
 """The functions, assignments and calls in the source that contain such messages."""

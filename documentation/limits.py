@@ -78,7 +78,7 @@ def bounds_of(folder: str) -> Iterator[str]:
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
                 name = node.targets[0].id
-                if name.lstrip("_").startswith(("MAX_", "MOST_")):
+                if name.lstrip("_").startswith("MAX_"):
                     yield f"{folder}/{path.name}:{name}"
 
 

@@ -550,15 +550,15 @@ class Tables(NamedTuple):
         """Read them from the code."""
         from relight.job import components
         from relight.job.components import loading
-        from relight.job.components.arguments import signature_of
+        from relight.job.components.arguments import read_signature
 
         named = sorted(components.names())
-        of_components = {name: signature_of(name, loading.find(name)) for name in named}
+        of_components = {name: read_signature(name, loading.find(name)) for name in named}
         texts = [each.read_text() for each in sorted(Path(relight.__file__).parent.rglob("*.py"))]
         return cls(
             commands=[*main.COMMANDS, *("submit",) * 8, *("sandbox",) * 2, "help"],
             flags={
-                **completion.flags_of_commands(),
+                **completion.command_flags(),
                 "launch": LAUNCH_FLAGS,
                 "doctor": doctor.DOCTOR_FLAGS,
                 "coordinator": COORDINATOR_FLAGS,

@@ -69,7 +69,7 @@ def account(folder: Path) -> dict[str, Any]:
 
     (path,) = folder.glob("logs/*/events.jsonl")
     lines = [event_lines.read(text) for text in path.read_text().splitlines()]
-    told = [(event_lines.event_of(line), line) for line in lines if line is not None]
+    told = [(event_lines.parse_event(line), line) for line in lines if line is not None]
     ledger = Ledger(told[0][1].t, knows_checkpoints=True)
     for event, line in told:
         assert event is not None

@@ -183,7 +183,9 @@ class Owner:
 def serve(error: Exception, hello: dict[str, Any]) -> tuple[list[str], list[str], list[str]]:
     """Send a message to an owner that raises; return the errors and both closing reasons."""
     loop, mistakes = Loop(), list[str]()
-    loop.on_mistake = lambda what, error: mistakes.append(f"{what.partition(' of')[0]}: {error!r}")
+    loop.on_internal_error = lambda what, error: mistakes.append(
+        f"{what.partition(' of')[0]}: {error!r}"
+    )
     sock = socket.create_server(("127.0.0.1", 0))
     there, here = Owner(error), Owner(error)
     here.closed = lambda connection, reason: here.reasons.append(reason)  # type: ignore[method-assign]
@@ -242,7 +244,7 @@ def test_elector_sending_garbage_loses_connection() -> None:
         security=Security(),
     )  # fmt: skip
     seeker = Seeker()
-    seeker.say_refused = said.append  # type: ignore[method-assign]
+    seeker.report_refused = said.append  # type: ignore[method-assign]
     elector = Elector(loop, meeting, GroupSettings(1, 2, 0), 0, [[], []], lambda _: None, seeker)
     finder = Finder()
     finder.take_connection = elector.take_connection  # type: ignore[method-assign]
@@ -302,14 +304,14 @@ def test_unverifiable_datagram_keeps_connection(
     try:
         loop.run_until(lambda: coordinator.others == 2 or loop.now() >= end)
         with monkeypatch.context() as patch:
-            patch.setattr(Heartbeats, "key_of", lost)
+            patch.setattr(Heartbeats, "prefix_key", lost)
             with pytest.raises(ModuleNotFoundError):
                 coordinator._on_datagram(b"x" * SIZE, ("127.0.0.1", 1))
             first.close()
             loop.run_until(lambda: coordinator.others == 1 or loop.now() >= end)
         assert coordinator.others == 1
         datagram = Heartbeats.datagram(1, second.session_key)
-        peer = coordinator._peers.of_datagram(datagram)
+        peer = coordinator._peers.find_sender(datagram)
         assert peer is not None and peer in coordinator._peers
     finally:
         for each in (second, coordinator, loop):
@@ -321,7 +323,7 @@ def test_peers_that_never_join_are_evicted() -> None:
     loop, said = Loop(), list[str]()
     sock = socket.create_server(("127.0.0.1", 0))
     coordinator = Coordinator(loop, sock, Security(), Finder(), socket.socket.close, said.append)
-    coordinator.say_refused = said.append  # type: ignore[method-assign]
+    coordinator.report_refused = said.append  # type: ignore[method-assign]
     coordinator._listener.most_strangers = 20
     hello = to_json(Hello("", "another", GroupSettings(1, 2, 0)))
     owner = Owner(AssertionError())
@@ -360,7 +362,7 @@ def test_bug_in_datagram_or_store_request_is_contained(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     loop, mistakes = Loop(), list[str]()
-    loop.on_mistake = lambda what, error: mistakes.append(what)
+    loop.on_internal_error = lambda what, error: mistakes.append(what)
 
     def broken(*_: Any) -> None:
         raise KeyError

@@ -24,7 +24,7 @@ SAY = "import sys, torch; print(sys.prefix, torch.__file__)"
 PROGRAM = f"""
 import sys
 from relight.processes import interpreter
-interpreter._LOOK_S = {LIMIT_S}
+interpreter._POLL_S = {LIMIT_S}
 from relight.cli.main import entry
 sys.exit(entry())
 """
@@ -170,7 +170,7 @@ def test_node_responds_while_another_python_is_queried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other Python waits here for a file that the loop creates."""
-    monkeypatch.setattr(interpreter, "_LOOK_S", LIMIT_S)
+    monkeypatch.setattr(interpreter, "_POLL_S", LIMIT_S)
     go, python = tmp_path / "go", tmp_path / "python"
     python.write_text(f"#!/bin/sh\nwhile ! [ -e {go} ]; do sleep 0.01; done\n")
     python.chmod(0o755)
@@ -233,4 +233,6 @@ def test_failure_at_another_port_names_the_flag_that_allows_it(served: str) -> N
 def test_worker_that_could_not_be_started_names_the_limit() -> None:
     evidence = f"it could not be started: {os.strerror(errno.EAGAIN)}"
     command: Any = SimpleNamespace()
-    assert postmortem._of_start(evidence, command).startswith(f"{evidence} (check `ulimit -u` and")
+    assert postmortem._explain_start_failure(evidence, command).startswith(
+        f"{evidence} (check `ulimit -u` and"
+    )

@@ -10,7 +10,7 @@ from documentation.blocks import ROOT
 UNLISTED = {
     "core/link/wire.py:_MAX_GREETING",  # the length of relight's own greeting
     "core/link/wire.py:_MAX_VERSION",  # shown in an error
-    "net/heartbeats.py:_MOST_BYTES",  # longer datagrams are truncated, and fail verification
+    "net/heartbeats.py:_MAX_BYTES",  # longer datagrams are truncated, and fail verification
 }
 
 

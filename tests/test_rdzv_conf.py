@@ -11,7 +11,7 @@ from conftest import RELIGHT, clean_environment
 
 from relight.base.errors import UsageError
 from relight.base.values import BACKENDS, parse_conf
-from relight.rendezvous.conf import KEYS, Conf, keys_of, parse, read_token
+from relight.rendezvous.conf import KEYS, Conf, backend_keys, parse, read_token
 
 # The keys that torch 2.13 reads from the configuration, by backend.
 TORCHRUN = {
@@ -51,7 +51,9 @@ def test_accepts_all_torchrun_keys(backend: str) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_torchrun_keys_for_other_backends_give_a_note(backend: str) -> None:
     """A key that torchrun ignores with this backend causes a one-line note with the reason."""
-    for name in {key for keys in TORCHRUN.values() for key in keys.split()} - set(keys_of(backend)):
+    for name in {key for keys in TORCHRUN.values() for key in keys.split()} - set(
+        backend_keys(backend)
+    ):
         values, notes = conf(f"{name}=7", backend)
         assert values == conf("", backend)[0]
         assert len(notes) == 1

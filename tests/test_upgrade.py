@@ -315,7 +315,7 @@ def closure(module: str) -> set[Path]:
     """Return the files of all relight modules that a module may import, directly or indirectly."""
     found, left = set[Path](), [module]
     while left:
-        path = file_of(left.pop())
+        path = source_file(left.pop())
         if path is not None and path not in found:
             found.add(path)
             left += [name for name, _ in imports(path)]
@@ -324,10 +324,10 @@ def closure(module: str) -> set[Path]:
 
 def late_imports(path: Path) -> set[str]:
     """Return the relight modules that functions in a file import."""
-    return {name for name, is_late in imports(path) if is_late and file_of(name)}
+    return {name for name, is_late in imports(path) if is_late and source_file(name)}
 
 
-def file_of(module: str) -> Path | None:
+def source_file(module: str) -> Path | None:
     if not module.startswith("relight."):
         return None
     base = PACKAGE.joinpath(*module.split(".")[1:])
@@ -348,7 +348,7 @@ def imports(path: Path) -> list[tuple[str, bool]]:
                 found.extend((each.name, late) for each in names)
             case ast.ImportFrom(module=str(module), names=names):
                 submodules = [f"{module}.{each.name}" for each in names]
-                known = [name for name in submodules if file_of(name)]
+                known = [name for name in submodules if source_file(name)]
                 found.extend((name, late) for name in known or [module])
         late = late or isinstance(node, ast.FunctionDef)
         for child in ast.iter_child_nodes(node):

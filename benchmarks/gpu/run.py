@@ -26,9 +26,9 @@ END_S = 20.0
 """How long a job may take to exit after its stop file appears."""
 SLACK_MIB = 48.0
 """How far the memory in use may differ; a CUDA context alone takes several hundred MiB."""
-_MOST_LOGGED = 12_000
+_MAX_LOGGED = 12_000
 """How many characters of a job's output are logged."""
-_MOST_EVENTS = 6_000
+_MAX_EVENTS = 6_000
 _TOLD_S = 8.0
 """How long a job may take to exit after SIGTERM."""
 
@@ -81,7 +81,7 @@ class Bench:
         self.place = tempfile.mkdtemp(prefix="relight-gpu-", dir="/tmp")
         # Warm processes, jobs and learned imports are kept separate from the user's.
         self.env = {
-            **{name: value for name, value in os.environ.items() if not _is_of_relight(name)},
+            **{name: value for name, value in os.environ.items() if not _is_relight_job(name)},
             "XDG_RUNTIME_DIR": self.place,
             "XDG_CACHE_HOME": os.path.join(self.place, "cache"),
             "PYTHONPATH": str(Path(relight.__file__).parent.parent),
@@ -308,7 +308,7 @@ class Job:
         texts = [
             path.read_text(errors="replace") for path in Path(self.logs).glob("*/events.jsonl")
         ]
-        return "".join(f"  events:\n{text[-_MOST_EVENTS:]}" for text in texts)
+        return "".join(f"  events:\n{text[-_MAX_EVENTS:]}" for text in texts)
 
     def wait_preloaded(self) -> dict[str, Any]:
         """Wait until the modules have been imported, and return the event.
@@ -490,7 +490,7 @@ def remove(bench: Bench) -> None:
     shutil.rmtree(bench.place, ignore_errors=True)
 
 
-def _is_of_relight(name: str) -> bool:
+def _is_relight_job(name: str) -> bool:
     """Return whether a variable would change how jobs run."""
     return name.startswith(("RELIGHT_", "PET_", "TORCHELASTIC_", "SLURM_")) or name in (
         "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES",
@@ -503,8 +503,8 @@ def _shown(command: Sequence[str]) -> str:
 
 
 def _cut(text: str) -> str:
-    if len(text) > _MOST_LOGGED:
-        half = _MOST_LOGGED // 2
+    if len(text) > _MAX_LOGGED:
+        half = _MAX_LOGGED // 2
         text = f"{text[:half]}\n[… {len(text) - 2 * half} characters …]\n{text[-half:]}"
     return text if not text or text.endswith("\n") else f"{text}\n"
 

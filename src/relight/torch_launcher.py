@@ -34,7 +34,7 @@ from typing import Any
 
 from relight.api import function_results
 from relight.api.embedding import RunResult, RunSpec, run
-from relight.api.function import WORKER, job_directory, name_of, pack, put, warm_flags
+from relight.api.function import WORKER, function_name, job_directory, pack, put, warm_flags
 from relight.base import env as environment
 from relight.base.errors import UsageError, WorkersFailedError, signal_name
 from relight.base.values import parse_signals
@@ -272,7 +272,7 @@ def launch_agent(
         config.run_id = str(uuid.uuid4().int)
     if isinstance(entrypoint, str):
         words = [str(each) for each in args]
-        name = _script_of(words) if entrypoint == sys.executable else entrypoint
+        name = _script_name(words) if entrypoint == sys.executable else entrypoint
         with _signals_raise(config):
             result = run(_spec(config, entrypoint, words, "--no-python"))
         if result.exit_code:
@@ -284,7 +284,7 @@ def launch_agent(
 
 
 def _call(config: Any, function: Callable[..., Any], args: list[Any]) -> dict[int, Any]:
-    name = name_of(function)
+    name = function_name(function)
     if any(isinstance(each, str) and "${local_rank}" in each for each in args):
         function = WithLocalRank(function)
     packed = pack(function, args, {})
@@ -401,7 +401,7 @@ def _streams(choice: int | Mapping[int, int]) -> str:
     return str(int(choice))
 
 
-def _script_of(words: Sequence[str]) -> str:
+def _script_name(words: Sequence[str]) -> str:
     """Return a Python program's name for error messages: the first argument that is not a flag."""
     return next((word for word in words if not word.startswith("-")), "")
 

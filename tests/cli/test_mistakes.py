@@ -306,10 +306,10 @@ def test_flags_after_script_print_one_note() -> None:
     words = ("--nproc_per_node=2", "--nnodes", "2", "--log-dir=x", "--lr=1", "--nnodes", "3")
     spec, given = spec_of("train.py", *words)
     assert spec.script_args == words
-    (note,) = entrypoint.late_flags(spec, given)
+    (note,) = entrypoint.misplaced_flags(spec, given)
     assert note.startswith("--nproc_per_node=2, --nnodes: passed to train.py")
     spec, given = spec_of("--nnodes=1", "--nproc-per-node=2", "train.py", *words)
-    assert entrypoint.late_flags(spec, given) == []
+    assert entrypoint.misplaced_flags(spec, given) == []
 
 
 UNDERSCORE = 'parser.add_argument("--local_rank", type=int)\n'

@@ -78,7 +78,7 @@ def test_events_without_log_files_come_from_agent(
 def test_internal_events_are_hidden_by_default(relight: Command, tmp_path: Path) -> None:
     log = tmp_path / "events.jsonl"
     events = (event_types.StateChanged("link", "a", "b", "Tick"), event_types.Restarting(1, 3, "x"))
-    lines = [event_types.line_of(event_types.LoggedEvent(1, 1.0, 1.0, each)) for each in events]
+    lines = [event_types.format_line(event_types.LoggedEvent(1, 1.0, 1.0, each)) for each in events]
     log.write_text("".join(f"{line}\n" for line in lines))
 
     def shown(*flags: str) -> list[str]:
@@ -180,9 +180,9 @@ def test_agent_keeps_64_kib_of_latest_events(tmp_path: Path) -> None:
     kept = log.after(0)
     assert [each.number for each in kept] == list(range(kept[0].number, 2001))
     assert 5 < len(kept) < 2000
-    assert sum(len(event_types.line_of(each)) for each in kept) < 64 * 1024
+    assert sum(len(event_types.format_line(each)) for each in kept) < 64 * 1024
     assert [each.number for each in log.after(1999)] == [2000]
     assert not list(tmp_path.iterdir())
-    first = event_lines.read(event_types.line_of(kept[0]))
+    first = event_lines.read(event_types.format_line(kept[0]))
     assert first is not None
     assert first.fields["generation"] == kept[0].number - 1

@@ -10,7 +10,7 @@ from conftest import LIMIT_S, Start
 from relight.base.env import Environment
 from relight.base.errors import UsageError
 from relight.core.status.snapshot import NodeSnapshot
-from relight.events.event_types import Event, Formed, LoggedEvent, WorkerStarted, line_of
+from relight.events.event_types import Event, Formed, LoggedEvent, WorkerStarted, format_line
 from relight.processes.running_jobs import JobDirectory
 from relight.runner.runner import Runner
 
@@ -54,7 +54,7 @@ def runner(tmp_path: Path, variables: dict[str, str]) -> Runner:
             log.parent.mkdir(parents=True)
             log.write_text(f"generation {generation}\n")
     recorded = [LoggedEvent(n, float(n), 100.0 + n, event) for n, event in enumerate(events, 1)]
-    (folder / "events.jsonl").write_text("".join(line_of(each) + "\n" for each in recorded))
+    (folder / "events.jsonl").write_text("".join(format_line(each) + "\n" for each in recorded))
     return ended_job(variables, str(folder))
 
 

@@ -217,7 +217,7 @@ def test_local_job_is_found_by_handle_or_id(
 
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(rank_processes, "of_job", lambda job: {})
+    monkeypatch.setattr(rank_processes, "find_job_ranks", lambda job: {})
     with pytest.raises(MachineError, match="has no workers on this machine") as raised:
         stacks.main([job])
     assert "run it on a node of the job" in raised.value.hint

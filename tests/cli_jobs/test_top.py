@@ -193,9 +193,9 @@ esac
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     here = gpus.Gpus().look()
-    assert gpus.use_of(here, os.getpid()) == gpus.GpuUse(0.97, 4 << 30)
+    assert gpus.gpu_use(here, os.getpid()) == gpus.GpuUse(0.97, 4 << 30)
     looked = job(replica(0, pid=os.getpid()), replica(1, host="b"))
-    heads, lines = top_rows.table(SampleHistory().rows([looked], partial(gpus.use_of, here)))
+    heads, lines = top_rows.table(SampleHistory().rows([looked], partial(gpus.gpu_use, here)))
     assert heads == ["REPLICA", "HOST", "STATE", "GPU", "GPU MEMORY"]
     assert [line[3:] for line in lines] == [["97%", "4 GiB"], ["", ""]]
 
@@ -380,7 +380,7 @@ class Played:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *jobs: JobLook) -> None:
         self.jobs, self.error = list(jobs), ""
         self.commands = list[tuple[str, ...]]()
-        monkeypatch.setattr(top_view, "_output_of", self.run)
+        monkeypatch.setattr(top_view, "_command_output", self.run)
         self.view = TopView(self.look, "rank", "", LIMIT_S)
 
     def look(self) -> list[JobLook]:

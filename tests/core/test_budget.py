@@ -6,7 +6,7 @@ from relight.base.values import parse_exit_codes
 from relight.core.failure import ErrorReport, Failure, FailureKind
 from relight.core.group.group_types import GroupSettings
 from relight.core.group.messages import JobEnded
-from relight.core.group.restart_budget import GenerationRun, RestartHistory, why_no_restart
+from relight.core.group.restart_budget import GenerationRun, RestartHistory, restart_refusal
 from relight.core.group.restart_decision import GenerationEnd, Restart, decide
 
 FAILED = Failure(0, 0, "vm", 1, 1, 0.0, 0, None, (), "", "")
@@ -77,7 +77,7 @@ def test_restarts_until_budget_is_exhausted(used: int, budget: int, decision: st
     else:
         assert used == budget
         assert outcome.report[-1] == f"exit code 1; {decision}"
-        assert outcome.verdict == why_no_restart(settings(budget)) == decision
+        assert outcome.verdict == restart_refusal(settings(budget)) == decision
 
 
 def test_plain_policy_restarts_repeated_exception() -> None:

@@ -484,13 +484,13 @@ def test_lost_peer_message_marks_rank_as_victim(message: str) -> None:
 def test_timeout_raised_in_torch_blames_a_peer() -> None:
     line = '  File "/x/site-packages/torch/distributed/distributed_c10d.py", line 3, in barrier'
     report = error("Socket Timeout", "RuntimeError")
-    assert blame.of(report._replace(lines=(line,)), ()) is blame.Blame.PEER
-    assert blame.of(report, ()) is blame.Blame.NOBODY
+    assert blame.determine(report._replace(lines=(line,)), ()) is blame.Blame.PEER
+    assert blame.determine(report, ()) is blame.Blame.NOBODY
 
 
 def test_another_librarys_lost_connection_may_not_be_to_a_peer() -> None:
     report = error("Connection closed by peer", "RedisError")
-    assert blame.of(report, ()) is blame.Blame.CONNECTION
+    assert blame.determine(report, ()) is blame.Blame.CONNECTION
 
 
 @pytest.mark.parametrize(

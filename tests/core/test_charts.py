@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 
 from relight.core.status.charts import (
-    MOST_VALUES,
+    MAX_VALUES,
     STEPS,
     ChartBuffer,
     StepRate,
+    job_progress,
     numbers_in,
-    progress_of,
     sparkline,
 )
 from relight.core.status.snapshot import Chart, NodeSnapshot, RankSnapshot, RankUse, WholeJob
@@ -23,11 +23,11 @@ def chart(buffer: ChartBuffer, name: str) -> Chart:
 def test_full_charts_halve_their_resolution() -> None:
     """They always cover the whole job."""
     buffer = ChartBuffer(1000.0)
-    for second in range(3 * MOST_VALUES):
+    for second in range(3 * MAX_VALUES):
         buffer.add(second, {"loss": float(second)})
     found = chart(buffer, "loss")
     assert (found.began, found.every_s) == (1000.0, 4.0)
-    assert len(found.values) == 3 * MOST_VALUES // 4
+    assert len(found.values) == 3 * MAX_VALUES // 4
     assert found.values[:2] == (1.5, 5.5)
 
 
@@ -46,7 +46,7 @@ def test_charts_stay_bounded_if_clock_jumps() -> None:
     buffer.add(0, {"loss": 1.0})
     buffer.add(1e9, {"loss": 2.0})
     buffer.add(-5, {"loss": 3.0})
-    assert len(chart(buffer, "loss").values) <= MOST_VALUES
+    assert len(chart(buffer, "loss").values) <= MAX_VALUES
 
 
 def test_malformed_reports_are_skipped() -> None:
@@ -83,7 +83,7 @@ def use(step: int | None, total: int | None = None) -> RankUse:
 
 
 def test_remaining_time_includes_pauses() -> None:
-    found = progress_of(job(use(40, 101), use(39), values=(4.0, 4.0, None, 0.5, 3.5)))
+    found = job_progress(job(use(40, 101), use(39), values=(4.0, 4.0, None, 0.5, 3.5)))
     assert found == (39, 101, 2.0, (100 - 39) / 3.0)
 
 
@@ -99,7 +99,7 @@ def test_remaining_time_includes_pauses() -> None:
     ],
 )
 def test_progress_omits_unknown_values(whole: WholeJob, expected: object) -> None:
-    assert progress_of(whole) == expected
+    assert job_progress(whole) == expected
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import pytest
 from plays import Table, table
 
-from relight.core.group.early_exits import EarlyExits, of_nodes, of_ranks
+from relight.core.group.early_exits import EarlyExits, describe_nodes, describe_ranks
 from relight.core.group.messages import Note
 from relight.core.status.snapshot import (
     DONE,
@@ -48,13 +48,13 @@ def test_note_repeats_only_for_more_ranks_after_twice_the_time() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (of_ranks([1], [40], [0, 2, 3]),
+        (describe_ranks([1], [40], [0, 2, 3]),
          "rank 1 finished 40 s ago with exit code 0; ranks 0, 2-3 are still running"),
-        (of_ranks([0, 1], [40.2, 40], [2], " on this node"),
+        (describe_ranks([0, 1], [40.2, 40], [2], " on this node"),
          "ranks 0-1 finished 40 s ago with exit code 0; rank 2 on this node is still running"),
-        (of_ranks([0, 1], [300, 40], [2]),
+        (describe_ranks([0, 1], [300, 40], [2]),
          "ranks 0-1 finished with exit code 0, the first 5 min ago; rank 2 is still running"),
-        (of_nodes(["b"], [40], ["a", "c"]),
+        (describe_nodes(["b"], [40], ["a", "c"]),
          "all ranks on b finished 40 s ago with exit code 0; ranks on a, c are still running"),
     ],
 )  # fmt: skip

@@ -21,7 +21,8 @@ LOG = [
 
 def lines() -> list[Line]:
     texts = [
-        event_types.line_of(event_types.LoggedEvent(n, n, 100.0 + n, e)) for n, e in enumerate(LOG)
+        event_types.format_line(event_types.LoggedEvent(n, n, 100.0 + n, e))
+        for n, e in enumerate(LOG)
     ]
     found = [event_lines.read(text) for text in texts]
     return [line for line in found if line is not None]
@@ -29,7 +30,7 @@ def lines() -> list[Line]:
 
 @pytest.mark.parametrize("number", range(len(LOG)))
 def test_line_round_trips_to_its_event(number: int) -> None:
-    assert event_lines.event_of(lines()[number]) == LOG[number]
+    assert event_lines.parse_event(lines()[number]) == LOG[number]
 
 
 @pytest.mark.parametrize(

@@ -22,11 +22,11 @@ from worker_ends import (
 )
 
 from relight.core.diagnosis.causes import Certainty, Role, Verdict, role
-from relight.core.diagnosis.excerpts import cut, rows_of
+from relight.core.diagnosis.excerpts import count_rows, cut
 from relight.core.diagnosis.failure_text import (
     Diagnosis,
+    describe_exit,
     diagnose,
-    how_it_ended,
     shared,
     what_happened,
 )
@@ -312,7 +312,7 @@ def test_long_traceback_still_names_caller_of_check(
         shown = diagnose([failure]).render(formed_at=0, ended="now", verdict="over")
         assert shown[1:3] == ["  /srv/job/train.py:12 in step", f"    {source}"]
         assert (shown[3] == "  called at train.py:30") is is_named
-        assert rows_of([f"relight: {shown[0]}", *shown[1:]]) <= 25
+        assert count_rows([f"relight: {shown[0]}", *shown[1:]]) <= 25
 
 
 def test_thread_exception_follows_last_output() -> None:
@@ -535,8 +535,8 @@ def test_identical_text_of_stopped_rank_has_no_differing_numbers() -> None:
 def test_rank_that_ignored_stop_is_shown_as_killed_later() -> None:
     stubborn = end(1, -KILL, 30.0, stop_signal=TERM, stopping_s=30.0)
     said = "stopped by the agent (SIGTERM), killed 30 s later"
-    assert how_it_ended(stubborn) == said
-    assert how_it_ended(stubborn._replace(stopping_s=0.1)) == "stopped by the agent (SIGTERM)"
+    assert describe_exit(stubborn) == said
+    assert describe_exit(stubborn._replace(stopping_s=0.1)) == "stopped by the agent (SIGTERM)"
     lines = diagnose([end(0, report=error()), stubborn]).render(
         formed_at=0, ended="now", verdict="over"
     )
@@ -652,7 +652,7 @@ def test_report_fits_25_rows(ranks: int) -> None:
     for rows in range(1, 14):
         root = end(report=report, log="x" * (80 * rows - len("log: ")))
         lines = diagnose([root, *others]).render(formed_at=0, ended="2026-01-02", verdict="over")
-        assert rows_of([f"relight: {lines[0]}", *lines[1:]]) <= 25
+        assert count_rows([f"relight: {lines[0]}", *lines[1:]]) <= 25
         assert "ValueError: bad batch" in lines
 
 
@@ -669,7 +669,7 @@ def test_any_failures_fit_25_rows_with_each_rank_once(ends: list[Failure]) -> No
     assert 0 < diagnosis.exit_code < 256
     assert "\n" not in diagnosis.headline()
     lines = diagnosis.render(formed_at=0, ended="2026-01-02 03:04:05+0000", verdict="over")
-    assert rows_of([f"relight: {lines[0]}", *lines[1:]]) <= 25
+    assert count_rows([f"relight: {lines[0]}", *lines[1:]]) <= 25
     assert not any("\n" in line for line in lines)
     known = r"(?:raised|reported:|exited|was|were) "
     blamed = rf"ranks? [-\d, ]+ {known}|probably ranks? [-\d, ]+, which {known}|no rank appears"
@@ -696,7 +696,7 @@ def test_crowded_report_shows_fewer_last_lines() -> None:
         end(7, report=RESET._replace(kind=FailureKind.CRASHED, lines=())),
     ]  # fmt: skip
     lines = diagnose(crowd).render(formed_at=0, ended="2026-01-02 03:04:05+0000", verdict="over")
-    assert rows_of([f"relight: {lines[0]}", *lines[1:]]) <= 25
+    assert count_rows([f"relight: {lines[0]}", *lines[1:]]) <= 25
     assert "  c" in lines
 
 

@@ -7,7 +7,7 @@ from plays import record
 
 from relight.base.fields import Malformed
 from relight.core.diagnosis import failure_text, flight_recorder_text, hang_text
-from relight.core.diagnosis.excerpts import rows_of
+from relight.core.diagnosis.excerpts import count_rows
 from relight.core.failure import Collective, Failure, WorkerState
 
 
@@ -131,4 +131,4 @@ def test_timeout_report_fits_25_rows(size: int) -> None:
         for rank, entries in enumerate(groups)
     ]
     text = failure_text.diagnose(known).render(formed_at=0.0, ended="12:00", verdict="no restarts")
-    assert rows_of(["relight: " + text[0], *text[1:]]) <= 25
+    assert count_rows(["relight: " + text[0], *text[1:]]) <= 25

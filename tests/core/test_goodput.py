@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relight.core.status.goodput import Account, Ledger, NodeFailures, Phases, in_words
+from relight.core.status.goodput import Account, Ledger, NodeFailures, Phases, format_account
 from relight.events import event_types
 
 Told = tuple[float, event_types.Event]
@@ -114,7 +114,7 @@ def test_lost_time_is_unknown_without_checkpoints() -> None:
     assert account.latest[0].phases.lost is None
     assert account.latest[0].phases.productive == 12
     assert account.is_most
-    assert in_words(account)[0].startswith("goodput at most 54% over 41.0 s")
+    assert format_account(account)[0].startswith("goodput at most 54% over 41.0 s")
 
 
 def test_all_steps_are_lost_without_a_checkpoint() -> None:
@@ -184,13 +184,13 @@ def test_restart_cost_is_known_once_all_workers_have_met() -> None:
 
 
 def test_account_is_three_lines() -> None:
-    assert in_words(ledger(RESTARTED).account(99.0)) == [
+    assert format_account(ledger(RESTARTED).account(99.0)) == [
         "goodput 46% over 41.0 s",
         "time: productive 19.0 s, imports 6.0 s, first step 4.0 s, lost since the last checkpoint "
         "3.0 s, teardown 2.5 s, rendezvous 2.0 s, spawn 2.0 s, init 2.0 s, detect 0.5 s",
         "1 failure, MTTR 10.5 s (until first step), MTBF 34.0 s",
     ]
-    assert in_words(ledger(generation(0, 0)).account(20.0))[0] == (
+    assert format_account(ledger(generation(0, 0)).account(20.0))[0] == (
         "goodput over 20.0 s is unknown: the workers have not reported any steps "
         "(relight.worker.progress)"
     )
@@ -236,4 +236,4 @@ def test_phases_always_add_up_to_wall_time(told: list[Told], checkpoints: bool) 
         total = sum(seconds or 0.0 for seconds in account.total._asdict().values())
         assert total == pytest.approx(account.wall_s, abs=1e-6)
     assert account.goodput is None or 0 <= account.goodput <= 1
-    assert in_words(account)
+    assert format_account(account)

@@ -40,7 +40,7 @@ def record_log(play: Callable[[Table], object], played: Table) -> list[Line]:
     def write(event: event_types.Event) -> None:
         number = len(written)
         line = event_lines.read(
-            event_types.line_of(event_types.LoggedEvent(number, number, number, event))
+            event_types.format_line(event_types.LoggedEvent(number, number, number, event))
         )
         assert line is not None
         written.append(line)

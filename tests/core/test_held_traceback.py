@@ -29,7 +29,7 @@ class Play:
         return self._show(self.core.output(data, self.now))
 
     def look(self, ends: bool | None) -> bytes:
-        return self._show(self.core.looked(ends, self.now))
+        return self._show(self.core.on_inspected(ends, self.now))
 
     def look_when_due(self, ends: bool | None) -> bytes:
         due = self.core.deadline()

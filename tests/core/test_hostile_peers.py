@@ -11,7 +11,7 @@ from plays import formed, record
 
 from relight.base import fields
 from relight.base.fields import Malformed, to_json
-from relight.core.diagnosis.excerpts import rows_of
+from relight.core.diagnosis.excerpts import count_rows
 from relight.core.diagnosis.failure_text import shared
 from relight.core.failure import ErrorReport, Failure, FailureKind
 from relight.core.group.group_types import GroupSettings, NodeLost, Received, Send
@@ -118,7 +118,7 @@ def test_hostile_failure_reports_are_harmless(chance: Chance) -> None:
         assert 0 < taken.exit_code == end.exit_code < 256
         assert end.report and taken.report == end.report
         assert all(line.replace("\t", "").isprintable() for line in end.report), end.report
-        assert rows_of([f"relight: {end.report[0]}", *end.report[1:]]) <= 40
+        assert count_rows([f"relight: {end.report[0]}", *end.report[1:]]) <= 40
 
 
 @fuzzed
@@ -175,9 +175,9 @@ def test_hostile_ssh_replies_are_harmless(chance: Chance) -> None:
     what the other sends.
     """
     ended = chance.valid(frames.ReplicaEnded)
-    assert frames.ReplicaEnded.of(ended.to_payload()).to_payload() == ended.to_payload()
+    assert frames.ReplicaEnded.parse(ended.to_payload()).to_payload() == ended.to_payload()
     try:
-        heard = frames.ReplicaEnded.of(chance.written(chance.near(fields.plain(ended))))
+        heard = frames.ReplicaEnded.parse(chance.written(chance.near(fields.plain(ended))))
     except Malformed:
         return
     assert heard.exitcode is None or -127 <= heard.exitcode <= 255

@@ -2,7 +2,7 @@
 
 import pytest
 
-from relight.core.diagnosis.last_words import after_traceback, lines_of, weighed, words
+from relight.core.diagnosis.last_words import after_traceback, lines_without_numbers, weighed, words
 from relight.core.diagnosis.tracebacks import ProgramFacts
 from relight.core.failure import ErrorReport, FailureKind
 
@@ -110,7 +110,7 @@ def test_line_from_ranks_that_continued_yields_to_later_lines(mine: str, expecte
     """If those ranks also printed everything that follows, they may all have failed in the same
     way.
     """
-    elsewhere = lines_of(["ERROR: no tensorboard\nstep 7\n", "step 8\n"])
+    elsewhere = lines_without_numbers(["ERROR: no tensorboard\nstep 7\n", "step 8\n"])
     assert words(mine, "", elsewhere) == expected
 
 

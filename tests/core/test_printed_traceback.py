@@ -20,15 +20,15 @@ def test_inspection_reveals_whether_program_continued(seen: Program, went_on: bo
     core = PrintedTraceback()
     core.printed(5.0)
     assert core.deadline() == 5.0
-    core.looked(seen, 5.001)
+    core.on_inspected(seen, 5.001)
     assert (core.at, core.went_on, core.deadline()) == (5.0, went_on, None)
 
 
 def test_inspection_records_output_size_at_that_time() -> None:
     core = PrintedTraceback()
     core.printed(5.0)
-    core.looked(Program.ENDS, 5.001, 800)
-    core.looked(Program.ENDS, 5.002, 900)
+    core.on_inspected(Program.ENDS, 5.001, 800)
+    core.on_inspected(Program.ENDS, 5.002, 900)
     assert core.size == 800
 
 
@@ -38,19 +38,19 @@ def test_thousand_tracebacks_cause_four_inspections_a_second() -> None:
         now = number / 1000
         core.printed(now)
         if (due := core.deadline()) is not None and due <= now:
-            core.looked(Program.RUNS, now)
+            core.on_inspected(Program.RUNS, now)
             looks += 1
     assert looks == 4
     assert core.went_on is None
     assert core.deadline() == 1.0
-    core.looked(Program.ENDS, 1.0)
+    core.on_inspected(Program.ENDS, 1.0)
     assert (core.at, core.went_on) == (0.999, False)
 
 
 def test_outcome_is_unknown_if_worker_exits_before_inspection() -> None:
     core = PrintedTraceback()
     core.printed(1.0)
-    core.looked(Program.RUNS, 1.0)
+    core.on_inspected(Program.RUNS, 1.0)
     core.printed(1.1)
     core.worker_ended()
     assert (core.at, core.went_on, core.deadline()) == (1.1, None, None)
@@ -64,7 +64,7 @@ def test_invariants_hold_for_any_order_of_events(events: list[tuple[str, float]]
         if event == "printed":
             core.printed(now)
         elif event == "looked":
-            core.looked(Program.RUNS, now)
+            core.on_inspected(Program.RUNS, now)
         else:
             core.worker_ended()
         core.check()

@@ -17,7 +17,7 @@ def pace(*uses: RankUse | None) -> Pace:
     for use in uses:
         rates.take([node(use)])
     last = node(uses[-1])
-    return rates.of(last, last.ranks[0])
+    return rates.pace(last, last.ranks[0])
 
 
 @pytest.mark.parametrize(
@@ -51,4 +51,4 @@ def test_replaced_worker_starts_without_pace() -> None:
     rates = Rates()
     rates.take([node(RankUse(1.0, 100.0, 1), pid=7)])
     rates.take([after := node(RankUse(2.0, 0.5, 1), pid=8)])
-    assert rates.of(after, after.ranks[0]) == Pace()
+    assert rates.pace(after, after.ranks[0]) == Pace()

@@ -62,7 +62,7 @@ def test_note_quotes_the_line_after_other_output() -> None:
     assert play.notes() == ["[rank 1] a (and 1 more of the lines above)"]
     play.prints(0, "c" * 100)
     play.prints(1, "c" * 100)
-    play.core.said()
+    play.core.interrupt()
     assert play.notes() == [f"[rank 1] {'c' * 60}…"]
 
 

@@ -72,7 +72,7 @@ def test_listener_without_token_is_refused() -> None:
     """A listener that admits anyone isn't a peer unless it proves that it knows the token."""
     dialler, listener = sides(TOKEN, b"other")
     tell(dialler, listener.hello)
-    forged = wire.body_of({"type": "proof", "mac": "0" * 64})
+    forged = wire.encode_body({"type": "proof", "mac": "0" * 64})
     with pytest.raises(ProofRefused, match="has a different token"):
         tell(dialler, forged)
     assert not dialler.done and not dialler.session_key

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relight.core.diagnosis.excerpts import excerpt, headline, rows_of
+from relight.core.diagnosis.excerpts import count_rows, excerpt, headline
 from relight.core.diagnosis.last_words import words
 from relight.core.diagnosis.traceback_lines import clean
 from relight.core.diagnosis.tracebacks import (
@@ -715,7 +715,7 @@ def check(text: str) -> None:
         for part in (*parts, *report.lines):
             assert not UNFIT.search(part), repr(part)
         for rows in (3, 7, 12):
-            assert rows_of(excerpt(report.lines, rows)) <= rows
+            assert count_rows(excerpt(report.lines, rows)) <= rows
 
 
 PIECES = st.sampled_from(

@@ -14,8 +14,8 @@ from relight.core.link.wire import (
     MAX_FRAME,
     MAX_HELLO,
     Decoder,
-    body_of,
     encode,
+    encode_body,
     frame,
     parse,
 )
@@ -45,8 +45,8 @@ def test_messages_survive_any_fragmentation(sent: list[dict], cuts: list[int]) -
 def test_heartbeats_are_json_like_any_message(number: int, extra_s: float) -> None:
     """They are encoded and decoded without the JSON library."""
     beat = {"type": "heartbeat", "number": number, **({"extra_s": extra_s} if extra_s else {})}
-    assert json.loads(body_of(beat)) == beat
-    assert parse(body_of(beat)) == beat
+    assert json.loads(encode_body(beat)) == beat
+    assert parse(encode_body(beat)) == beat
 
 
 @pytest.mark.parametrize("number", ["-1", "1.5", "1e3", "+1", "", "1,", "9" * 5000, '1,"a":2'])
@@ -119,7 +119,7 @@ def test_sender_rejects_oversized_message() -> None:
     with pytest.raises(ValueError, match="above the limit"):
         encode({"type": "x", "text": "a" * MAX_FRAME})
     with pytest.raises(ValueError, match="exceeds the limit of 10"):
-        body_of({"type": "hello"}, 10)
+        encode_body({"type": "hello"}, 10)
     with pytest.raises(ValueError, match="not JSON compliant"):
         encode({"type": "x", "number": float("nan")})
 
@@ -157,7 +157,7 @@ def test_unseal_applies_from_next_frame() -> None:
     decoder = Decoder()
     received = []
     for message in decoder.feed(
-        GREETING + encode({"type": "a"}) + frame(body_of({"type": "b"}) + b"tag")
+        GREETING + encode({"type": "a"}) + frame(encode_body({"type": "b"}) + b"tag")
     ):
         received.append(message["type"])
         decoder.unseal = lambda payload: payload.removesuffix(b"tag")

@@ -41,7 +41,7 @@ _LATER = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING",
 }
 """Torchrun reads these while it runs; `_become` handles PYTHONPATH as Python does when starting."""
-_MOST = 1 << 17
+_MAX = 1 << 17
 
 
 def fits(case: Case) -> bool:
@@ -59,7 +59,7 @@ class Forked:
         self._socket.connect(_server())
         request = pickle.dumps((_MODULES[case.command], words, str(cwd), env, dict(case.under)))
         socket.send_fds(self._socket, [request], fds)
-        self.pid = int(self._socket.recv(_MOST))
+        self.pid = int(self._socket.recv(_MAX))
         self._code: int | None = None
 
     def send_signal(self, number: int) -> None:
@@ -87,7 +87,7 @@ class Forked:
         if self._code is None:
             if not select.select([self._socket], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired(str(self.pid), timeout or 0)
-            self._code = int(self._socket.recv(_MOST))
+            self._code = int(self._socket.recv(_MAX))
             self._socket.close()
         return self._code
 
@@ -161,7 +161,7 @@ def _look_after(
     connection: socket.socket,
 ) -> tuple[list[int], str, list[str], str, dict[str, str], dict[str, Any]] | None:
     """Fork again and report that process's exit; in that process, return its launch."""
-    request, fds, _, _ = socket.recv_fds(connection, _MOST, 3)
+    request, fds, _, _ = socket.recv_fds(connection, _MAX, 3)
     pid = os.fork()
     if pid == 0:
         return fds, *pickle.loads(request)  # from the tests themselves

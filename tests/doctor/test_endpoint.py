@@ -23,7 +23,7 @@ from relight.health.endpoint import (
     SILENT,
     EndpointAnswer,
     EndpointReport,
-    answer_of,
+    identify_answer,
     judge,
 )
 from relight.health.finding import ERROR, OK, WARNING
@@ -47,13 +47,13 @@ HELLO = {"type": "hello", "nonce": "00" * 32, "token": False}
     ],
 )
 def test_listener_is_identified_by_first_bytes(data: bytes, closed: bool, what: str) -> None:
-    assert what in answer_of(data, closed=closed)
+    assert what in identify_answer(data, closed=closed)
 
 
 @given(st.binary(max_size=200), st.booleans())
 def test_endpoint_answer_is_safe_to_print(data: bytes, closed: bool) -> None:
     """Control characters never reach the terminal."""
-    assert answer_of(data, closed=closed).isprintable()
+    assert identify_answer(data, closed=closed).isprintable()
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_endpoint_check_always_ends(serve: Serve) -> None:
     """Neither a hung name server nor a silent program can block it."""
     answer = threading.Event()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(endpoint, "addresses_of", lambda _: answer.wait())
+        patch.setattr(endpoint, "resolve_addresses", lambda _: answer.wait())
         lines = endpoint.at_timeout("gpu-01", 29400, seconds=0.5)
     answer.set()
     assert "does not resolve" in lines[0]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from relight.base import fields
 from relight.core.link import wire
-from relight.doctor.network import judge, kind_of
+from relight.doctor.network import classify, judge
 from relight.health.doctor_messages import (
     DoctorNode,
     FromHost,
@@ -18,7 +18,7 @@ from relight.health.doctor_messages import (
     ProbeResult,
     Verdict,
 )
-from relight.health.finding import ERROR, WARNING, Finding, in_order, lines_of, pairs_of
+from relight.health.finding import ERROR, WARNING, Finding, format_finding, format_pairs, in_order
 
 GOOD = Probe(ProbeResult.PASSED, ProbeResult.PASSED, 1500, 1500, 1500)
 DEAD = Probe(ProbeResult.SILENT, ProbeResult.UNTRIED, 0, 0, 1500)
@@ -60,7 +60,7 @@ def all_good(count: int) -> dict[tuple[int, int], Probe]:
 )
 def test_probe_pairs_map_to_fault_types(there: Probe, back: Probe, kind: str) -> None:
     """The rows are those of the table in the module's docstring, with both directions together."""
-    assert kind_of(there, back) == kind
+    assert classify(there, back) == kind
 
 
 def test_successful_probes_and_equal_facts_yield_no_findings() -> None:
@@ -97,7 +97,7 @@ def test_findings_name_exactly_the_failed_pairs(data: st.DataObject, count: int)
     told = {
         (a, b)
         for (a, b) in probes
-        if kind_of(probes[a, b], probes[b, a]) or kind_of(probes[b, a], probes[a, b])
+        if classify(probes[a, b], probes[b, a]) or classify(probes[b, a], probes[a, b])
     }
     assert wrong <= told
     assert {frozenset(pair) for pair in told} == {frozenset(pair) for pair in wrong}
@@ -110,7 +110,7 @@ def test_findings_name_exactly_the_failed_pairs(data: st.DataObject, count: int)
 def test_pair_summary_is_unambiguous(pairs: set[tuple[int, int]]) -> None:
     """`all others` means exactly that."""
     hosts = ["h1", "h2", "h3", "h4"]
-    text = pairs_of({(f"h{a}", f"h{b}") for a, b in pairs}, hosts)
+    text = format_pairs({(f"h{a}", f"h{b}") for a, b in pairs}, hosts)
     read = set()
     if text == "all nodes, in both directions":
         read = {(a, b) for a in hosts for b in hosts if a != b}
@@ -198,7 +198,7 @@ def test_hostile_reports_yield_a_valid_verdict(chance: Chance) -> None:
     found = judge(came, tried, port=29400, missing=chance.sample([0, 1], chance.randrange(3)))
     verdict = Verdict(tuple(found), tuple(node.name for node in came), 1.0).bounded()
     taken = fields.message(FromHost, json.loads(json.dumps(fields.to_json(verdict))))
-    lines = [line for finding in taken.findings for line in lines_of(finding)]
+    lines = [line for finding in taken.findings for line in format_finding(finding)]
     assert all(line.replace("\t", "").isprintable() for line in lines)
     assert [each.level for each in taken.findings] == [each.level for each in in_order(found)]
 

@@ -142,7 +142,7 @@ def test_unexpected_exception_ends_only_its_probe(
 ) -> None:
     """All other probes succeed."""
     mistakes: list[str] = []
-    loop.on_mistake = lambda what, error: mistakes.append(f"{what}: {error}")
+    loop.on_internal_error = lambda what, error: mistakes.append(f"{what}: {error}")
 
     def go_wrong(_: object) -> None:
         if isinstance(_, Prober) and _._udp is not None:

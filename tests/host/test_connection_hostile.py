@@ -235,7 +235,7 @@ def test_injected_frame_closes_authenticated_connection(ends: Ends) -> None:
     connection.send({"type": "heartbeat"})
     ends.until(lambda: ends.server.messages)
     assert connection._stream._sock is not None
-    connection._stream._sock.send(wire.frame(wire.body_of({"type": "stop"}) + b"\0" * 16))
+    connection._stream._sock.send(wire.frame(wire.encode_body({"type": "stop"}) + b"\0" * 16))
     ends.until(lambda: ends.server.reasons)
     assert "frame authentication failed" in ends.server.reasons[0]
     assert ends.server.messages == [{"type": "heartbeat"}]
@@ -385,7 +385,7 @@ def test_hello_swapped_by_mitm_opens_no_connection(ends: Ends) -> None:
     ends.until(answered)
     answer = bytes(data[len(wire.GREETING) + 4 :])
     assert json.loads(answer)["token"] is True
-    swapped = wire.body_of({**HELLO, "token": True, "run": "other"})
+    swapped = wire.encode_body({**HELLO, "token": True, "run": "other"})
     proof = authentication.Transcript(b"token", swapped, answer).proof(authentication.DIALLER)
     client.sendall(wire.encode({"type": "proof", "mac": proof}))
     ends.until(lambda: ends.refused)

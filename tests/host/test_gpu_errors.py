@@ -10,7 +10,7 @@ from relight.agent import postmortem
 from relight.base.env import Environment
 from relight.core.failure import Failure
 from relight.host import devices, gpu_errors, kernel_log
-from relight.host.gpu_errors import GpuError, of_worker, parse
+from relight.host.gpu_errors import GpuError, explain_exit, parse
 
 
 def kmsg(*texts: str, at: float = 100.0) -> list[bytes]:
@@ -109,7 +109,7 @@ PAGE_FAULT = GpuError(31, "0000:3b:00", 0, 99.9, "")
 
 
 def said(*errors: GpuError, pci: str = OWN, pid: int = 1, blames_gpu: bool = True) -> str:
-    return of_worker(
+    return explain_exit(
         errors, pid=pid, pci=pci, visible=(OWN, OTHER), at=100.0, blames_gpu=blames_gpu
     )[0]
 

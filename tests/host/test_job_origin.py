@@ -18,6 +18,6 @@ from relight.host import job_origin
     ],
 )  # fmt: skip
 def test_finds_scheduler_job(variables: dict[str, str], expected: tuple[str, str]) -> None:
-    found = job_origin.of(variables)
+    found = job_origin.from_environment(variables)
     assert (found.scheduler, found.scheduler_job) == expected
     assert found.user and found.host and found.version

@@ -50,7 +50,9 @@ def test_internal_error_is_reported_without_imports(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(sys, "meta_path", [])
     for name in [name for name in sys.modules if name.startswith("relight.")]:
         monkeypatch.delitem(sys.modules, name)
-    found.record_mistake("a question about the job", ModuleNotFoundError("No module named 'x'"))
+    found.record_internal_error(
+        "a question about the job", ModuleNotFoundError("No module named 'x'")
+    )
     (line,) = said
     assert "a question about the job: ModuleNotFoundError: No module named 'x'" in line
 

@@ -216,7 +216,7 @@ def test_late_imports_are_added(case: Case) -> None:
 def test_cache_evicts_least_recently_used_scripts(
     case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(import_profile, "_MOST_FILES", 3)
+    monkeypatch.setattr(import_profile, "_MAX_FILES", 3)
     scripts = [str(tmp_path / f"{number}.py") for number in range(4)]
     for number, script in enumerate(scripts):
         Path(script).write_text(SCRIPT)

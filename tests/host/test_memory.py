@@ -46,16 +46,18 @@ def test_oom_kill_in_cgroup_v2_is_named_with_limit(machine: Machine) -> None:
     machine.write("cgroup/user/job/memory.max", "max\n")
     machine.write("cgroup/user/memory.max", f"{64 * 2**20}\n")
     kills = machine.kills()
-    assert kills.of_child(0.0, is_worker=False) == ""
-    assert kills.of_worker(PID, 0.0) == NONE_SENT
+    assert kills.explain_child_kill(0.0, is_worker=False) == ""
+    assert kills.explain_kill(PID, 0.0) == NONE_SENT
     machine.write("cgroup/user/job/memory.events", "low 0\noom 9\noom_kill 3\n")
     machine.write("proc/vmstat", "oom_kill 4\n")
     expected = (
         "perhaps out of memory (limit 64 MiB): the kernel killed one process in cgroup /user/job"
     )
-    assert kills.of_worker(PID, 0.0) == kills.of_child(0.0, is_worker=False) == expected
+    assert (
+        kills.explain_kill(PID, 0.0) == kills.explain_child_kill(0.0, is_worker=False) == expected
+    )
     machine.write("cgroup/user/job/memory.events", "oom_kill 4\n")
-    assert "killed 2 processes in cgroup" in kills.of_worker(PID, 0.0)
+    assert "killed 2 processes in cgroup" in kills.explain_kill(PID, 0.0)
 
 
 def test_long_cgroup_path_shows_its_end(machine: Machine) -> None:
@@ -64,7 +66,7 @@ def test_long_cgroup_path_shows_its_end(machine: Machine) -> None:
     machine.write(f"cgroup{path}/memory.events", "oom_kill 0\n")
     kills = machine.kills()
     machine.write(f"cgroup{path}/memory.events", "oom_kill 1\n")
-    assert kills.of_worker(PID, 0.0).endswith(f" in cgroup …{'a' * 12}/{'b' * 20}.scope")
+    assert kills.explain_kill(PID, 0.0).endswith(f" in cgroup …{'a' * 12}/{'b' * 20}.scope")
 
 
 def test_oom_kill_in_cgroup_v1_is_named_with_limit(machine: Machine) -> None:
@@ -75,7 +77,7 @@ def test_oom_kill_in_cgroup_v1_is_named_with_limit(machine: Machine) -> None:
     machine.write("cgroup/memory/job/memory.limit_in_bytes", HUGE)
     kills = machine.kills()
     machine.write("cgroup/memory/job/memory.oom_control", control.format(1))
-    assert kills.of_worker(PID, 0.0) == (
+    assert kills.explain_kill(PID, 0.0) == (
         "perhaps out of memory: the kernel killed one process in cgroup /job"
     )
 
@@ -89,7 +91,7 @@ def test_oom_kill_in_container_is_found_below_its_root(machine: Machine) -> None
     machine.write("cgroup/memory.max", f"{2**30}\n")
     kills = machine.kills()
     machine.write("cgroup/memory.events", "oom_kill 1\n")
-    assert kills.of_worker(PID, 0.0) == (
+    assert kills.explain_kill(PID, 0.0) == (
         "perhaps out of memory (limit 1024 MiB): the kernel killed one process in its cgroup"
     )
 
@@ -100,7 +102,7 @@ def test_oom_kill_in_another_cgroup_proves_nothing(machine: Machine) -> None:
     machine.write("cgroup/job/memory.events", "oom_kill 0\n")
     kills = machine.kills()
     machine.write("proc/vmstat", "oom_kill 5\n")
-    assert kills.of_worker(PID, 0.0) == (
+    assert kills.explain_kill(PID, 0.0) == (
         "probably not out of memory: the kernel killed 2 processes in the meantime, "
         "but in other cgroups"
     )
@@ -111,16 +113,16 @@ def test_oom_kill_without_cgroup_is_only_a_possibility(machine: Machine) -> None
     there is no text.
     """
     kills = machine.kills()
-    assert kills.of_worker(PID, 0.0) == NONE_SENT
+    assert kills.explain_kill(PID, 0.0) == NONE_SENT
     machine.write("proc/vmstat", "oom_kill 4\n")
-    assert kills.of_worker(PID, 0.0) == (
+    assert kills.explain_kill(PID, 0.0) == (
         "perhaps out of memory: the kernel killed one process somewhere on this machine in the "
         "meantime"
     )
     machine.write("proc/vmstat", "nr_free_pages 7\n")
-    assert kills.of_child(0.0, is_worker=False) == ""
+    assert kills.explain_child_kill(0.0, is_worker=False) == ""
     blind = machine.kills()
-    assert blind.of_worker(PID, 0.0) == ""
+    assert blind.explain_kill(PID, 0.0) == ""
 
 
 IN_CGROUP = (
@@ -150,23 +152,23 @@ def test_kernel_log_proves_or_disproves_oom(machine: Machine) -> None:
     machine.write("cgroup/job/memory.max", f"{2**30}\n")
     kills = machine.kills([Kill(4712, "python", 94.0, True), Kill(4713, "python", 99.5, False)])
     machine.write("cgroup/job/memory.events", "oom_kill 2\n")
-    assert kills.of_worker(4712, 94.1) == (
+    assert kills.explain_kill(4712, 94.1) == (
         "out of memory (limit 1024 MiB): the kernel killed it in cgroup /job (kernel log)"
     )
-    assert kills.of_worker(4713, 99.6) == "out of memory: the kernel killed it (kernel log)"
-    assert kills.of_worker(PID, 100.0) == (
+    assert kills.explain_kill(4713, 99.6) == "out of memory: the kernel killed it (kernel log)"
+    assert kills.explain_kill(PID, 100.0) == (
         f"{NONE_SENT}; the latter killed process 4713 0.5 s before"
     )
-    assert kills.of_worker(PID, 90.0) == NONE_SENT
+    assert kills.explain_kill(PID, 90.0) == NONE_SENT
 
 
 def test_oom_killed_child_is_named_from_kernel_log(machine: Machine) -> None:
     kills = machine.kills([Kill(4712, "pt_data_worker", 94.0, False)])
-    assert kills.of_child(95.0, is_worker=False) == (
+    assert kills.explain_child_kill(95.0, is_worker=False) == (
         "probably out of memory: the kernel killed process 4712 (pt_data_worker) (kernel log)"
     )
-    assert kills.of_child(105.0, is_worker=False) == ""
-    assert kills.of_child(105.0, is_worker=True) == NONE_SENT
+    assert kills.explain_child_kill(105.0, is_worker=False) == ""
+    assert kills.explain_child_kill(105.0, is_worker=True) == NONE_SENT
 
 
 @pytest.mark.parametrize(
@@ -186,7 +188,7 @@ def test_oom_kill_is_dated_by_counter_change(
         kills.watch(loop)
         machine.write("cgroup/job/memory.events", "oom_kill 1\n")
         loop.run_once(LIMIT_S)
-        assert kills.of_worker(PID, time.monotonic() + later_s) == expected
+        assert kills.explain_kill(PID, time.monotonic() + later_s) == expected
     finally:
         kills.close()
         loop.close()

@@ -176,7 +176,7 @@ def test_idle_spawner_with_killed_guard_leaves_no_zombie() -> None:
     spawner, guard, own = idle_spawner()
     os.kill(guard, signal.SIGKILL)
     os.waitpid(guard, 0)
-    assert linux.parent_of(own) == os.getpid()
+    assert linux.parent_pid(own) == os.getpid()
     spawner.close()
     with pytest.raises(ChildProcessError):
         os.waitpid(own, os.WNOHANG)

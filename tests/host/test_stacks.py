@@ -28,8 +28,8 @@ from relight.stacks import native, rank_processes
 from relight.stacks.dump import take, take_all
 from relight.stacks.process_memory import StackError
 from relight.stacks.sampler import MainThread
-from relight.stacks.threads import state_of
-from relight.stacks.worker_state import doing, program_of
+from relight.stacks.threads import process_state
+from relight.stacks.worker_state import doing, inspect_program
 
 VERSIONS = Path.home() / ".pyenv" / "versions"
 PYTHONS = {
@@ -169,7 +169,7 @@ def test_shows_child_process_that_worker_is_waiting_for(python: Path, run: Run, 
         assert len([line for line in found.stack[begin:] if "script.py" in line]) == 1
     finally:
         process.send_signal(signal.SIGSTOP)  # the pool would replace killed processes
-        while state_of(process.pid) not in ("T", "Z"):
+        while process_state(process.pid) not in ("T", "Z"):
             time.sleep(0.001)
         for pid in system.tree(process.pid):
             os.kill(pid, signal.SIGKILL)
@@ -189,7 +189,7 @@ def test_uninterruptible_process_shows_its_system_call(python: Path, run: Run) -
     """Its memory may be locked, so it is only read in a separate thread."""
     process = run(python, UNINTERRUPTIBLE)
     deadline = time.monotonic() + LIMIT_S
-    while state_of(process.pid) != "D":
+    while process_state(process.pid) != "D":
         assert time.monotonic() < deadline
     try:
         found = doing({0: process.pid}, are_frozen=False)
@@ -670,9 +670,9 @@ def test_shell_wrapper_resolves_to_its_python_rank(
     try:
         found = rank_processes.below(process.pid)
         assert sorted(found) == [0, 3]
-        assert system.parent_of(found[0]) == process.pid
-        shell = system.parent_of(found[3])
-        assert system.parent_of(shell) == process.pid
+        assert system.parent_pid(found[0]) == process.pid
+        shell = system.parent_pid(found[3])
+        assert system.parent_pid(shell) == process.pid
     finally:
         for pid in system.tree(process.pid):
             os.kill(pid, signal.SIGKILL)
@@ -693,9 +693,9 @@ time.sleep(600)
     process = run(Path(sys.executable), text)
     try:
         with pytest.raises(UsageError, match="are both rank 0") as raised:
-            rank_processes.of_job("local://relight/roles-1")
+            rank_processes.find_job_ranks("local://relight/roles-1")
         assert "pass an agent's pid" in raised.value.hint
-        assert rank_processes.of_job("local://relight/roles-2") == {}
+        assert rank_processes.find_job_ranks("local://relight/roles-2") == {}
     finally:
         for pid in system.tree(process.pid):
             os.kill(pid, signal.SIGKILL)
@@ -723,7 +723,7 @@ def test_worker_waiting_at_exit_is_shutting_down(python: Path, run: Run, how: st
     """This includes waiting for threads, and for whatever prints the exception."""
     process = run(python, ENDS.format(how=how))
     until(process.pid, lambda stack: "<module>" not in {f.function for f in main_of(stack).frames})
-    assert program_of(process.pid) is Program.ENDS
+    assert inspect_program(process.pid) is Program.ENDS
 
 
 AFTER_PYTHON = """\
@@ -765,20 +765,20 @@ def test_worker_importing_site_is_not_shutting_down(python: Path, tmp_path: Path
 def test_worker_running_its_program_is_not_shutting_down(python: Path, run: Run, name: str) -> None:
     process = run(python, SLEEPS, name)
     wait_inside(process.pid, "rest")
-    assert program_of(process.pid) is Program.RUNS
+    assert inspect_program(process.pid) is Program.RUNS
 
 
 def test_state_of_non_python_worker_is_unknown_until_it_exits() -> None:
     process = subprocess.Popen(["sleep", "600"])
     try:
-        assert program_of(process.pid) is Program.UNSEEN
+        assert inspect_program(process.pid) is Program.UNSEEN
         process.kill()
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        assert program_of(process.pid) is Program.LEFT
+        assert inspect_program(process.pid) is Program.LEFT
     finally:
         process.kill()
         process.wait()
-    assert program_of(process.pid) is Program.LEFT
+    assert inspect_program(process.pid) is Program.LEFT
 
 
 def test_worker_state_is_unknown_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -786,9 +786,9 @@ def test_worker_state_is_unknown_without_proc(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(os.path, "lexists", lambda path: False)
     gone = subprocess.Popen(["true"])
     gone.wait()
-    assert program_of(gone.pid) is Program.UNSEEN
+    assert inspect_program(gone.pid) is Program.UNSEEN
 
 
 def test_job_id_with_undecodable_bytes_has_no_ranks() -> None:
     """A command line may contain any bytes, which used to cause an internal error."""
-    assert rank_processes.of_job("local://relight/\udcff") == {}
+    assert rank_processes.find_job_ranks("local://relight/\udcff") == {}

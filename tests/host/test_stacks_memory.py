@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from relight.core.diagnosis.stack_text import Frame, Handled
 from relight.stacks import frames, layouts
 from relight.stacks.exceptions import handled
-from relight.stacks.frames import MOST_CHARACTERS, MOST_FRAMES, MOST_THREADS, Thread, Walk
-from relight.stacks.line_table import line_of
+from relight.stacks.frames import MAX_CHARACTERS, MAX_FRAMES, MAX_THREADS, Thread, Walk
+from relight.stacks.line_table import line_number
 from relight.stacks.process_memory import Memory, StackError
 
 BASE, SIZE = 0x10000, 0x10000
@@ -180,7 +180,7 @@ def image(version: int = FINAL_3_14) -> Image:
 
 def handled_in(made: Image, symbols: Mapping[str, int] = SYMBOLS) -> list[Handled | None]:
     memory = made.memory()
-    walk = Walk(memory, layouts.of(memory, dict(symbols)), dict(symbols))
+    walk = Walk(memory, layouts.find_layout(memory, dict(symbols)), dict(symbols))
     walk.threads(RUNTIME)
     return [handled(walk, address) for address in walk.addresses.values()]
 
@@ -209,7 +209,7 @@ def test_non_exception_is_not_handled() -> None:
 
 def read(made: Image) -> list[Thread]:
     memory = made.memory()
-    return Walk(memory, layouts.of(memory, SYMBOLS), SYMBOLS).threads(RUNTIME)
+    return Walk(memory, layouts.find_layout(memory, SYMBOLS), SYMBOLS).threads(RUNTIME)
 
 
 @pytest.mark.parametrize("version", [0x030D00F0, 0x030D08F0, FINAL_3_14, 0x030E03F0], ids=hex)
@@ -250,7 +250,7 @@ def test_only_3_11_and_3_12_work_without_an_offset_table(version: int) -> None:
     made.put(BASE + 0x1F00, version)
     memory = made.memory()
     with pytest.raises(StackError, match="runs Python"):
-        layouts.of(memory, {**SYMBOLS, "Py_Version": BASE + 0x1F00})
+        layouts.find_layout(memory, {**SYMBOLS, "Py_Version": BASE + 0x1F00})
 
 
 def thread_of(made: Image) -> int:
@@ -292,7 +292,7 @@ def test_long_name_is_truncated() -> None:
     made = image()
     inner = made.memory().word(thread_of(made) + 72)
     made.put((made.memory().word(inner) & ~7) + 128, made.text("é" * 5000, TEXT_TYPE))
-    assert read(made)[0].frames[0].function == "é" * MOST_CHARACTERS
+    assert read(made)[0].frames[0].function == "é" * MAX_CHARACTERS
 
 
 def test_endless_lists_terminate() -> None:
@@ -305,13 +305,13 @@ def test_endless_lists_terminate() -> None:
         return bytes(data)
 
     memory = Memory(pread, PID)
-    layout = layouts.of(image().memory(), SYMBOLS)
+    layout = layouts.find_layout(image().memory(), SYMBOLS)
     try:
         found = Walk(memory, layout, {"_PyRuntime": RUNTIME}).threads(RUNTIME)
     except StackError:
         return
-    assert len(found) <= MOST_THREADS
-    assert all(len(thread.frames) <= MOST_FRAMES for thread in found)
+    assert len(found) <= MAX_THREADS
+    assert all(len(thread.frames) <= MAX_FRAMES for thread in found)
 
 
 def test_impossible_address_raises_stack_error() -> None:
@@ -361,24 +361,24 @@ def check(made: Image, symbols: dict[str, int] = SYMBOLS) -> None:
     memory = made.memory()
     walk = None
     try:
-        walk = Walk(memory, layouts.of(memory, symbols), symbols)
+        walk = Walk(memory, layouts.find_layout(memory, symbols), symbols)
         found = walk.threads(RUNTIME)
     except StackError:
         found = []
     for address in walk.addresses.values() if walk else ():
         raised = handled(walk, address)
-        assert raised is None or len(raised.frames) <= MOST_FRAMES
-    assert len(found) <= MOST_THREADS
+        assert raised is None or len(raised.frames) <= MAX_FRAMES
+    assert len(found) <= MAX_THREADS
     for thread in found:
-        assert len(thread.frames) <= MOST_FRAMES
+        assert len(thread.frames) <= MAX_FRAMES
         for frame in thread.frames:
-            assert len(frame.file) <= MOST_CHARACTERS
+            assert len(frame.file) <= MAX_CHARACTERS
             assert 0 <= frame.line < 1 << 31
 
 
 @given(st.binary(max_size=200), st.integers(0, 2**32 - 1), st.integers(-(2**63), 2**63))
 def test_any_line_table_yields_a_valid_line(table: bytes, first: int, offset: int) -> None:
-    assert 0 <= line_of(table, first, offset) < 1 << 31
+    assert 0 <= line_number(table, first, offset) < 1 << 31
 
 
 def test_line_numbers_match_python() -> None:
@@ -397,6 +397,8 @@ def test_line_numbers_match_python() -> None:
         for code in codes(compile(path.read_text(), str(path), "exec")):
             for start, end, line in code.co_lines():
                 for offset in range(start, end, 2):
-                    assert line_of(code.co_linetable, code.co_firstlineno, offset) == (line or 0)
+                    assert line_number(code.co_linetable, code.co_firstlineno, offset) == (
+                        line or 0
+                    )
                     checked += 1
     assert checked > 10_000

@@ -18,7 +18,7 @@ from relight.processes import shared_page
 from relight.processes.shared_pages import WorkerMemory
 from relight.worker import shared_words_writer
 
-MOST = 2**64 - 1
+MAX = 2**64 - 1
 IN_USE = (words.LIMIT, words.AGREED, words.DEADLINE, words.CALLS, words.STEP, words.STEP_AT,
           words.FIRST_AT)  # fmt: skip
 
@@ -32,8 +32,8 @@ NONSENSE = st.one_of(
     st.dictionaries(
         st.sampled_from(IN_USE),
         st.one_of(
-            st.integers(0, MOST),
-            st.sampled_from([1, 2**53, 2**60, 2**62, 2**63, MOST]),
+            st.integers(0, MAX),
+            st.sampled_from([1, 2**53, 2**60, 2**62, 2**63, MAX]),
             st.builds(lambda off: time.monotonic_ns() + off, st.integers(-(10**10), 10**10)),
         ),
     ).map(page_with),
@@ -58,12 +58,12 @@ def test_agent_reports_no_garbage(tmp_path_factory: pytest.TempPathFactory, data
     found, _ = share_memory(tmp_path_factory.mktemp("page"), data, began)
     for local_rank, (step, at) in found.progress().items():
         assert local_rank == 0
-        assert 0 <= step <= words.MOST_STEP
+        assert 0 <= step <= words.MAX_STEP
         assert began <= at <= time.monotonic()
     assert set(found.steps().values()) == ({found.step()} - {None})
     span = found.span()
     assert span is None or began <= span[0] <= span[1] <= time.monotonic()
-    assert 0 <= found.calls() <= words.MOST_CALLS
+    assert 0 <= found.calls() <= words.MAX_CALLS
     answers: list[int] = []
     found.limit(7, answers.append)
     found._loop.run_until(lambda: bool(answers))
@@ -81,12 +81,12 @@ def test_worker_survives_garbage(data: bytes) -> None:
         page = memoryview(bytearray(data)).cast("Q")
         patch.setattr(relight.worker, "_page", page)
         left = relight.worker.deadline()
-        assert left is None or abs(left) <= words.MOST_LEFT_S
-        relight.worker.progress(words.MOST_STEP)
+        assert left is None or abs(left) <= words.MAX_LEFT_S
+        relight.worker.progress(words.MAX_STEP)
         if not page[words.AGREED]:
             page[words.LIMIT] = 0  # otherwise it would be held until the agent answers, as intended
         assert relight.worker.should_checkpoint() in (True, False)
-        assert 1 <= words.calls(page) <= words.MOST_CALLS
+        assert 1 <= words.calls(page) <= words.MAX_CALLS
 
 
 def test_worker_reports_are_read(tmp_path: Path) -> None:
@@ -97,9 +97,9 @@ def test_worker_reports_are_read(tmp_path: Path) -> None:
         patch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "0.error.json"))
         patch.setattr(relight.worker, "_page", shared_words_writer.open_page())
         relight.worker.progress(3)
-        relight.worker.progress(words.MOST_STEP)
+        relight.worker.progress(words.MAX_STEP)
         assert not relight.worker.should_checkpoint()
-        assert found.steps() == {0: words.MOST_STEP}
+        assert found.steps() == {0: words.MAX_STEP}
         assert found.calls() == 1
         found.agree(2, time.monotonic() + 60)
         assert relight.worker.should_checkpoint()
@@ -123,7 +123,7 @@ def test_excessive_deadline_is_clamped(tmp_path: Path) -> None:
     found.agree(1, float("inf"))
     page = shared_page.mapped(str(tmp_path / f"0.error.json{words.SUFFIX}"), make=False)
     left = words.left_s(page, time.monotonic())
-    assert left is not None and left <= words.MOST_LEFT_S
+    assert left is not None and left <= words.MAX_LEFT_S
     found._loop.close()
 
 
@@ -159,7 +159,7 @@ def test_blocks_are_written_without_fallocate(
     def refuse(*_: int) -> None:
         raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
 
-    content = page_with(dict.fromkeys(IN_USE, MOST))
+    content = page_with(dict.fromkeys(IN_USE, MAX))
     for removed in (False, True):
         path = tmp_path / f"page{removed}"
         path.write_bytes(content[:96])

@@ -50,7 +50,7 @@ def bound(place: Path) -> Callable[..., dict[str, Any]]:
     (place / "c.py").write_text(COMPONENT)
 
     def bind(*words: str) -> dict[str, Any]:
-        signature = arguments.signature_of("c.py:f", loading.find("c.py:f"))
+        signature = arguments.read_signature("c.py:f", loading.find("c.py:f"))
         rest, values = arguments.bind(signature, arguments.parse(words, signature), {})
         return {**values, "rest": rest} if rest else values
 
@@ -138,7 +138,7 @@ def test_help_comes_from_docstring(place: Path) -> None:
     """It consists of the first paragraph and the arguments' descriptions, types and defaults."""
     (place / "c.py").write_text(COMPONENT)
     text = arguments.usage(
-        arguments.signature_of("c.py:f", loading.find("c.py:f")), "relight submit"
+        arguments.read_signature("c.py:f", loading.find("c.py:f")), "relight submit"
     )
     assert "Does something.\n" in text
     assert "what it says, on two lines (default a)" in text
@@ -168,7 +168,7 @@ def test_unsupported_signature_is_rejected(place: Path, head: str, line: int, te
     """The error has the parameter's file and line."""
     (place / "c.py").write_text(head + "\n")
     with pytest.raises(UsageError) as caught:
-        arguments.signature_of("c.py:f", loading.find("c.py:f"))
+        arguments.read_signature("c.py:f", loading.find("c.py:f"))
     assert caught.value.message.startswith(f"c.py:{line}: ")
     assert text in caught.value.message
 
@@ -177,7 +177,7 @@ def test_string_annotations_are_supported(place: Path) -> None:
     """`from __future__ import annotations` creates them."""
     source = "from __future__ import annotations\ndef f(l: list[int], o: int | None = None): ...\n"
     (place / "c.py").write_text(source)
-    signature = arguments.signature_of("c.py:f", loading.find("c.py:f"))
+    signature = arguments.read_signature("c.py:f", loading.find("c.py:f"))
     parsed = arguments.parse(["--l", "1,2", "--o", "3"], signature)
     assert arguments.bind(signature, parsed, {})[1] == {"l": [1, 2], "o": 3}
 
@@ -196,7 +196,7 @@ def test_parameter_before_varargs_keeps_value_or_default(
     head = "def f(script: str, n: int = 3, *rest: str, lr: str = '0.1', a: object = None):"
     (place / "c.py").write_text(f"{head} return script, n, rest, lr\n")
     function = loading.find("c.py:f")
-    signature = arguments.signature_of("c.py:f", function)
+    signature = arguments.read_signature("c.py:f", function)
     first, values = arguments.bind(signature, arguments.parse(words, signature), {})
     assert function(*first, **values) == expected
 
@@ -204,7 +204,7 @@ def test_parameter_before_varargs_keeps_value_or_default(
 def test_command_line_overrides_values_and_settings(place: Path) -> None:
     """Values passed from Python override the settings."""
     (place / "c.py").write_text("def f(*r: str, a: int = 0, b: int = 0, c: int = 0): ...\n")
-    signature = arguments.signature_of("c.py:f", loading.find("c.py:f"))
+    signature = arguments.read_signature("c.py:f", loading.find("c.py:f"))
     parsed = arguments.parse(["--a", "1"], signature)
     settings = {"a": "3", "b": "3", "c": "3", "r": "x y"}
     rest, values = arguments.bind(signature, parsed, settings, {"a": 2, "b": 2})
@@ -215,6 +215,6 @@ def test_command_line_overrides_values_and_settings(place: Path) -> None:
 def test_json_value_of_wrong_type_is_rejected(place: Path, given: dict[str, Any]) -> None:
     """Unknown and missing names are rejected too."""
     (place / "c.py").write_text("def f(a: int): ...\n")
-    signature = arguments.signature_of("c.py:f", loading.find("c.py:f"))
+    signature = arguments.read_signature("c.py:f", loading.find("c.py:f"))
     with pytest.raises(UsageError):
         arguments.bind(signature, arguments.parse([], signature), {}, given)

@@ -202,7 +202,7 @@ def build(place: Path) -> Callable[..., specs.AppDef]:
     def call(name: str, *words: str) -> specs.AppDef:
         address = f"ours_for_torchx.py:{name}"
         function = loading.find(address)
-        signature = arguments.signature_of(address, function)
+        signature = arguments.read_signature(address, function)
         rest, values = arguments.bind(signature, arguments.parse(words, signature), {})
         return validate(loading.call(address, function, rest, values, "relight"))
 

@@ -46,9 +46,9 @@ def built(address: str, *args: Any) -> AppDef:
 @pytest.mark.parametrize("name", components.names())
 def test_each_builtin_component_can_be_loaded(name: str) -> None:
     """Each has a command line with help."""
-    from relight.job.components.arguments import signature_of
+    from relight.job.components.arguments import read_signature
 
-    signature = signature_of(name, loading.find(name))
+    signature = read_signature(name, loading.find(name))
     assert signature.description
     assert all(parameter.help for parameter in signature.parameters)
 

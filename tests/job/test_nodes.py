@@ -9,9 +9,9 @@ from relight.base.values import Nodes
 from relight.job.components.nodes import (
     JobSize,
     Name,
+    parse_job_size,
     parse_name,
     parse_size,
-    parse_size_of,
     role_name,
 )
 
@@ -85,7 +85,7 @@ def test_any_text_is_a_job_size_or_a_usage_error(j: str) -> None:
 )
 def test_worker_count_defaults_to_the_resources_gpus(h: str, j: str, expected: JobSize) -> None:
     """`-j N` counts nodes, and the resource determines the workers on each."""
-    assert parse_size_of(h, j) == expected
+    assert parse_job_size(h, j) == expected
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_worker_count_defaults_to_the_resources_gpus(h: str, j: str, expected: J
 def test_resource_without_gpus_needs_worker_count(h: str, j: str, message: str) -> None:
     """Malformed sizes are rejected too."""
     with pytest.raises(UsageError) as caught:
-        parse_size_of(h, j)
+        parse_job_size(h, j)
     assert message in caught.value.message
 
 

@@ -187,7 +187,7 @@ def test_redacts_all_parts_of_app() -> None:
 
 def test_keeps_only_relevant_environment() -> None:
     """None of its secrets is kept."""
-    found = redaction.of_environment(
+    found = redaction.redact_environment(
         {"CUDA_VISIBLE_DEVICES": "0", "SLURM_JOB_ID": "1", "TORCH_TOKEN": SECRET, "HF_HOME": "/x",
          "OTHER": SECRET}
     )  # fmt: skip

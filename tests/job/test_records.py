@@ -132,7 +132,7 @@ def test_invalid_id_is_rejected(name: str) -> None:
     """An id can only refer to its own directory."""
     with pytest.raises(UsageError, match="is not a job id"):
         records.path(name)
-    assert records.of_handle("local", name) is None
+    assert records.find_by_handle("local", name) is None
 
 
 def test_error_names_unusable_state_directory(tmp_path: Path) -> None:
@@ -146,9 +146,9 @@ def test_error_names_unusable_state_directory(tmp_path: Path) -> None:
 def test_record_is_found_by_scheduler_id() -> None:
     """The same id on another scheduler belongs to another job."""
     records.write("a-1", whole("a-1", scheduler="slurm", app_id="77"))
-    assert (records.of_handle("slurm", "77") or {})["id"] == "a-1"
-    assert records.of_handle("local", "77") is None
-    assert records.of_handle("local", "a-1") is None
+    assert (records.find_by_handle("slurm", "77") or {})["id"] == "a-1"
+    assert records.find_by_handle("local", "77") is None
+    assert records.find_by_handle("local", "a-1") is None
 
 
 @given(st.text(max_size=150))

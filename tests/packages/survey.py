@@ -49,7 +49,7 @@ FIRST_WARM = (
     "warm._waits = lambda *_: True\nwarm._PATIENCE_S = 3600\n"
     "from relight.cli.main import entry; entry()",
 )  # fmt: skip
-MOST_NAMED = 4
+MAX_NAMED = 4
 """Variables for one package each."""
 TOLD = ("time ", "address ", "pid ")
 """Harmless differences found by `draws.look`: warm workers all have the same (decision 11)."""
@@ -164,11 +164,11 @@ def by_owner(found: list[tuple[str, str]]) -> dict[str, list[str]]:
         owner: [
             *(
                 f"`{name}`: {hows[0]}" + (f" (and {len(hows) - 1} more values)" if hows[1:] else "")
-                for name, hows in [*names.items()][:MOST_NAMED]
+                for name, hows in [*names.items()][:MAX_NAMED]
             ),
             *(
-                [f"and {len(names) - MOST_NAMED} more variables of {owner}"]
-                if len(names) > MOST_NAMED
+                [f"and {len(names) - MAX_NAMED} more variables of {owner}"]
+                if len(names) > MAX_NAMED
                 else []
             ),
         ]

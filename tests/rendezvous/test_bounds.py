@@ -9,7 +9,7 @@ import pytest
 from conftest import Launch
 
 from relight.base.errors import UsageError
-from relight.base.values import MOST_SECONDS
+from relight.base.values import MAX_SECONDS
 from relight.rendezvous.conf import parse
 
 
@@ -30,7 +30,7 @@ def test_setting_too_large_for_any_clock_is_refused(text: str) -> None:
 
 
 def test_product_of_settings_is_bounded() -> None:
-    pairs = (("keep_alive_interval", f"{MOST_SECONDS:.0f}"), ("keep_alive_max_attempt", "2"))
+    pairs = (("keep_alive_interval", f"{MAX_SECONDS:.0f}"), ("keep_alive_max_attempt", "2"))
     with pytest.raises(UsageError, match="must be at most 2000000 s"):
         parse(pairs, "file")
 

@@ -71,6 +71,6 @@ def test_absurd_step_number_is_not_an_srun_step(step: str) -> None:
 
 def test_hostlist_is_limited_to_slurm_maximum() -> None:
     """The maximum number of hosts in Slurm is accepted, and one more is refused."""
-    assert len(hostlist.expand(f"n[1-{hostlist.MOST_HOSTS}]")) == hostlist.MOST_HOSTS
+    assert len(hostlist.expand(f"n[1-{hostlist.MAX_HOSTS}]")) == hostlist.MAX_HOSTS
     with pytest.raises(ValueError, match="more than 65536 hosts"):
-        hostlist.expand(f"n[0-{hostlist.MOST_HOSTS}]")
+        hostlist.expand(f"n[0-{hostlist.MAX_HOSTS}]")

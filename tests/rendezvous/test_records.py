@@ -38,13 +38,13 @@ BAD = {
 
 @pytest.mark.parametrize("text", BAD.values(), ids=BAD.keys())
 def test_malformed_record_is_refused(text: str) -> None:
-    assert CoordinatorAddress.of(text) is None
+    assert CoordinatorAddress.parse(text) is None
 
 
 def test_coordinator_record_round_trips() -> None:
     """A coordinator's record is read as it was written."""
     contact = CoordinatorAddress("gpu-01", ("10.0.0.1", "fd77::1", "gpu-01.example"), 29400)
-    assert CoordinatorAddress.of(contact.to_text()) == contact
+    assert CoordinatorAddress.parse(contact.to_text()) == contact
 
 
 def write(directory: Path, value: str, ttl_s: float = 3.0) -> Path:

@@ -72,11 +72,11 @@ def test_invalid_directory_is_refused(text: str) -> None:
 
 def test_bad_node_is_remembered_until_it_expires(place: BadNodesDirectory) -> None:
     remember(place)
-    (found,) = bad_nodes.known(place)
+    (found,) = bad_nodes.current(place)
     assert (found.name, found.reason, found.scheduler) == ("gpu-17", "Xid 79", "slurm")
     assert (found.job, found.until - found.since) == ("slurm/71", 3600.0)
     remember(place._replace(expiry_s=-1.0))
-    assert bad_nodes.known(place) == []
+    assert bad_nodes.current(place) == []
 
 
 def test_next_record_removes_expired_records(place: BadNodesDirectory) -> None:
@@ -91,7 +91,7 @@ def test_records_from_several_users_count_once(place: BadNodesDirectory) -> None
     record = json.loads(Path(place.path, f"gpu-17.{os.getuid()}.json").read_text())
     longer = {**record, "reason": "ECC", "until": record["until"] + 60}
     Path(place.path, "gpu-17.77.json").write_text(json.dumps(longer))
-    assert [each.reason for each in bad_nodes.known(place)] == ["ECC"]
+    assert [each.reason for each in bad_nodes.current(place)] == ["ECC"]
     assert bad_nodes.forget(place, ["gpu-17", "gpu-18"]) == ["gpu-17"]
     assert os.listdir(place.path) == []
 
@@ -116,13 +116,13 @@ def test_malformed_records_are_ignored(
     Path(place.path, name).write_text(json.dumps(change(record)))
     Path(place.path, "x.json").write_text("{")
     os.mkfifo(Path(place.path, "fifo.json"))
-    assert bad_nodes.known(place) == []
+    assert bad_nodes.current(place) == []
 
 
 def test_bad_nodes_are_added_to_excluded_nodes(place: BadNodesDirectory) -> None:
     remember(place)
     remember(place, "gpu-18", "its GPU 0000:3b:00.0 reported Xid 79")
-    until = time.strftime("%F %H:%M", time.localtime(bad_nodes.known(place)[0].until))
+    until = time.strftime("%F %H:%M", time.localtime(bad_nodes.current(place)[0].until))
     value, notes = excluded(place, Cluster(str), "gpu-[1-2]")
     assert value == "gpu-[1-2],gpu-17,gpu-18"
     assert notes[0] == f"not using gpu-17 until {until}: Xid 79"
@@ -221,4 +221,4 @@ def test_broken_gpu_of_a_failed_rank_is_remembered(place: BadNodesDirectory) -> 
     said = [call.args[0] for call in journal.say.call_args_list]
     assert said[0].startswith("later jobs will not use gpu-17 until ")
     assert said[1] == "can't record this node as bad in /no: No such file or directory"
-    assert [each.reason for each in bad_nodes.known(place)] == ["Xid 79"]
+    assert [each.reason for each in bad_nodes.current(place)] == ["Xid 79"]

@@ -130,6 +130,6 @@ def test_cli_submit_section_overrides_cli_run(place: Path, home: Path) -> None:
 
 
 def test_sections_keep_file_order(place: Path) -> None:
-    """`sections_of` returns their names."""
+    """`section_names` returns their names."""
     (place / OURS).write_text("[tracker:a]\nconfig = 1\n[tracker:b]\nconfig = 2\n[local]\n")
-    assert settings.sections_of(str(place / OURS)) == ["tracker:a", "tracker:b", "local"]
+    assert settings.section_names(str(place / OURS)) == ["tracker:a", "tracker:b", "local"]

@@ -26,7 +26,7 @@ from relight.job.app import (
     VolumeMount,
 )
 from relight.schedulers.docker import scheduler as docker
-from relight.schedulers.docker.request import body_of, container_names
+from relight.schedulers.docker.request import build_request, container_names
 
 NO_VARIABLES = Environment({})
 EFA = "vpc.amazonaws.com/efa"
@@ -37,7 +37,7 @@ def role(name: str = "trainer", **parts: Any) -> Role:
 
 
 def body(*roles: Role, variables: Environment = NO_VARIABLES, **cfg: Any) -> dict[str, Any]:
-    return body_of(AppDef("app", roles), cfg, "app-x7k2m", variables)
+    return build_request(AppDef("app", roles), cfg, "app-x7k2m", variables)
 
 
 def configs(*roles: Role, **cfg: Any) -> list[dict[str, Any]]:

@@ -215,19 +215,19 @@ def test_invalid_option_is_rejected(cfg: dict[str, Any], said: str, hint: str) -
     ],
 )
 def test_job_id_contains_its_dashboard(address: str | None, url: str, app_id: str) -> None:
-    assert dashboard.url_of(address) == url
-    assert dashboard.app_id_of(url, "job") == app_id
-    assert dashboard.parts_of(app_id) == (url, "job")
+    assert dashboard.dashboard_url(address) == url
+    assert dashboard.format_app_id(url, "job") == app_id
+    assert dashboard.parse_app_id(app_id) == (url, "job")
 
 
 def test_dashboard_is_taken_from_rays_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "auto")  # a local cluster
-    assert dashboard.url_of(None) == "http://127.0.0.1:8265"
+    assert dashboard.dashboard_url(None) == "http://127.0.0.1:8265"
     assert ray.Ray().affinity() == 0
     monkeypatch.setenv("RAY_ADDRESS", "http://10.0.0.1:8265")
-    assert dashboard.url_of(None) == "http://10.0.0.1:8265"
+    assert dashboard.dashboard_url(None) == "http://10.0.0.1:8265"
     monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "https://other")
-    assert dashboard.url_of(None) == "https://other:443"
+    assert dashboard.dashboard_url(None) == "https://other:443"
     assert ray.Ray().affinity() > 0
 
 
@@ -245,7 +245,7 @@ def test_ray_client_and_gcs_addresses_map_to_dashboard(
 ) -> None:
     """`ray job submit` also accepts these addresses."""
     monkeypatch.setenv("RAY_ADDRESS", address)
-    assert dashboard.url_of(None) == url
+    assert dashboard.dashboard_url(None) == url
     assert ray.Ray().affinity() > 0
 
 
@@ -253,7 +253,7 @@ def test_invalid_ray_address_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for address in ("ray://", "ray://[::1", "ftp://x"):
         monkeypatch.setenv("RAY_ADDRESS", address)
         with pytest.raises(UsageError, match=r"RAY_ADDRESS=.* is not a dashboard address"):
-            dashboard.url_of(None)
+            dashboard.dashboard_url(None)
 
 
 @pytest.mark.parametrize("app_id", ["job", "host:job", "host:x:job"])

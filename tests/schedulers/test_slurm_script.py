@@ -322,7 +322,7 @@ def test_parses_squeue_output() -> None:
     assert second.explain() == "pending: Resources" and seven.explain() == ""
     lost = seven._replace(reason="JobLaunchFailure", exitcode=-9)
     assert lost.explain() == "the node that ran its script, the first, was lost"
-    assert states.state_of(jobs["8"]) is AppState.RUNNING
+    assert states.combined_state(jobs["8"]) is AppState.RUNNING
 
 
 def test_parses_jobs_in_an_array() -> None:
@@ -337,8 +337,8 @@ def test_parses_jobs_in_an_array() -> None:
             (2, "RUNNING"),
             (10, "PENDING"),
         ]
-        assert states.state_of(jobs["5"]) is AppState.RUNNING
-    assert states.array_of("5_10") == ("5", 10) and states.array_of("5") == ("5", None)
+        assert states.combined_state(jobs["5"]) is AppState.RUNNING
+    assert states.split_array_id("5_10") == ("5", 10) and states.split_array_id("5") == ("5", None)
 
 
 def test_array_forgotten_by_slurm_has_states_from_its_files(
@@ -381,7 +381,7 @@ def test_parses_sacct_output() -> None:
     assert list(jobs) == ["7", "8"]
     assert (jobs["7"][0].app_state, jobs["7"][0].exitcode) == (AppState.CANCELLED, -15)
     assert (jobs["7"][0].name, jobs["7"][0].hosts) == ("a|b", ())
-    assert states.state_of(jobs["8"]) is AppState.FAILED
+    assert states.combined_state(jobs["8"]) is AppState.FAILED
     assert jobs["8"][0].explain() == "its time limit was reached"
     assert jobs["8"][1].hosts == ("n2", "n3")
 
@@ -396,7 +396,7 @@ def test_parses_sacct_output() -> None:
 def test_heterogeneous_job_is_over_once_all_parts_are(parts: str, expected: str) -> None:
     """It has failed if any part has, whatever their order."""
     text = "\n".join(f"1+{k}|{state}|0:0|x|n1|a" for k, state in enumerate(parts.split()))
-    assert states.state_of(states.from_sacct(text)["1"]) is AppState[expected]
+    assert states.combined_state(states.from_sacct(text)["1"]) is AppState[expected]
 
 
 def test_parses_first_failed_task_from_srun_output() -> None:

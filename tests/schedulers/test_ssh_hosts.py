@@ -42,7 +42,7 @@ def test_parses_mpirun_hostfile(tmp_path: Path) -> None:
     """Comments, slots and empty lines are ignored."""
     file = tmp_path / "hosts"
     file.write_text("# all\nnode1 slots=8\n\n  ann@node2:2222  max_slots = 4 # new\nnode1\n")
-    found = hosts.of({"hostfile": str(file)})
+    found = hosts.parse_hosts({"hostfile": str(file)})
     assert found == [SshHost("node1"), SshHost("node2", "ann", 2222), SshHost("node1")]
 
 
@@ -55,17 +55,17 @@ def test_invalid_hostfile_is_reported_with_line(tmp_path: Path, text: str, messa
     file = tmp_path / "hosts"
     file.write_text(text)
     with pytest.raises(UsageError, match=message):
-        hosts.of({"hostfile": str(file)})
+        hosts.parse_hosts({"hostfile": str(file)})
 
 
 def test_job_without_hosts_is_rejected(tmp_path: Path) -> None:
     """They must be given in exactly one way."""
     with pytest.raises(UsageError, match="requires a list of hosts"):
-        hosts.of({"hosts": None, "hostfile": None})
+        hosts.parse_hosts({"hosts": None, "hostfile": None})
     with pytest.raises(UsageError, match="-cfg hosts and -cfg hostfile are mutually exclusive"):
-        hosts.of({"hosts": ["a"], "hostfile": "b"})
+        hosts.parse_hosts({"hosts": ["a"], "hostfile": "b"})
     with pytest.raises(UsageError, match=r"can't read host file .*No such file"):
-        hosts.of({"hostfile": str(tmp_path / "nosuch")})
+        hosts.parse_hosts({"hostfile": str(tmp_path / "nosuch")})
 
 
 def test_users_ssh_arguments_come_first() -> None:

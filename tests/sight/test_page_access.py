@@ -293,7 +293,7 @@ def test_too_many_streams_are_rejected_with_reason(
 
 def test_connections_above_limit_are_closed(page: Page) -> None:
     """The page can't be made to use up the node's memory, and other clients are still served."""
-    idle = [page.connect() for _ in range(page_server._MOST_CONNECTIONS)]
+    idle = [page.connect() for _ in range(page_server._MAX_CONNECTIONS)]
     try:
         with page.connect() as one_more:
             one_more.sendall(b"GET / HTTP/1.0\r\nHost: localhost\r\n\r\n")

@@ -10,9 +10,9 @@ from relight.core.status.rates import Rates
 from relight.core.status.snapshot import NodeSnapshot, RankSnapshot, RankUse, WholeJob
 from relight.core.status.timeline import TimedEvent, history
 from relight.events import event_lines
-from relight.events.event_types import Formed, LoggedEvent, Restarting, line_of
+from relight.events.event_types import Formed, LoggedEvent, Restarting, format_line
 from relight.inspect.page.changes import changes
-from relight.inspect.page.view_model import Events, Reading, look, state_of
+from relight.inspect.page.view_model import Events, Reading, look, rank_state
 
 SECRET = "hunter2"
 
@@ -89,14 +89,14 @@ def test_unresponsive_nodes_are_named() -> None:
     ],
 )
 def test_rank_state_is_one_word(fields: dict[str, Any], expected: str) -> None:
-    assert state_of(rank(0, **fields), node()) == expected
+    assert rank_state(rank(0, **fields), node()) == expected
 
 
 def test_rank_that_left_too_early_has_failed() -> None:
     """The report names it as the cause."""
     early = rank(0, exitcode=0)
-    assert state_of(early, node()._replace(blamed=(0,))) == "failed (0)"
-    assert state_of(early, node()._replace(blamed=(1,))) == "succeeded"
+    assert rank_state(early, node()._replace(blamed=(0,))) == "failed (0)"
+    assert rank_state(early, node()._replace(blamed=(1,))) == "succeeded"
 
 
 def test_secrets_never_reach_the_page() -> None:
@@ -105,7 +105,7 @@ def test_secrets_never_reach_the_page() -> None:
     own = node(rank(0, last_line=text), generation=1, cause=text)
     records = {"gpu-01": [TimedEvent(2.0, Restarting(1, 3, text))]}
     events = Events()
-    line = event_lines.read(line_of(LoggedEvent(1, 2.0, 2.0, Restarting(1, 3, text))))
+    line = event_lines.read(format_line(LoggedEvent(1, 2.0, 2.0, Restarting(1, 3, text))))
     assert line is not None
     events.add("gpu-01", line)
     reading = Reading(WholeJob((own,)), Rates(), history(records, 1.0), True, False)
@@ -117,7 +117,7 @@ def test_secrets_never_reach_the_page() -> None:
 def test_events_are_numbered_and_only_latest_are_kept() -> None:
     events = Events(most=2)
     for number in range(4):
-        line = event_lines.read(line_of(LoggedEvent(1, 1.0, number, Restarting(1, 3, "why"))))
+        line = event_lines.read(format_line(LoggedEvent(1, 1.0, number, Restarting(1, 3, "why"))))
         assert line is not None
         events.add("gpu-01", line)
     assert [(each["n"], each["at"]) for each in events.shown()] == [(3, 2.0), (4, 3.0)]

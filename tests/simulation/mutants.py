@@ -56,8 +56,8 @@ MUTANTS = (
     Mutant(
         "the answer of a node that reconnects while nodes probe each other still counts",
         "core/group/reachability.py",
-        "self._known.discard(node)\n\n    def must_try",
-        "self._known.discard(node)\n        self._silent.discard(node)\n\n    def must_try",
+        "self._known.discard(node)\n\n    def must_probe",
+        "self._known.discard(node)\n        self._silent.discard(node)\n\n    def must_probe",
     ),
     Mutant(
         "if one node couldn't reach another, one of the two is left out",
@@ -187,7 +187,7 @@ MUTANTS = (
     Mutant(
         "frozen workers are checked repeatedly, as other programs may resume them",
         "processes/freezer.py",
-        "return now + LOOK_EVERY_S",
+        "return now + POLL_S",
         "return None",
     ),
     Mutant(

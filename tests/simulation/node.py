@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 WAITS, STUCK = WorkerState(" in step", (), True), WorkerState(" in read", (), False)
-_FREEZE_AGAIN_S = 0.05
+_FREEZE_RETRY_S = 0.05
 """How long processes may run after another program has resumed them, as documented."""
 
 
@@ -239,7 +239,7 @@ class Workers:
             self.world.log(f"{self.node.name} {'freezes' if self.standing else 'thaws'}")
             self._tell_frozen(self.standing)
             self.world.watch.runs(self)
-        look_at = self._freezer.next_look(now)
+        look_at = self._freezer.next_check(now)
         if self.standing or look_at is None:
             return
         if self._timer is None or look_at < self._timer.when:
@@ -266,8 +266,8 @@ class Workers:
             return
         self.processes.continue_all()
         now = self.process.host.now()
-        look_at = self._freezer.next_look(now)
-        if look_at is None or look_at > now + _FREEZE_AGAIN_S:
+        look_at = self._freezer.next_check(now)
+        if look_at is None or look_at > now + _FREEZE_RETRY_S:
             raise Violation(f"{self.node.name}: {self.processes.running} were continued, and run")
         self.world.after(self.world.extras.uniform(0, look_at - now), self.look)
 
@@ -377,7 +377,7 @@ class Logs:
     def passed_on(self) -> None:
         pass
 
-    def look_before_stop(self, failed: int) -> None:
+    def inspect_before_stop(self, failed: int) -> None:
         pass
 
     def size(self) -> int:

@@ -8,7 +8,7 @@ import signal
 from random import Random
 
 _SPAWNER = 0
-_MOST = 12
+_MAX = 12
 
 
 class Processes:
@@ -75,7 +75,7 @@ class Processes:
             for child, parent in self._parents.items():
                 if parent == pid:
                     self._parents[child] = _SPAWNER
-        elif len(self._parents) < _MOST:
+        elif len(self._parents) < _MAX:
             self._started += 1
             self._parents[self._started] = pid
 

@@ -15,7 +15,7 @@ from relight.net.connection import CLOSED
 
 from .world import Host, Process, Timer, World
 
-SYN_AGAIN_S = (1.0, 2.0, 4.0)
+SYN_RETRY_S = (1.0, 2.0, 4.0)
 OPEN_TIMEOUT_S = 5.0
 _FIRST_RTO_S = 0.2
 
@@ -33,7 +33,7 @@ class Loop:
 
     def __init__(self, world: World) -> None:
         self.process = world.me()
-        self.on_mistake: Callable[[str, Exception], None] = _raise
+        self.on_internal_error: Callable[[str, Exception], None] = _raise
         self.signals: dict[int, Callable[[int], None]] = {}
         self._world = world
 
@@ -300,8 +300,8 @@ class End:
         if world.refuses(here, host):
             world.after(2 * world.delay(here, host), self.process.call, self.refuse)
         elif not (world.passes(here, host) and world.passes(host, here)):
-            if tries < len(SYN_AGAIN_S):
-                world.after(SYN_AGAIN_S[tries], self.syn, host, port, tries + 1)
+            if tries < len(SYN_RETRY_S):
+                world.after(SYN_RETRY_S[tries], self.syn, host, port, tries + 1)
         else:
             delay = 2 * world.delay(here, host) if here is not host else 1e-4
             world.after(delay, self._reach, host, port, tries)

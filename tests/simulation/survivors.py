@@ -13,7 +13,7 @@ from relight.core.workers import shared_words as words
 if TYPE_CHECKING:
     from .node import Workers
 
-_AGAIN_S = 0.1
+_RETRY_S = 0.1
 """How often a frozen or held worker checks again."""
 
 
@@ -75,7 +75,7 @@ class Recoverables:
             return
         if workers.standing or workers.process.host.paused:
             self._busy.add(local_rank)
-            self._world.after(_AGAIN_S, self._obey, local_rank, page)
+            self._world.after(_RETRY_S, self._obey, local_rank, page)
             return
         if local_rank in self.outside:
             if page[words.JOIN] != page[words.LEFT]:

@@ -32,7 +32,7 @@ FIRST_WARM = (
 )  # fmt: skip
 DEPTH = 6
 UNITS = (1, 1e3, 1e6, 1e9)
-MOST = 2_000_000
+MAX = 2_000_000
 ATOMS = (int, float, str, bytes, complex, uuid.UUID)
 STATES = ("getstate", "get_state", "bit_generator", "initial_seed")
 """The attributes of random generators, with the names that their libraries use."""
@@ -73,7 +73,7 @@ def look(names: list[str]) -> dict[str, str]:
 
     def walk(value: object, path: str, depth: int) -> None:
         if isinstance(value, ATOMS):
-            if not isinstance(value, bool) and len(found) < MOST:
+            if not isinstance(value, bool) and len(found) < MAX:
                 found[path] = kind(value) + repr(value)[:200]
             return
         if depth > DEPTH or id(value) in seen:

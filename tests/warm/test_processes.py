@@ -579,7 +579,7 @@ def test_variables_quoted_by_pth_modules_count_as_read(
     early = types.ModuleType("early")
     early.__file__ = str(path)
     monkeypatch.setitem(sys.modules, "early", early)
-    assert file_tracer._words_of_modules() >= {"MYMODE"}
+    assert file_tracer._module_words() >= {"MYMODE"}
 
 
 def test_irrelevant_changes_still_fit(shell: Shell) -> None:

@@ -135,7 +135,7 @@ class Agent:
             consoles, job.run_directory, job.command.env,
             verbose=spec.verbose, on_console=on_console,
         )  # fmt: skip
-        self.loop.on_mistake = self.journal.record_mistake
+        self.loop.on_internal_error = self.journal.record_internal_error
         self.node = Node(job, self.loop, self.journal)
         self.interruption = Interruption(job, self.loop, self.journal, self.node)
         self._store: StorePort | None = None
@@ -426,7 +426,7 @@ def _preload(
 
 def _network_check(job: AgentConfig, loop: Loop) -> "NetworkCheck | None":
     check = job.command.spec.health_check
-    if job.meeting is None or check is None or not check.of_network:
+    if job.meeting is None or check is None or not check.checks_network:
         return None
     from relight.agent.network_check import NetworkCheck
 

@@ -24,7 +24,7 @@ def remember(
     found = results[0] if results else TimeoutError(None, "the file system is not responding")
     if isinstance(found, BadNode):
         journal.say(
-            f"later jobs will not use {found.in_words()}; "
+            f"later jobs will not use {found.describe()}; "
             f"to undo this: relight nodes forget {found.name}"
         )
     else:

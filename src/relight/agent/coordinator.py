@@ -55,7 +55,7 @@ from relight.net.listener import Listener
 from relight.net.ports import is_loopback
 from relight.rendezvous.discovery import Finder
 
-_MOST_JOBS_NAMED = 16
+_MAX_JOBS_NAMED = 16
 _SAY_EVERY_S = 10.0
 """Minimum time between two messages about refused connections."""
 _NOTE_AFTER_S = 5.0
@@ -154,13 +154,13 @@ class Coordinator:
         self._notice_sleep()
         return self._finder.coordinates(self._has_lost_nodes)
 
-    def tell_all(self, text: str) -> None:
+    def broadcast_text(self, text: str) -> None:
         """Print a message on all agents."""
         for peer in self._peers:
             peer.connection.send(fields.to_json(Note(text)))
             peer.connection.drain()
 
-    def say_refused(self, line: str) -> None:
+    def report_refused(self, line: str) -> None:
         """Print which connection was refused, with a rate limit."""
         now = self._loop.now()
         if now >= self._quiet_until:
@@ -216,7 +216,9 @@ class Coordinator:
             oldest = next(iter(self._peers.unjoined)).connection
             self._peers.remove(oldest)
             oldest.close()
-            self.say_refused(f"{oldest.peer}: dropped: too many connections have not joined a job")
+            self.report_refused(
+                f"{oldest.peer}: dropped: too many connections have not joined a job"
+            )
 
     def received(self, connection: Connection, message: Message) -> None:
         """Handle a message from an agent."""
@@ -260,7 +262,7 @@ class Coordinator:
         self._notice_sleep()
         peer = self._peers.by_connection.get(connection)
         if peer is None:
-            self.say_refused(f"{connection.peer}: {reason}")
+            self.report_refused(f"{connection.peer}: {reason}")
             return
         self._peers.remove(connection)
         peer.group.recipients.pop(peer.node, None)
@@ -306,14 +308,14 @@ class Coordinator:
         end = JobEnded(EXIT_USAGE, f"the coordinator refuses this node: {reason}", (), None)
         connection.send(fields.to_json(end))
         connection.close()
-        self.say_refused(f"{connection.peer}: {reason}")
+        self.report_refused(f"{connection.peer}: {reason}")
 
     def _on_refused(self, line: str) -> None:
         """Print which peer was refused, unless it sent nothing: port probes and the standby of
         `relight coordinator` connect without sending data.
         """
         if not line.endswith(SAID_NOTHING):
-            self.say_refused(line)
+            self.report_refused(line)
 
     def _disconnect(self, groups: dict[str, Group]) -> None:
         closing = set(groups.values())
@@ -371,15 +373,15 @@ class Coordinator:
         refused can tell whether its own job's coordinator refused it.
         """
         hello: Message = {"sender": "coordinator", "relays": True, "held": self._is_held}
-        if len(self.groups) > _MOST_JOBS_NAMED:  # every agent would have to read all of them
+        if len(self.groups) > _MAX_JOBS_NAMED:  # every agent would have to read all of them
             return hello
         longer: Message = {**hello, "jobs": list(self.groups)}
-        return longer if len(wire.body_of(longer)) <= wire.MAX_HELLO // 2 else hello
+        return longer if len(wire.encode_body(longer)) <= wire.MAX_HELLO // 2 else hello
 
     # Heartbeats and silence.
 
     def _on_datagram(self, data: bytes, sender: Address) -> None:
-        peer = self._peers.of_datagram(data)
+        peer = self._peers.find_sender(data)
         if peer is None:
             self._finder.take_ballot(data)
             return
@@ -541,10 +543,10 @@ class _Peers:
         self._without_key.pop(peer, None)
         self._by_key.pop(peer.key, None)
 
-    def of_datagram(self, data: bytes) -> _Peer | None:
+    def find_sender(self, data: bytes) -> _Peer | None:
         """Return the agent that sent a datagram, identified by its prefix."""
         for peer in list(self._without_key):
-            peer.key = Heartbeats.key_of(peer.connection.session_key)
+            peer.key = Heartbeats.prefix_key(peer.connection.session_key)
             self._by_key[peer.key] = peer
             del self._without_key[peer]
         return self._by_key.get(data[:8])

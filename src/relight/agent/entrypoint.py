@@ -14,8 +14,8 @@ from relight.base.errors import UsageError
 from relight.base.values import AUTO, BACKGROUND
 from relight.core.workers.worker_command import (
     LAUNCH_PASSES,
-    instead_of,
     same_local_rank,
+    suggest_replacement,
     with_local_rank,
 )
 from relight.flags.spec import LaunchSpec
@@ -90,12 +90,12 @@ def check_streams(spec: LaunchSpec, local_world_size: int) -> list[str]:
     notes = [
         f"{word} is a shell pipe, such as <(…), which workers can't open; pass a file instead"
         for word in words
-        if _is_of_shell(word)
+        if _is_shell_descriptor(word)
     ]
     script = spec.script
     if spec.module or (spec.no_python and not spec.run_path):
         return notes
-    if _is_of_shell(script):
+    if _is_shell_descriptor(script):
         raise UsageError(
             f"{script} is a shell pipe, such as <(…), which workers can't open",
             hint="write the script to a file",
@@ -114,7 +114,7 @@ def check_streams(spec: LaunchSpec, local_world_size: int) -> list[str]:
     return notes
 
 
-def _is_of_shell(path: str) -> bool:
+def _is_shell_descriptor(path: str) -> bool:
     """Return whether a path is an open descriptor of this process that workers don't inherit."""
     found = re.fullmatch(r"/(?:dev|proc/self)/fd/(\d{1,9})", path)
     return found is not None and int(found[1]) > 2 and os.path.exists(path)
@@ -127,7 +127,7 @@ def _is_pipe(path: str) -> bool:
         return False  # the name contains ${local_rank}
 
 
-def late_flags(spec: LaunchSpec, given: "set[str]") -> list[str]:
+def misplaced_flags(spec: LaunchSpec, given: "set[str]") -> list[str]:
     """Return a note if launcher flags come after the script and are therefore passed to it."""
     arguments = spec.script_args
     if "--" in arguments:  # everything after it is meant for the script
@@ -183,7 +183,7 @@ def local_rank_notes(spec: LaunchSpec, local_world_size: int, *, is_passed: bool
     if flags and not (is_passed or reads_variable):
         return [
             f"{spec.script} appears to read its local rank from {flags[-1]}, which relight run "
-            f"does not pass; {instead_of(flags[-1])}"
+            f"does not pass; {suggest_replacement(flags[-1])}"
         ]
     return []
 

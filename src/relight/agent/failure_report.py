@@ -14,7 +14,7 @@ from relight.agent.agent_config import AgentConfig
 from relight.base.errors import UsageError, signal_name
 from relight.base.fields import plain
 from relight.core.diagnosis.causes import role
-from relight.core.diagnosis.failure_text import how_it_ended
+from relight.core.diagnosis.failure_text import describe_exit
 from relight.core.diagnosis.hang_text import hung
 from relight.core.failure import ErrorReport, Failure, FailureKind
 from relight.core.group.messages import JobEnded, NodeReady
@@ -104,7 +104,7 @@ def _failure(failure: Failure, end: JobEnded) -> dict[str, Any]:
         "signal": signal_name(-failure.exitcode) if failure.exitcode < 0 else None,
         "stopped_with": signal_name(failure.stop_signal) if failure.stop_signal else None,
         "class": "hung" if hangs else role(failure).value,
-        "what": hung(failure) if hangs else how_it_ended(failure),
+        "what": hung(failure) if hangs else describe_exit(failure),
         "exception": failure.report and _exception(failure.report, failure),
         "evidence": failure.evidence,
         "gpu_error": failure.gpu_error,

@@ -40,7 +40,7 @@ LOADED_FOR_NODES = (
     "relight.core.group.reachability",
 )
 """Additional modules for a multi-node group."""
-_AGAIN_S = 0.05
+_RETRY_S = 0.05
 """How often a process that isn't the coordinator checks whether it has become one again."""
 
 
@@ -104,7 +104,7 @@ class Group:
         """Called when the group's state has changed, before the effects are carried out."""
         self._loop = loop
         self._alarm = Alarm(loop, lambda: self.step(Tick()))
-        self._put_off: list[Event] = []
+        self._deferred_events: list[Event] = []
         """Events that arrived while this process wasn't the coordinator."""
         self._questions: Questions | None = None  # None until a node sends a question to all nodes
 
@@ -116,14 +116,14 @@ class Group:
         """
         if self.membership.end is None and not self._coordinates():
             if not isinstance(event, Tick):
-                self._put_off.append(event)
-            self._alarm.set_after(_AGAIN_S)
+                self._deferred_events.append(event)
+            self._alarm.set_after(_RETRY_S)
             return
-        events, self._put_off = [*self._put_off, event], []
+        events, self._deferred_events = [*self._deferred_events, event], []
         for each in events:
-            self._take(each)
+            self._on_event(each)
 
-    def _take(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         match event:
             case Received(node, AskNodes() | Answer() as asked):
                 self._relay(node, asked)
@@ -148,7 +148,7 @@ class Group:
     def close(self) -> None:
         """Cancel the alarm and forget the nodes and the deferred events."""
         self._alarm.set(None)
-        self._put_off.clear()
+        self._deferred_events.clear()
         self.recipients.clear()
 
     def _relay(self, node: str, message: AskNodes | Answer) -> None:

@@ -13,7 +13,7 @@ from relight.host.loop import Loop, Timer
 
 _LOOKS = 20
 """Number of observations within the shortest limit."""
-_LEAST_S, _MOST_S = 0.1, 5.0
+_MIN_S, _MAX_S = 0.1, 5.0
 
 
 class QuietWatch:
@@ -39,20 +39,20 @@ class QuietWatch:
     ) -> None:
         self.quiet: Quiet | None = None
         """How long the workers have done nothing, if longer than the limit."""
-        self._every_s = min(max(limits.idle_s / _LOOKS, _LEAST_S), _MOST_S)
+        self._every_s = min(max(limits.idle_s / _LOOKS, _MIN_S), _MAX_S)
         self._loop = loop
         self._running = running
         self._signs = signs
         self._on_change = on_change
         self._activity = Activity(limits, self._every_s)
-        self._timer: Timer = loop.call_after(self._every_s, self._look)
+        self._timer: Timer = loop.call_after(self._every_s, self._poll)
 
     def close(self) -> None:
         """Stop observing."""
         self._timer.cancel()
 
-    def _look(self) -> None:
-        self._timer = self._loop.call_after(self._every_s, self._look)
+    def _poll(self) -> None:
+        self._timer = self._loop.call_after(self._every_s, self._poll)
         before = self.quiet
         self.quiet = self._activity.observe(self._observe(), self._loop.now())
         if (before is None) != (self.quiet is None):

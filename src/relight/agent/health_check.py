@@ -37,7 +37,7 @@ _SHOWN = 200
 _READ = 64 * 1024
 _SMI_S = 20.0
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - its room is looked at
-_MOST_USED_MIB = 1024
+_MAX_USED_MIB = 1024
 """An idle GPU has at most a few hundred MiB in use, for the driver and a desktop."""
 _REPAIR = "repair the node or leave it out; the --health-check flag lists what is checked"
 _DRIVER_REMEDY = "check dmesg; restart the driver or the machine"
@@ -73,19 +73,19 @@ def run(
     if check is None:
         return _FIT
     began, limit_s = loop.now(), spec.health_check_timeout
-    unfit = _until_known(loop, check, job, is_over, began + limit_s)
+    unfit = _wait_for_result(loop, check, job, is_over, began + limit_s)
     if unfit is None and is_over():
         return _FIT
     if unfit is None:
         unfit = HealthCheckFailure(f"it did not finish within {format_duration(limit_s)}")
     if unfit.why and check.command:
         why = f"{check.command}: {unfit.why}"
-        unfit = unfit._replace(why=why, is_proof=_is_of_site(check, job.command.env))
+        unfit = unfit._replace(why=why, is_proof=_is_site_check(check, job.command.env))
     journal.record(HealthChecked(round(loop.now() - began, 3), unfit.why))
     return unfit
 
 
-def _is_of_site(check: HealthCheck, env: Environment) -> bool:
+def _is_site_check(check: HealthCheck, env: Environment) -> bool:
     """Return whether a check comes from the site's configuration."""
     try:
         text = site.load(env).run.get("health-check", "")
@@ -94,7 +94,7 @@ def _is_of_site(check: HealthCheck, env: Environment) -> bool:
         return False
 
 
-def _until_known(
+def _wait_for_result(
     loop: Loop, check: HealthCheck, job: AgentConfig, is_over: Callable[[], bool], until: float
 ) -> HealthCheckFailure | None:
     """Return the result of a check; None after the time limit, or once the result is no longer
@@ -132,7 +132,7 @@ class _Check:
         self._is_command = bool(check.command)
         self._output = system.anonymous_file("health-check")
         command = ("/bin/sh", "-c", check.command)
-        call = None if self._is_command else lambda: _tell(_by_name(check, job))
+        call = None if self._is_command else lambda: _print_result(_by_name(check, job))
         variables = job.command.env.variables
         try:
             self.helper = Helper(command, variables, self._output, self._output, call=call)
@@ -165,7 +165,7 @@ class _Check:
         return last if len(last) <= _SHOWN else f"{last[: _SHOWN - 1]}…"
 
 
-def _tell(find: Callable[[], HealthCheckFailure]) -> None:
+def _print_result(find: Callable[[], HealthCheckFailure]) -> None:
     """Print the result; runs in the check's process."""
     try:
         unfit = find()
@@ -272,8 +272,8 @@ def _by_nvidia_smi(env: Environment) -> HealthCheckFailure:
         return HealthCheckFailure(why, _DRIVER_REMEDY, is_proof=True)
     for line in done.stdout.decode(errors="replace").splitlines():
         index, used, errors = [*map(str.strip, line.split(",")), "", ""][:3]
-        if used.isdecimal() and int(used) > _MOST_USED_MIB:
-            why = f"GPU {index} has {used} MiB in use, more than {_MOST_USED_MIB} MiB"
+        if used.isdecimal() and int(used) > _MAX_USED_MIB:
+            why = f"GPU {index} has {used} MiB in use, more than {_MAX_USED_MIB} MiB"
             return HealthCheckFailure(why, machine_findings.HOLDERS_REMEDY)
         if errors.isdecimal() and int(errors):
             why = f"GPU {index} has {errors} memory errors that ECC could not correct"

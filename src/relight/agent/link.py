@@ -77,7 +77,7 @@ if TYPE_CHECKING:
     from relight.rendezvous.discovery import SearchResult
 
 _HEARD = FromCoordinator | Heartbeat | Redirect
-_SYN_AGAIN_S = 0.25
+_SYN_RETRY_S = 0.25
 _NOTE_AFTER_S = 5.0
 """How long the host of a loopback endpoint waits for other machines to connect before it prints a
 note.
@@ -182,7 +182,7 @@ class RemoteLink(finders.Seeker):
         if self._group is not None:
             self._group.step(Received(self.join.node, message))
             if isinstance(message, NodeLeaving) and self._coordinator is not None:
-                self._coordinator.tell_all(
+                self._coordinator.broadcast_text(
                     f"the coordinator, {self.join.host}, left: {message.reason}"
                 )
         elif self._connection is not None and self._connection.is_open:
@@ -406,10 +406,10 @@ class RemoteLink(finders.Seeker):
         """Write a state change of the link or the finder to the event log."""
         self._owner.record(event)
 
-    def say_refused(self, line: str) -> None:
+    def report_refused(self, line: str) -> None:
         """Print which connection was refused, with a rate limit."""
         if self._coordinator is not None:
-            self._coordinator.say_refused(line)
+            self._coordinator.report_refused(line)
 
     # The coordinator in this process.
 
@@ -479,7 +479,7 @@ class RemoteLink(finders.Seeker):
         return dial(self._loop, address, self, hello, self._meeting.security, timeout_s=timeout_s)
 
     def _dial_second(self, address: tuple[str, int]) -> None:
-        """Open a second connection alongside the silent one, and retry every `_SYN_AGAIN_S` until
+        """Open a second connection alongside the silent one, and retry every `_SYN_RETRY_S` until
         the machine answers, because TCP would wait a second before it resends the first packet.
         """
         self._close_second()
@@ -488,7 +488,7 @@ class RemoteLink(finders.Seeker):
             self._second = self._connect(address, REDIAL_LIMIT_S)
         except OSError:
             return  # the first one may still recover
-        self._dial_again.set(self._loop.now() + _SYN_AGAIN_S)
+        self._dial_again.set(self._loop.now() + _SYN_RETRY_S)
 
     def _dial_unanswered(self) -> None:
         if self._second is not None and not self._second.is_answered:
@@ -605,7 +605,7 @@ class RemoteLink(finders.Seeker):
             return
         better, refusal = self._finder.failed(refused=connection.refused, working=working)
         turned_away = connection.turned_away
-        if turned_away and self._is_of_others(connection):
+        if turned_away and self._serves_other_jobs(connection):
             reason, turned_away = (
                 "the coordinator there serves other jobs, with a different token",
                 False,
@@ -620,7 +620,7 @@ class RemoteLink(finders.Seeker):
             return message.generation == self._owner.generation
         return isinstance(message, GenerationFormed)
 
-    def _is_of_others(self, connection: "Connection") -> bool:
+    def _serves_other_jobs(self, connection: "Connection") -> bool:
         """Return whether the coordinator that turned us away serves other jobs but not ours."""
         jobs = (connection.opening.peer_hello or {}).get("jobs")
         return isinstance(jobs, list) and self._meeting.job not in jobs

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from relight.agent.link import RemoteLink
     from relight.agent.network_check import NetworkCheck
 
-_LOOK_S = 12.0
+_POLL_S = 12.0
 """How long hanging workers are examined before they are stopped (agent/stacks_before_stop.py)."""
 WITHOUT_COORDINATOR_S = 2.0
 """After this time without an answer from a coordinator, a preempted node acts alone because it has
@@ -165,7 +165,7 @@ class Node:
         """Record whether workers that have ended had saved a checkpoint. Workers that were still
         importing and never called `should_checkpoint` don't change what earlier workers had saved.
         """
-        saved = workers.saves and workers.ended_well
+        saved = workers.saves and workers.has_succeeded
         self.has_saved = saved or (self.has_saved and not workers.had_called)
 
     def wait_for_others(self, workers: WorkerGroup) -> None:
@@ -502,7 +502,7 @@ def _stop_s(job: AgentConfig) -> float | None:
     checkpoint_s = job.meeting.checkpoint_s if job.settings.checkpoint_first else 0.0
     spec = job.command.spec
     health_s = spec.health_check_timeout if spec.health_check is not None else 0.0
-    look_s = _LOOK_S if spec.hang_timeout is not None else 0.0
+    look_s = _POLL_S if spec.hang_timeout is not None else 0.0
     notice_s = saving_s(job.grace_s) if spec.on_preempt and spec.on_preempt.signals else 0.0
     leave_s = 0.0 if why_all_restart(spec) else job.grace_s  # before they are told to stop
     return leave_s + job.grace_s + checkpoint_s + notice_s + health_s + look_s + _READY_S

@@ -29,14 +29,14 @@ from relight.stacks import exit_evidence
 
 JOB = "RELIGHT_JOB_ID"
 _IN_POD, _TERMINATION_LOG = "KUBERNETES_SERVICE_HOST", "RELIGHT_TERMINATION_LOG"
-_MOST_MESSAGE = 4096
+_MAX_MESSAGE = 4096
 """Maximum number of bytes that the kubelet reads from a termination message."""
 _NO_MODULE = re.compile(r"No module named '([\w.]+)'")
 _FUNCTION = "relight.worker.call"
 """The module that runs a function of `relight.launch`."""
 _OF_GPU = re.compile(r"CUDA|NCCL|CUBLAS|CUDNN|cuBLAS|cuDNN|NVML|\bGPU\b")
 """Names in GPU errors, as printed by torch and its libraries."""
-_MOST_WORDS = 200
+_MAX_WORDS = 200
 _FAULT = "Fatal Python error: Aborted\n"
 _AT_EXIT = f"terminate called without an active exception\n{_FAULT}"
 """libstdc++ prints the first line if a thread is still running when the process exits, as happens
@@ -69,20 +69,20 @@ def gather(
     ]
     # A worker that was killed by the stop signal had not finished on its own.
     stopped = [end for end in failed if end.stop_signal and end.exitcode < 0]
-    elsewhere = last_words.lines_of(_stderr(logs, end.local_rank) for end in stopped)
+    elsewhere = last_words.lines_without_numbers(_stderr(logs, end.local_rank) for end in stopped)
     looked_at = [*failed, *over]
     found = failure_text.with_others(_failure(e, logs, workers, command, host) for e in looked_at)
     found = [
-        _with_words(failure, end, logs, workers, command, elsewhere)
+        _add_output(failure, end, logs, workers, command, elsewhere)
         for failure, end in zip(found, looked_at, strict=True)
     ]
     found = with_gpu_errors(found, workers, command)
-    found = [each for each in found if each.exitcode or _tells_error(each)]
+    found = [each for each in found if each.exitcode or _has_error(each)]
     succeeded = tuple(workers.ranks[end.local_rank] for end in over)
     return failure_text.shared(_with_remedies(found, command, loop), loop.now()), succeeded
 
 
-def _tells_error(failure: Failure) -> bool:
+def _has_error(failure: Failure) -> bool:
     """Return whether a worker had printed an error, ignoring errors that ended no process."""
     report = failure.report
     return (report is not None and not report.others) or last_words.is_error(failure.words)
@@ -117,7 +117,7 @@ def with_gpu_errors(found: Sequence[Failure], workers: Workers, command: Command
     for failure in found:
         report = failure.report
         texts = [*failure.last_lines, failure.words, report.message if report else ""]
-        said, is_broken = gpu_errors.of_worker(
+        said, is_broken = gpu_errors.explain_exit(
             errors,
             pid=failure.pid,
             pci=visible[failure.local_rank] if is_mapped else "",
@@ -150,7 +150,7 @@ def suspects_peer(logs: Logs, local_rank: int) -> bool:
     program = tracebacks.ProgramFacts(_went_on(logs, local_rank), is_function=True)
     raised = _reported(logs, local_rank, stderr, program)
     words = last_words.words(stderr, "")
-    return blame.of(raised, tracebacks.last_lines(stderr), words) is not blame.Blame.NOBODY
+    return blame.determine(raised, tracebacks.last_lines(stderr), words) is not blame.Blame.NOBODY
 
 
 def report(end: JobEnded, ready: NodeReady | None, env: Environment) -> str:
@@ -200,7 +200,7 @@ def tell_container(headline: str, env: Environment) -> None:
         # Only write to an existing file: the kubelet creates it before the container starts.
         fd = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(fd, "wb") as log:
-            log.write(headline.encode(errors="replace")[:_MOST_MESSAGE])
+            log.write(headline.encode(errors="replace")[:_MAX_MESSAGE])
     except OSError:
         return  # optional: the report is also on stderr
 
@@ -260,7 +260,7 @@ def _on_stdout(stdout: str, program: tracebacks.ProgramFacts) -> ErrorReport | N
     return report._replace(kind=FailureKind.PRINTED)
 
 
-def _with_words(
+def _add_output(
     failure: Failure,
     end: WorkerEnd,
     logs: Logs,
@@ -273,13 +273,13 @@ def _with_words(
     """
     stderr = _stderr(logs, end.local_rank)
     evidence = (
-        _of_start(workers.evidence.get(end.local_rank, ""), command)
-        or _of_memory(end, stderr, workers)
-        or _of_signal(end, command)
-        or _of_report(failure, stderr, logs, command, len(workers.ranks))
-        or ("" if stderr or failure.report else _of_disk(end, failure.log))
+        _explain_start_failure(workers.evidence.get(end.local_rank, ""), command)
+        or _explain_sigkill(end, stderr, workers)
+        or _explain_signal(end, command)
+        or _explain_exception(failure, stderr, logs, command, len(workers.ranks))
+        or ("" if stderr or failure.report else _explain_full_disk(end, failure.log))
     )
-    words = _words(failure, logs, stderr, elsewhere, _program(command))
+    words = _informative_line(failure, logs, stderr, elsewhere, _program(command))
     return failure._replace(evidence=evidence, words=words)
 
 
@@ -337,7 +337,7 @@ def _printed(
     return round(max(0.0, end.at - printed.at), 6), printed.went_on
 
 
-def _words(
+def _informative_line(
     failure: Failure,
     logs: Logs,
     stderr: str,
@@ -352,9 +352,13 @@ def _words(
     report, local_rank = failure.report, failure.local_rank
     is_exception = report is not None and report.kind is not FailureKind.CRASHED
     before = tracebacks.printed_before(stderr) if failure.is_explained else None
-    if before is not None and before.type and not last_words.lines_of(before.lines) <= elsewhere:
+    if (
+        before is not None
+        and before.type
+        and not last_words.lines_without_numbers(before.lines) <= elsewhere
+    ):
         at = f" at {before.where}" if before.where else ""
-        return f"{before.type}: {headline(before, _MOST_WORDS)}{at}"
+        return f"{before.type}: {headline(before, _MAX_WORDS)}{at}"
     stdout = _text(logs.stdout_of, local_rank)
     if is_exception:
         earlier, later = tracebacks.besides(stderr, program)
@@ -368,7 +372,7 @@ def _words(
     return last_words.words(stderr, "", elsewhere)
 
 
-def _of_start(evidence: str, command: Command) -> str:
+def _explain_start_failure(evidence: str, command: Command) -> str:
     """Return why a worker could not be started, with the missing file if known."""
     if evidence.endswith(os.strerror(errno.EAGAIN)):
         return f"{evidence} (check `ulimit -u` and the container's pids limit)"
@@ -380,7 +384,7 @@ def _of_start(evidence: str, command: Command) -> str:
     return evidence.replace(os.strerror(errno.ENOENT), missing) if missing else evidence
 
 
-def _of_signal(end: WorkerEnd, command: Command) -> str:
+def _explain_signal(end: WorkerEnd, command: Command) -> str:
     """Return what the machine knows about a signal sent by the kernel."""
     number = -end.exitcode if end.exitcode < 0 else end.exitcode - 128
     if number == signal.SIGBUS:
@@ -388,7 +392,7 @@ def _of_signal(end: WorkerEnd, command: Command) -> str:
     return exit_evidence.cpu_limit() if number == signal.SIGXCPU else ""
 
 
-def _of_report(
+def _explain_exception(
     failure: Failure, stderr: str, logs: Logs, command: Command, local_world_size: int
 ) -> str:
     """Return what the machine knows about a worker's exception."""
@@ -408,7 +412,7 @@ def _of_report(
     return exit_evidence.full_disks(texts, (".", log, temporary))
 
 
-def _of_disk(end: WorkerEnd, log: str) -> str:
+def _explain_full_disk(end: WorkerEnd, log: str) -> str:
     """Return a note if a worker's output may have been lost because of a full disk (statvfs(3))."""
     if end.stop_signal or end.exitcode < 0 or not log:
         return ""
@@ -421,15 +425,15 @@ def _of_disk(end: WorkerEnd, log: str) -> str:
     return "the disk of its log is full; output may be lost" if full else ""
 
 
-def _of_memory(end: WorkerEnd, stderr: str, workers: Workers) -> str:
+def _explain_sigkill(end: WorkerEnd, stderr: str, workers: Workers) -> str:
     """Return the kernel's report on a SIGKILL that the agent did not send."""
     if end.stop_signal:
         return ""
     if end.exitcode == -signal.SIGKILL:
-        found = workers.oom_kills.of_worker(workers.pids.get(end.local_rank, 0), end.at)
+        found = workers.oom_kills.explain_kill(workers.pids.get(end.local_rank, 0), end.at)
         return exit_evidence.hard_cpu_limit() or found if found.startswith(NOBODY) else found
     is_shell = end.exitcode == 128 + signal.SIGKILL
     is_silent = end.exitcode > 0 and not stderr
     if is_shell or is_silent or _CHILD_KILLED in stderr:
-        return workers.oom_kills.of_child(end.at, is_worker=is_shell)
+        return workers.oom_kills.explain_child_kill(end.at, is_worker=is_shell)
     return ""

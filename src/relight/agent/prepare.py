@@ -92,7 +92,7 @@ def prepare(
     entrypoint.check_preload(spec.preload, python)
     local_world_size = _count_workers(spec, env)
     notes += entrypoint.check_streams(spec, local_world_size)
-    notes += check_ranks(spec, local_world_size) + entrypoint.late_flags(spec, given)
+    notes += check_ranks(spec, local_world_size) + entrypoint.misplaced_flags(spec, given)
     notes += entrypoint.local_rank_notes(spec, local_world_size, is_passed=local_rank_argument)
     if not _UNUSED.isdisjoint(env.variables):
         from relight.agent import unused_variables
@@ -258,10 +258,10 @@ def _tracking(spec: LaunchSpec, env: Environment, run_id: str) -> dict[str, str]
     """Return the --tracker variables. The run gets the job's id or, if several nodes each run as a
     job, the id that they share.
     """
-    from relight.agent.status.view import id_of
+    from relight.agent.status.view import format_job_id
     from relight.base import trackers
 
-    job = id_of(spec) if spec.runs_locally() else run_id
+    job = format_job_id(spec) if spec.runs_locally() else run_id
     own = env.variables.get(trackers.JOB_ID) or f"run://{trackers.SESSION}/{job}"
     return {trackers.JOB_ID: own, **trackers.variables(dict(spec.tracker))}
 

@@ -18,7 +18,7 @@ from relight.host.loop import Alarm, Loop
 from relight.processes.shared_pages import WorkerMemory
 from relight.processes.supervisor import Supervisor
 
-_LOOK_S, _LONGEST_LOOK_S = 0.002, 0.05
+_POLL_S, _LONGEST_POLL_S = 0.002, 0.05
 """Poll intervals for the workers' response, at first and after a while."""
 
 
@@ -49,7 +49,7 @@ class Recovery:
         self._on_recovered = on_recovered
         self._alarm = Alarm(loop, self._on_alarm)
         self._look: Callable[[], None] = lambda: None
-        self._look_s = _LOOK_S
+        self._look_s = _POLL_S
         self._count = 0
         """How often the workers have been told to leave their group."""
         self._failed_at = 0.0
@@ -107,14 +107,14 @@ class Recovery:
         self._alarm.set(None)
 
     def _watch(self, look: Callable[[], None]) -> None:
-        self._look, self._look_s = look, _LOOK_S
-        self._alarm.set_after(_LOOK_S)
+        self._look, self._look_s = look, _POLL_S
+        self._alarm.set_after(_POLL_S)
 
     def _on_alarm(self) -> None:
         self._look()
 
-    def _look_again(self) -> None:
-        self._look_s = min(self._look_s * 1.1, _LONGEST_LOOK_S)
+    def _poll_again(self) -> None:
+        self._look_s = min(self._look_s * 1.1, _LONGEST_POLL_S)
         self._alarm.set_after(self._look_s)
 
     def _see_leaving(self, supervisor: Supervisor, hanging: Collection[int]) -> None:
@@ -127,7 +127,7 @@ class Recovery:
         left = self._memory().have_left(self._count).difference(hanging)  # `hanging` are killed
         self._late = set(supervisor.alive) - left
         if self._late:
-            self._look_again()
+            self._poll_again()
         else:
             self._look = lambda: None
             supervisor.step(SurvivorsLeft())
@@ -136,7 +136,7 @@ class Recovery:
         memory, size = self._memory(), len(supervisor.workers.ranks)
         running = memory.have_joined(self._count) | (memory.have_begun() & set(replaced))
         if len(running) < size:
-            self._look_again()
+            self._poll_again()
             return
         self._alarm.set(None)
         self._look = lambda: None

@@ -18,7 +18,7 @@ from relight.agent.agent_config import AgentConfig
 from relight.agent.group import LocalLink
 from relight.agent.node import Node
 from relight.agent.worker_group import AgentContext, GenerationResult, WorkerGroup
-from relight.base.errors import EXIT_MACHINE, EXIT_PREEMPTED, exit_code_of_signal, signal_name
+from relight.base.errors import EXIT_MACHINE, EXIT_PREEMPTED, signal_exit_code, signal_name
 from relight.core.group.messages import JobEnded, NodeLeaving, NodeReady
 from relight.events.event_types import NotRestarting
 
@@ -60,7 +60,7 @@ class Leaving:
                 f"workers already checkpointed and exited; exit code {EXIT_PREEMPTED}"
             )
             return EXIT_PREEMPTED, f"the {reason}"
-        return exit_code_of_signal(number), f"the {reason}"
+        return signal_exit_code(number), f"the {reason}"
 
     def as_unfit(
         self, unfit: "HealthCheckFailure", outcome: GenerationResult, is_over: Callable[[], bool]
@@ -100,9 +100,9 @@ class Leaving:
             verdict_reason = "this node is preempted"
             wait = is_over if workers.saves else None  # other nodes may still be saving
             return self._give_up(workers, outcome, reason, verdict_reason, wait)
-        self._link.send(NodeLeaving(reason, waits=workers.ended_well))
-        if not workers.ended_well:
-            code = exit_code_of_signal(signal.SIGTERM)
+        self._link.send(NodeLeaving(reason, waits=workers.has_succeeded))
+        if not workers.has_succeeded:
+            code = signal_exit_code(signal.SIGTERM)
             self._journal.say(f"preempted: workers had to be stopped; exit code {code}")
             return code, f"the node is preempted: {why}"
         self._node.wait_for_saving(is_over)
@@ -138,7 +138,7 @@ class Leaving:
         failure = end.symptom or end.root
         if path and failure is not None:  # set by a program that runs this agent as its worker
             workers = node.workers
-            ours = workers is not None and workers.is_of(failure)
+            ours = workers is not None and workers.owns_failure(failure)
             logs = workers.logs if workers and ours else None
             postmortem.tell_parent(
                 path, failure, logs, end.headline if env.get(postmortem.JOB) else ""

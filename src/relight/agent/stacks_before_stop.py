@@ -23,7 +23,7 @@ def read(supervisor: Supervisor) -> None:
     workers.doing.update(doing(_alive(supervisor), are_frozen=supervisor.are_frozen))
 
 
-def look_closer(
+def collect_hang_evidence(
     loop: Loop,
     supervisor: Supervisor,
     env: Environment,

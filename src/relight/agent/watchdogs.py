@@ -183,7 +183,7 @@ class Watchdogs:
         started by one.
         """
         workers = self._supervisor.workers
-        local_rank = workers.worker_of(pid)
+        local_rank = workers.find_worker(pid)
         if local_rank is None:
             return
         if workers.pids.get(local_rank) == pid:
@@ -194,7 +194,7 @@ class Watchdogs:
         name = signal_name(number)
         self._journal.say(f"sending {name} to pid {pid}, {whose}: its timer {scope} expired")
         try:
-            system.signal_if(pid, number, lambda: workers.worker_of(pid) is not None)
+            system.signal_if(pid, number, lambda: workers.find_worker(pid) is not None)
         except OSError:
             pass  # it has just exited, or the pid now belongs to another user
 

@@ -164,7 +164,7 @@ class WorkerGroup:
         self._job = job
         self._send = send
         self._early_exits: EarlyExits | None = None
-        self._early_alarm = Alarm(services.loop, self._tell_early_exits)
+        self._early_alarm = Alarm(services.loop, self._report_early_exits)
         self._memory: WorkerMemory | None = None
         self._progress = GenerationResult()
         self._suspects_peer = False
@@ -185,7 +185,7 @@ class WorkerGroup:
                 job.command.spec,
                 self._directory(),
             )
-            self.logs.program_of = self._program_of
+            self.logs.inspect_program = self._inspect_program
             self.logs.on_late = self.show_tracebacks
             self._plans.extend(self._plan(each) for each in ranks.assign(formed.place))
         except OSError as error:
@@ -239,8 +239,8 @@ class WorkerGroup:
         self._services.journal.clear_status()
         if supervisor.alive and supervisor.has_ended:
             self._services.journal.say(supervisor.explain())
-        if self.ended_well and self.stopped_by is None and not signals:
-            self._tell_left_running(supervisor)
+        if self.has_succeeded and self.stopped_by is None and not signals:
+            self._report_leftovers(supervisor)
         if not self.has_survivors:
             self._close(supervisor)
         arrivals.cancel()
@@ -259,7 +259,7 @@ class WorkerGroup:
             if saved:
                 number = self.formed.generation.number
                 self._services.journal.record(CheckpointFound(number, last / 1e9))
-        matters = self._memory is not None or job.run_directory or not self.ended_well
+        matters = self._memory is not None or job.run_directory or not self.has_succeeded
         if matters and self._has_memory():
             self.had_called = self.has_survivors or self.memory.calls() > 0
             if not self.has_survivors:
@@ -326,7 +326,7 @@ class WorkerGroup:
         """Kill all remaining processes."""
         self._is_closed = True
         if not supervisor.workers.close(self._job.grace_s):
-            self._tell_left(supervisor)
+            self._report_unkillable(supervisor)
 
     def _replace(self, supervisor: Supervisor) -> None:
         """Start workers to replace those that have ended, and let the others join them."""
@@ -340,9 +340,7 @@ class WorkerGroup:
         fork = None if preload is None or not missing else preload.fork_beside()
         supervisor.replace(missing, [each.rank for each in assignments], fork)
         variables = {
-            each.local_rank: worker_command.variables_of_group(
-                command, self.formed.generation, each
-            )
+            each.local_rank: worker_command.group_variables(command, self.formed.generation, each)
             for each in assignments
             if each.local_rank in alive
         }
@@ -405,7 +403,7 @@ class WorkerGroup:
         directory = self._job.run_directory or self._services.scratch.make()
         return directory and attempt_directory(directory, generation.restart, generation.number)
 
-    def _tell_left(self, supervisor: Supervisor) -> None:
+    def _report_unkillable(self, supervisor: Supervisor) -> None:
         """Report the processes left behind because they can't be killed."""
         from relight.events.event_text import named
 
@@ -415,7 +413,7 @@ class WorkerGroup:
             "still hold memory, ports or devices"
         )
 
-    def _tell_left_running(self, supervisor: Supervisor) -> None:
+    def _report_leftovers(self, supervisor: Supervisor) -> None:
         """Report which leftover processes of successful workers are killed now, because users may
         not expect that. Processes of multiprocessing and torch exit by themselves soon after their
         worker.
@@ -441,10 +439,10 @@ class WorkerGroup:
     def _record_steps(self) -> None:
         """Record training progress if anything uses it."""
         journal, generation = self._services.journal, self.formed.generation
-        if self.ended_well and not journal.listeners:
+        if self.has_succeeded and not journal.listeners:
             return
         step = self.memory.step() if self._has_memory() else None
-        if not self.ended_well:
+        if not self.has_succeeded:
             self._progress = GenerationResult(step=step)
         span = self.memory.span() if step is not None else None
         if step is not None and span is not None:
@@ -512,7 +510,7 @@ class WorkerGroup:
         ]  # fmt: skip
         return shared(waiting, now)
 
-    def is_of(self, failure: Failure) -> bool:
+    def owns_failure(self, failure: Failure) -> bool:
         """Return whether the failed worker belongs to this group."""
         supervisor = self.supervisor
         return supervisor is not None and (
@@ -574,7 +572,7 @@ class WorkerGroup:
         else:
             self._is_hung = True
             loop, env = self._services.loop, self._job.command.env
-            stacks_before_stop.look_closer(
+            stacks_before_stop.collect_hang_evidence(
                 loop, supervisor, env, stop.limit_s, lambda s: self._stop_in(s, stop)
             )
 
@@ -662,7 +660,7 @@ class WorkerGroup:
             self._memory.release()
 
     @property
-    def ended_well(self) -> bool:
+    def has_succeeded(self) -> bool:
         """Whether all workers have exited with 0."""
         supervisor = self.supervisor
         return supervisor is not None and supervisor.has_ended and not supervisor.core.failed
@@ -766,12 +764,12 @@ class WorkerGroup:
             if not event.exitcode and self._early_alarm.when is None:
                 self._early_alarm.set_after(_FINISHED_S if self._early_exits is None else 0.0)
 
-    def _tell_early_exits(self) -> None:
+    def _report_early_exits(self) -> None:
         """Print which ranks have finished if others are still running and not meant to stop."""
         supervisor = self.supervisor
         if supervisor is None or not supervisor.is_running or self.stopped_by is not None:
             return
-        from relight.core.group.early_exits import EarlyExits, of_ranks
+        from relight.core.group.early_exits import EarlyExits, describe_ranks
         from relight.processes import breakpoints
 
         # Don't interrupt a debugger session: the user already knows why that rank is waiting.
@@ -787,20 +785,20 @@ class WorkerGroup:
         running = [rank_of[local_rank] for local_rank in supervisor.alive]
         if running and found.is_due(now):
             where = " on this node" if self.formed.place.group_world_size > 1 else ""
-            self._services.journal.say(of_ranks([*found.at], found.ages(now), running, where))
+            self._services.journal.say(describe_ranks([*found.at], found.ages(now), running, where))
         self._early_alarm.set(found.deadline())
 
-    def _program_of(self, local_rank: int) -> "Program":
+    def _inspect_program(self, local_rank: int) -> "Program":
         """Return what a worker that printed a traceback is doing."""
         from relight.core.diagnosis.printed_traceback import Program
-        from relight.stacks.worker_state import program_of
+        from relight.stacks.worker_state import inspect_program
 
         supervisor = self.supervisor
         if supervisor is None or local_rank not in supervisor.workers.pids:
             return Program.UNSEEN
         if local_rank not in supervisor.alive:
             return Program.LEFT
-        return program_of(supervisor.workers.pids[local_rank])
+        return inspect_program(supervisor.workers.pids[local_rank])
 
     def _watch(self, supervisor: Supervisor) -> "Watchdogs":
         """Return the watchdogs; start them if necessary."""
@@ -874,7 +872,7 @@ class WorkerGroup:
             self._suspects_peer = True
             stacks_before_stop.read(supervisor)
         else:
-            self.logs.look_before_stop(event.local_rank)
+            self.logs.inspect_before_stop(event.local_rank)
 
 
 def _unwritable(error: OSError, local_rank: int) -> MachineError:

@@ -30,10 +30,10 @@ from relight.api.function import (
     check_list,
     check_texts,
     copy_output,
+    job_variables,
     signals_held,
     start_agent,
     time_limit,
-    variables_of_job,
 )
 from relight.base import env as environment
 from relight.base import exit_signals
@@ -45,7 +45,7 @@ from relight.base.errors import (
     RelightError,
     UsageError,
     describe_bug,
-    exit_code_of_signal,
+    signal_exit_code,
     signal_name,
 )
 from relight.core.failure import Failure
@@ -199,7 +199,7 @@ def _checked(spec: RunSpec) -> tuple[list[str], dict[str, str]]:
         raise UsageError(f"script={spec.script!r}: expected a string", hint=f"'{spec.script}'")
     if not isinstance(spec.module, bool):
         raise UsageError(f"module={spec.module!r}: expected True or False")
-    variables = {**variables_of_job(), **spec.env}
+    variables = {**job_variables(), **spec.env}
     words, env = spec.command_line(), Environment(variables)
     parsed = parse(words, env, site=site.load(env))
     if parsed.command != (spec.script, *spec.args):
@@ -245,7 +245,7 @@ class _Job:
         if self._on_event is not None:
             self._on_event(event)
 
-    def take_end(self, end: JobEnded | None, failures: tuple[Failure, ...]) -> None:
+    def record_end(self, end: JobEnded | None, failures: tuple[Failure, ...]) -> None:
         """Store the agent's final report."""
         self._end, self._failures = end, failures
 
@@ -304,7 +304,7 @@ def _run_child(
             if isinstance(message, RelightError):
                 refusal = message
             elif isinstance(message, _JobEnd):
-                job.take_end(*message)
+                job.record_end(*message)
             else:
                 job.take(message)
         agent.wait()
@@ -317,7 +317,7 @@ def _run_child(
             reader.join()
     if refusal is not None:
         raise refusal
-    return job.result(*_how_it_ended(agent, job.exit_code), stopped_after_s)
+    return job.result(*_describe_exit(agent, job.exit_code), stopped_after_s)
 
 
 def _start_child(
@@ -407,7 +407,7 @@ def _stop(agent: "subprocess.Popen[bytes]") -> None:
             continue
 
 
-def _how_it_ended(agent: "subprocess.Popen[bytes]", told: int | None) -> tuple[int, str]:
+def _describe_exit(agent: "subprocess.Popen[bytes]", told: int | None) -> tuple[int, str]:
     """Return an agent's exit code and a description of how it ended.
 
     subprocess reports 0 for a child whose status is lost, for example in a program that ignores
@@ -423,7 +423,7 @@ def _how_it_ended(agent: "subprocess.Popen[bytes]", told: int | None) -> tuple[i
     code = code or told or 0
     if code < 0:
         how = f"the agent (pid {agent.pid}) was killed by {signal_name(-code)}"
-        return exit_code_of_signal(-code), how
+        return signal_exit_code(-code), how
     return code, f"the agent (pid {agent.pid}) exited with code {code}"
 
 
@@ -442,7 +442,7 @@ def entry(fd: int) -> NoReturn:
             while data:
                 data = data[os.write(fd, data) :]
 
-    def tell_event(event: Event) -> None:
+    def send_event(event: Event) -> None:
         tell(event)
         if isinstance(event, Ended):
             tell(_JobEnd(agent.node.end, agent.node.failures))
@@ -452,7 +452,7 @@ def entry(fd: int) -> NoReturn:
         env = environment.read()
         parsed = parse(sys.argv[2:], env, site=site.load(env))
         agent = make_agent(to_spec(parsed), parsed.given, env)
-        agent.journal.listeners.append(lambda recorded: tell_event(recorded.event))
+        agent.journal.listeners.append(lambda recorded: send_event(recorded.event))
         code = agent.run()
     except RelightError as error:
         tell(error)
@@ -484,7 +484,7 @@ def _run_here(
         if isinstance(event, SignalReceived):
             received.append(event.number)
         if isinstance(event, Ended):
-            job.take_end(agent.node.end, agent.node.failures)
+            job.record_end(agent.node.end, agent.node.failures)
         try:
             job.take(event)
         except BaseException as error:

@@ -28,7 +28,7 @@ from relight.api.function_results import RemoteTraceback as RemoteTraceback
 from relight.base import env as environment
 from relight.base.errors import MachineError, UsageError
 from relight.base.text import closest_match, did_you_mean
-from relight.base.values import MOST_SECONDS, parse_nproc, whole
+from relight.base.values import MAX_SECONDS, parse_nproc, whole
 from relight.flags.spec import FLAGS
 from relight.host import scratch
 from relight.host.files import remove_tree
@@ -110,7 +110,7 @@ def launch(
         raise UsageError(f"nnodes={nodes}, but there are {len(hosts)} hosts; each takes one node")
     if ssh and not hosts:
         raise UsageError("ssh has no effect without hosts")
-    variables = {**variables_of_job(), **(env or {})}
+    variables = {**job_variables(), **(env or {})}
     if nodes > 1:  # keeps other users of this machine out of the job
         variables.setdefault(TOKEN, secrets.token_hex(16))
     packed = pack(function, args, kwargs, hosts)
@@ -129,7 +129,7 @@ def launch(
             warm = warm_flags(flags, variables)
             command = [*program, *asked, *_meeting(nodes), *warm, *flags, *worker]
             exit_codes = _run([command] * nodes, variables, refusal)
-        return collect(directory, name_of(function), exit_codes, refusal)
+        return collect(directory, function_name(function), exit_codes, refusal)
 
 
 def pack(
@@ -149,7 +149,7 @@ def pack(
         check.load()
     except Exception as error:
         raise UsageError(
-            f"{name_of(function)} and its arguments can't be sent to workers: {error}",
+            f"{function_name(function)} and its arguments can't be sent to workers: {error}",
             hint=(
                 "pip install cloudpickle for functions defined outside a module; open files, "
                 "locks and sockets can't be sent"
@@ -172,7 +172,7 @@ def put(packed: bytes, directory: str) -> None:
         file.write(packed)
 
 
-def variables_of_job() -> dict[str, str]:
+def job_variables() -> dict[str, str]:
     """Return this process's environment variables for a job that it starts. If this process is
     itself a worker, the variables set by the outer job are left out.
     """
@@ -199,7 +199,7 @@ def job_directory() -> Iterator[str]:
 
 def _script(name: str, hosts: Sequence[str]) -> main_module.MainModule:
     """Return the module that workers import instead of `__main__` to find its definitions."""
-    found = main_module.of_this_process()
+    found = main_module.detect_main_module()
     if hosts:
         why = "which workers on other hosts can't import"
     elif found is None:
@@ -237,7 +237,7 @@ def check_call(
             f"{function!r} can't be called: relight.{caller.__name__} takes a function",
             hint="use `relight run` to start a script",
         )
-    name = name_of(function)
+    name = function_name(function)
     try:
         # A decorator may accept different arguments from the function that it wraps.
         signature = inspect.signature(function, follow_wrapped=False)
@@ -268,7 +268,7 @@ def _keyword_hint(word: str, caller: Callable[..., Any], own: Sequence[str]) -> 
     return did_you_mean(word, own, f"relight.{caller.__name__} takes: {', '.join(own)}")
 
 
-def name_of(function: Callable[..., Any]) -> str:
+def function_name(function: Callable[..., Any]) -> str:
     """Return a human-readable name for a function."""
     while isinstance(function, partial):
         function = function.func
@@ -337,9 +337,9 @@ def time_limit(name: str, value: Any) -> float | None:
     is_number = isinstance(value, Real) and not isinstance(value, bool)
     if value is None or (is_number and value == float("inf")):
         return None
-    if not is_number or not 0 < value <= MOST_SECONDS:
+    if not is_number or not 0 < value <= MAX_SECONDS:
         raise UsageError(
-            f"{name}={value!r}: expected seconds, above 0 and at most {MOST_SECONDS:.0f}",
+            f"{name}={value!r}: expected seconds, above 0 and at most {MAX_SECONDS:.0f}",
             hint=f"use {name}=None for no limit",
         )
     return float(value)
@@ -476,7 +476,7 @@ def copy_output(source: Any, name: str, refusal: LaunchRefusal | None = None) ->
     """Copy output to the current `sys` stream, which in a notebook belongs to the running cell."""
     with source:
         for line in source:
-            if name == "stderr" and refusal and refusal.takes(line.decode(errors="replace")):
+            if name == "stderr" and refusal and refusal.matches(line.decode(errors="replace")):
                 continue
             stream = getattr(sys, name)
             with contextlib.suppress(OSError, ValueError):  # closed or broken stream

@@ -53,7 +53,7 @@ def run(
         RelightError: if a host can't run the job; nothing was started.
     """
     word = secrets.token_hex(8)
-    role = role_of(_ROLE, word, flags, len(hosts), variables)
+    role = make_role(_ROLE, word, flags, len(hosts), variables)
     options = {**cfg, "hosts": list(hosts), "workspace": directory}
     with Runner() as runner:
         handle = find_job(runner.submit(AppDef(_ROLE, [role]), scheduler="ssh", cfg=options))
@@ -75,7 +75,7 @@ def run(
     return [each.exitcode or 0 for each in found.replicas] if found.exitcode else [0]
 
 
-def role_of(
+def make_role(
     name: str, word: str, flags: Sequence[str], hosts: int, variables: Mapping[str, str]
 ) -> Role:
     """Return the role of an ssh job whose workspace is the directory of a call.
@@ -101,7 +101,7 @@ def role_of(
     )
 
 
-def word_of(app_id: str) -> str:
+def attach_marker(app_id: str) -> str:
     """Return the marker for a job that another process may attach to."""
     return f"result-of-{app_id}"
 

@@ -29,7 +29,7 @@ class LaunchRefusal:
         self.hint = ""
         self._directory = directory
 
-    def takes(self, line: str) -> bool:
+    def matches(self, line: str) -> bool:
         """Return whether this stderr line is the error message, which becomes part of the
         exception.
         """

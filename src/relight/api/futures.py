@@ -30,7 +30,7 @@ _QUERY_SHARE = 20
 """State queries may use up to 1/N of the time, where N is this number; status updates may be
 delayed by the same fraction of the time since the last change.
 """
-_LEAST_PAUSE_S, _MOST_PAUSE_S, _MOST_PAUSE_OF_SLURM_S = 0.02, 0.5, 10.0
+_MIN_PAUSE_S, _MAX_PAUSE_S, _MAX_SLURM_PAUSE_S = 0.02, 0.5, 10.0
 _LATE_S = 60.0
 """How long to wait for the results of a finished Slurm job to become visible: NFS clients cache
 directories for up to 60 s (nfs(5), acdirmax).
@@ -152,7 +152,7 @@ class Future(concurrent.futures.Future[Any]):
             if not isinstance(self._job, Started):
                 self.start_if_possible()
             elif not self.done():
-                self._take(self._job, status)
+                self._update(self._job, status)
         except Exception as error:
             # The scheduler, or this machine, may recover.
             if not (isinstance(error, MachineError | OSError) and self.handle):
@@ -167,7 +167,7 @@ class Future(concurrent.futures.Future[Any]):
             if not self.done():
                 self.set_exception(error)
 
-    def _take(self, job: Started, status: AppStatus | None) -> None:
+    def _update(self, job: Started, status: AppStatus | None) -> None:
         is_slurm, unknown = job.handle.startswith(SLURM), AppState.UNKNOWN
         if status is None or status.state.is_over or status.state is unknown:
             status = self.runner.status(job.handle)  # may be read from its files; records the end
@@ -214,18 +214,18 @@ def _follow(scheduler: str, watched: list[Future]) -> None:
     changed = time.monotonic()
     while True:
         start = time.monotonic()
-        if _look(scheduler, [*watched]):
+        if _refresh(scheduler, [*watched]):
             changed = start
         with _lock:
             watched[:] = [each for each in watched if not each.done()]
             if not watched:
                 return
         now = time.monotonic()
-        pause = max((now - changed) / _QUERY_SHARE, (now - start) * _QUERY_SHARE, _LEAST_PAUSE_S)
-        time.sleep(min(pause, _MOST_PAUSE_OF_SLURM_S if scheduler == SLURM else _MOST_PAUSE_S))
+        pause = max((now - changed) / _QUERY_SHARE, (now - start) * _QUERY_SHARE, _MIN_PAUSE_S)
+        time.sleep(min(pause, _MAX_SLURM_PAUSE_S if scheduler == SLURM else _MAX_PAUSE_S))
 
 
-def _look(scheduler: str, futures: Sequence[Future]) -> bool:
+def _refresh(scheduler: str, futures: Sequence[Future]) -> bool:
     """Update futures; return whether any of them changed."""
     ids = {future.handle: find_job(future.handle).app_id for future in futures if future.handle}
     try:
@@ -249,7 +249,7 @@ def attach(handle: str) -> Future:
     """
     job = find_job(handle)
     app_id, _, index = job.app_id.partition("_" if job.scheduler == SLURM else "/")
-    record = submitted.record_of(Handle(job.scheduler, job.session, app_id))
+    record = submitted.find_record(Handle(job.scheduler, job.session, app_id))
     directory = ""
     if record is not None:
         top = call_directory(record["id"], record["cfg"], record["directory"])
@@ -258,7 +258,7 @@ def attach(handle: str) -> Future:
         raise UsageError(
             f"{job} was not started with relight.submit or relight.map", hint="see relight list"
         )
-    word = function_hosts.word_of(record["id"]) if job.scheduler == "ssh" else ""
+    word = function_hosts.attach_marker(record["id"]) if job.scheduler == "ssh" else ""
     future = Future(Runner(), record["name"], Started(str(job), directory, word))
     watch(job.scheduler, [future])
     return future

@@ -22,10 +22,10 @@ from relight.api.function import (
     check_list,
     check_number,
     check_texts,
-    name_of,
+    function_name,
+    job_variables,
     pack,
     put,
-    variables_of_job,
 )
 from relight.api.futures import ROLE, SLURM, Future, Place, Started, call_directory, watch
 from relight.base.env import Environment
@@ -154,7 +154,7 @@ def _start(
     main_module.refuse_while_importing(caller)
     for args in calls:
         check_call(function, args, kwargs, submit)
-    jobs = _Jobs(caller, name_of(function), options)
+    jobs = _Jobs(caller, function_name(function), options)
     places = deque(jobs.places(at_once))
     packed = [pack(function, args, kwargs, options.hosts) for args in calls]
     if not packed:
@@ -197,14 +197,14 @@ class _Jobs:
         asked = options.scheduler or ("ssh" if options.hosts else "")
         self.scheduler = self.runner.scheduler_name(asked)
         self.kind = self.runner.scheduler(self.scheduler).name
-        self._values = self.runner.cfg_of(self.scheduler, self._cfg)
+        self._values = self.runner.resolve_cfg(self.scheduler, self._cfg)
         self._check()
         self._flags = [f"--nproc-per-node={options.nproc_per_node}",
                        f"--max-restarts={options.max_restarts}",
                        *["--tee=3"] * (str(options.nproc_per_node) != "1"),
                        *["--standalone"] * (self._nodes == 1 and self.kind != "ssh"),
                        *options.flags]  # fmt: skip
-        env = Environment({**variables_of_job(), **self._env})
+        env = Environment({**job_variables(), **self._env})
         parsed = parse([*self._flags, "-m", WORKER], env, site=site.load(env))
         if parsed.command != (WORKER,):
             raise UsageError(f"flags={[*options.flags]!r}: {parsed.command[0]!r} is not a flag")
@@ -275,9 +275,9 @@ class _Jobs:
         app_id = records.new_id(self.name)
         directory = call_directory(app_id, self._values, os.getcwd())
         cfg, env = {**self._cfg, **place.cfg}, {**self._env, **place.env}
-        word = function_hosts.word_of(app_id) if self.kind == "ssh" else ""
+        word = function_hosts.attach_marker(app_id) if self.kind == "ssh" else ""
         if word:
-            role = function_hosts.role_of(ROLE, word, self._flags, len(cfg["hosts"]), env)
+            role = function_hosts.make_role(ROLE, word, self._flags, len(cfg["hosts"]), env)
             cfg["workspace"] = directory
         else:
             args = ["-m", "relight", "run", *self._flags, "-m", WORKER, directory]

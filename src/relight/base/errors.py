@@ -104,7 +104,7 @@ def format_exception_oneline(error: BaseException) -> str:
     return f"{said} (at {' < '.join(places[: -_PLACES - 1 : -1])})"
 
 
-def exit_code_of_signal(number: int) -> int:
+def signal_exit_code(number: int) -> int:
     """Return the exit code of a process that was ended by signal `number`."""
     return EXIT_SIGNAL_BASE + number
 

@@ -23,7 +23,7 @@ from functools import cache, partial
 from types import UnionType
 from typing import Any, NoReturn
 
-from relight.base.values import MOST_SECONDS
+from relight.base.values import MAX_SECONDS
 
 MAX_NAME = 255
 """The maximum length of a name, as for DNS host names (RFC 1035)."""
@@ -79,7 +79,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "join_timeout_s": _SECONDS,
     "exit_barrier_s": _SECONDS,
     "rejoin_grace_s": _SECONDS,
-    "lost_after_s": (0.1, MOST_SECONDS),
+    "lost_after_s": (0.1, MAX_SECONDS),
     "segment": _SIZE,
     "restart_window_s": _SECONDS,
     "restart_on": (1, 255),
@@ -88,8 +88,8 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "stopping_s": _SECONDS,
     "printed_s": _SECONDS,
     "step_age_s": _SECONDS,
-    "every_s": (0.1, MOST_SECONDS),
-    "extra_s": (0, MOST_SECONDS),
+    "every_s": (0.1, MAX_SECONDS),
+    "extra_s": (0, MAX_SECONDS),
     "createdIndex": (1, 1 << 62),
     "ttl_s": _SECONDS,
     "grace_s": _SECONDS,

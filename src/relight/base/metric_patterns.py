@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from re import _constants, _parser  # type: ignore[attr-defined]
 from typing import Any
 
-_MOST_NAME = 24
+_MAX_NAME = 24
 """The same limit as for names in `relight.worker.report`."""
-_MOST_LINE = 500
+_MAX_LINE = 500
 """How many characters of a line are searched."""
 
 
@@ -35,16 +35,16 @@ class MetricFinder:
         """
         found: dict[str, float] = {}
         for line in reversed(output.splitlines(keepends=True)):
-            found = dict(self._of_line(line)) | found
+            found = dict(self._match_line(line)) | found
             if len(found) == len(self.names):
                 break
         return found
 
-    def _of_line(self, line: str) -> Iterator[tuple[str, float]]:
+    def _match_line(self, line: str) -> Iterator[tuple[str, float]]:
         text = line.rstrip("\r\n")
         is_whole = text != line
         for pattern, groups in self._patterns:
-            for match in pattern.finditer(text[:_MOST_LINE]):
+            for match in pattern.finditer(text[:_MAX_LINE]):
                 for name, group in groups.items():
                     if is_whole or match.end(group) < len(text):
                         yield from _number(name, match[group])
@@ -78,8 +78,8 @@ def _compiled(text: str) -> tuple[re.Pattern[str], dict[str, int | str]]:
             "expected a group around the number, as in 'loss: ([0-9.]+)', or named groups, as in "
             "'(?P<loss>[0-9.]+)'"
         )
-    if long := [name for name in groups if len(name) > _MOST_NAME]:
-        raise ValueError(f"the name {long[0]} is longer than {_MOST_NAME} characters")
+    if long := [name for name in groups if len(name) > _MAX_NAME]:
+        raise ValueError(f"the name {long[0]} is longer than {_MAX_NAME} characters")
     return pattern, groups
 
 

@@ -69,7 +69,7 @@ def _shown(name: str, value: str) -> str:
     return HIDDEN if hidden else redact_text(value)
 
 
-def of_environment(variables: Mapping[str, str]) -> dict[str, str]:
+def redact_environment(variables: Mapping[str, str]) -> dict[str, str]:
     """Return the submitting process's variables to be recorded, with secrets hidden."""
     return redact_env({n: v for n, v in sorted(variables.items()) if n.startswith(_RECORDED)})
 

@@ -8,18 +8,18 @@ import signal
 from collections.abc import Callable
 from typing import NamedTuple
 
-from relight.base.errors import exit_code_of_signal
+from relight.base.errors import signal_exit_code
 from relight.base.text import closest_match
 
 STDOUT, STDERR = 1, 2
 """A worker's output streams as bits, as in `--redirects` and `--tee`; 3 means both."""
 
-MOST_SECONDS = 2e6
+MAX_SECONDS = 2e6
 """23 days. epoll can't wait much longer."""
-MOST_NODES = MOST_WORKERS = 1_000_000
-_MOST_DIGITS = 18
+MAX_NODES = MAX_WORKERS = 1_000_000
+_MAX_DIGITS = 18
 KEEP_WARM_S = 1800.0
-MOST_NAME = 60
+MAX_NAME = 60
 """The maximum length of a job name."""
 NO_LIMIT = -1
 """Represents a missing limit."""
@@ -32,7 +32,7 @@ running.
 
 STATUS_TOKEN = "RELIGHT_STATUS_TOKEN"  # noqa: S105  # not a secret, only a name
 """The variable with the token for status pages. If it is unset, each page generates its own."""
-_LEAST_TOKEN = 16
+_MIN_TOKEN = 16
 _TOKEN_LETTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._~+/-")
 _PUBLIC = "public"
 _NOT_IN_HOSTS = "/@,;[]${}<>'\"\\"
@@ -116,7 +116,7 @@ class HealthCheck(NamedTuple):
     names: tuple[BuiltinCheck, ...] = ()
 
     @property
-    def of_network(self) -> bool:
+    def checks_network(self) -> bool:
         """Whether the nodes check that they can reach each other."""
         return any(each.name == NETWORK for each in self.names)
 
@@ -159,7 +159,7 @@ class StreamChoice(NamedTuple):
     default: int
     by_rank: tuple[tuple[int, int], ...] = ()
 
-    def of(self, local_rank: int) -> int:
+    def streams_of_rank(self, local_rank: int) -> int:
         """Return a worker's streams as bits: 0, STDOUT, STDERR or both."""
         return dict(self.by_rank).get(local_rank, self.default)
 
@@ -181,8 +181,8 @@ def parse_nodes(text: str) -> Nodes:
         raise ValueError("there must be at least 1 node")
     if least > most:
         raise ValueError(f"the minimum, {least}, is above the maximum, {most}")
-    if most > MOST_NODES:
-        raise ValueError(f"there can be at most {MOST_NODES} nodes")
+    if most > MAX_NODES:
+        raise ValueError(f"there can be at most {MAX_NODES} nodes")
     return Nodes(least, most)
 
 
@@ -201,8 +201,8 @@ def parse_nproc(text: str) -> str:
         ) from None
     if count < 1:
         raise ValueError("there must be at least 1 worker on a node")
-    if count > MOST_WORKERS:
-        raise ValueError(f"there can be at most {MOST_WORKERS} workers on a node")
+    if count > MAX_WORKERS:
+        raise ValueError(f"there can be at most {MAX_WORKERS} workers on a node")
     return str(count)
 
 
@@ -264,9 +264,9 @@ def parse_status_token(text: str) -> str:
     """Parse the token for status pages. It must be valid in an HTTP header (RFC 6750, 2.1) and hard
     to guess.
     """
-    if len(text) < _LEAST_TOKEN or not set(text.rstrip("=")) <= _TOKEN_LETTERS:
+    if len(text) < _MIN_TOKEN or not set(text.rstrip("=")) <= _TOKEN_LETTERS:
         raise ValueError(
-            f"expected at least {_LEAST_TOKEN} characters of A-Z, a-z, 0-9 and ._~+/-, such as "
+            f"expected at least {_MIN_TOKEN} characters of A-Z, a-z, 0-9 and ._~+/-, such as "
             "from openssl rand -hex 32"
         )
     return text
@@ -300,7 +300,7 @@ def parse_event_handler(text: str) -> str:
     plug-in with that name.
     """
     if not text or any(c.isspace() or c in "/=," for c in text):
-        raise ValueError(_not_one_of(text or "''", EVENT_HANDLERS))
+        raise ValueError(_not_a_choice(text or "''", EVENT_HANDLERS))
     return text
 
 
@@ -309,7 +309,7 @@ def parse_backend(text: str) -> str:
     plug-in with that name.
     """
     if not text or any(c.isspace() or c in "/=," for c in text):
-        raise ValueError(_not_one_of(text or "''", BACKENDS))
+        raise ValueError(_not_a_choice(text or "''", BACKENDS))
     return text
 
 
@@ -389,7 +389,7 @@ def parse_signals(text: str) -> tuple[int, ...]:
         if name in fatal:
             raise ValueError(f"{name} can't be handled by any process")
         if name not in known:
-            raise ValueError(_not_one_of(name or "''", known))
+            raise ValueError(_not_a_choice(name or "''", known))
         numbers.append(int(signal.Signals[name]))
     return tuple(dict.fromkeys(numbers))
 
@@ -399,7 +399,7 @@ def parse_exit_codes(text: str) -> tuple[int, ...]:
     names = [each.name for each in signal.Signals]
     codes = []
     for part in (part.strip() for part in text.split(",")) if text else []:
-        code = exit_code_of_signal(signal.Signals[part]) if part in names else whole(part)
+        code = signal_exit_code(signal.Signals[part]) if part in names else whole(part)
         if code is None or not 1 <= code <= 255:
             meant = closest_match(part, names) if code is None else ""
             raise ValueError(
@@ -431,8 +431,8 @@ def parse_hang_timeout(text: str) -> HangTimeout | None:
         seconds = float(word)
     except ValueError:
         raise ValueError("expected a number of seconds, auto or off") from None
-    if not 1 <= seconds <= MOST_SECONDS:
-        raise ValueError(f"expected at least 1 second, and at most {MOST_SECONDS:.0f}")
+    if not 1 <= seconds <= MAX_SECONDS:
+        raise ValueError(f"expected at least 1 second, and at most {MAX_SECONDS:.0f}")
     return HangTimeout(seconds, seconds, adapts=False)
 
 
@@ -451,8 +451,8 @@ def parse_slow_ranks(text: str) -> float | None:
         seconds = float(word)
     except ValueError:
         raise ValueError("expected a number of seconds, on or off") from None
-    if not 10 <= seconds <= MOST_SECONDS:
-        raise ValueError(f"expected at least 10 seconds, and at most {MOST_SECONDS:.0f}")
+    if not 10 <= seconds <= MAX_SECONDS:
+        raise ValueError(f"expected at least 10 seconds, and at most {MAX_SECONDS:.0f}")
     return seconds
 
 
@@ -473,8 +473,8 @@ def parse_name(text: str) -> str:
         raise ValueError(
             "expected letters, digits, '_', '.' and '-', not beginning with '.' or '-'"
         )
-    if len(text) > MOST_NAME:
-        raise ValueError(f"expected at most {MOST_NAME} characters")
+    if len(text) > MAX_NAME:
+        raise ValueError(f"expected at most {MAX_NAME} characters")
     return text
 
 
@@ -494,7 +494,7 @@ def _check_by_name(text: str) -> BuiltinCheck:
     name, equals, size = text.partition("=")
     if name not in CHECKS:
         raise ValueError(
-            f"{_not_one_of(name or repr(''), tuple(CHECKS))} (a command contains a slash or a "
+            f"{_not_a_choice(name or repr(''), tuple(CHECKS))} (a command contains a slash or a "
             "space, such as ./check.sh)"
         )
     if not equals:
@@ -547,8 +547,8 @@ def parse_keep_warm(text: str) -> KeepWarm | None:
         seconds = float(word) * 60
     except ValueError:
         raise ValueError("expected minutes, on, off, or while:PID") from None
-    if not 0 < seconds <= MOST_SECONDS:
-        raise ValueError(f"expected minutes, above 0 and at most {MOST_SECONDS / 60:.0f}")
+    if not 0 < seconds <= MAX_SECONDS:
+        raise ValueError(f"expected minutes, above 0 and at most {MAX_SECONDS / 60:.0f}")
     return KeepWarm(seconds, 0)
 
 
@@ -607,8 +607,8 @@ def parse_restarts(text: str) -> RestartBudget:
     window_s = _time_s(time)
     if window_s is None:
         raise ValueError("expected N or N/TIME, such as 3 or 3/1h (units: s, m, h, d)")
-    if not 0 < window_s <= MOST_SECONDS:
-        raise ValueError(f"the time must be above 0 and at most {MOST_SECONDS / 86400:.0f} days")
+    if not 0 < window_s <= MAX_SECONDS:
+        raise ValueError(f"the time must be above 0 and at most {MAX_SECONDS / 86400:.0f} days")
     return RestartBudget(parse_count(count), window_s, f"/{time}")
 
 
@@ -666,7 +666,7 @@ def one_of(*words: str) -> Callable[[str], str]:
 
     def parse(text: str) -> str:
         if text not in words:
-            raise ValueError(_not_one_of(text, words))
+            raise ValueError(_not_a_choice(text, words))
         return text
 
     return parse
@@ -677,12 +677,12 @@ def _number(text: str) -> float:
         seconds = float(text)
     except ValueError:
         raise ValueError("expected a number of seconds") from None
-    if not seconds <= MOST_SECONDS:
-        raise ValueError(f"expected a finite number of seconds, at most {MOST_SECONDS:.0f}")
+    if not seconds <= MAX_SECONDS:
+        raise ValueError(f"expected a finite number of seconds, at most {MAX_SECONDS:.0f}")
     return seconds
 
 
-def _not_one_of(word: str, known: "tuple[str, ...] | list[str]") -> str:
+def _not_a_choice(word: str, known: "tuple[str, ...] | list[str]") -> str:
     meant = closest_match(word, known)
     return f"{word} is not one of {', '.join(known)}" + (
         f"; did you mean {meant}?" if meant else ""
@@ -693,7 +693,7 @@ def whole(text: str) -> int | None:
     """Return the number represented by at most 18 ASCII digits; None for any other text, such as
     `²` or text that is too long for `int`.
     """
-    return int(text) if text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS else None
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS else None
 
 
 def is_number(text: str) -> bool:

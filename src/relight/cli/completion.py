@@ -79,7 +79,7 @@ def main(argv: list[str]) -> int:
 def bash() -> str:
     """Return the completion script for bash."""
     cases = []
-    for command, flags in flags_of_commands().items():
+    for command, flags in command_flags().items():
         words = " ".join(f"--{flag.name}" for flag in flags)
         cases.append(f'            {command}:-*) words="{words}" ;;')
         more = _ARGUMENTS.get(command)
@@ -115,7 +115,7 @@ def fish() -> str:
         lines.append(
             f"complete -c relight -n __fish_use_subcommand -f -a {command} -d {_quoted(what)}"
         )
-    for command, flags in flags_of_commands().items():
+    for command, flags in command_flags().items():
         where = f"complete -c relight -n '__fish_seen_subcommand_from {command}'"
         for flag in flags:
             short = f" -s {flag.short}" if len(flag.short) == 1 else ""
@@ -124,7 +124,7 @@ def fish() -> str:
                 takes = f" -x -a {_quoted(' '.join(_schedulers()))}"
             lines.append(f"{where} -l {flag.name}{short}{takes} -d {_quoted(flag.help)}")
         if command == "submit":
-            lines += _options_of_fish()
+            lines += _fish_options()
         more = _ARGUMENTS.get(command)
         if more is not None:
             lines.append(f"{where} -a {_quoted(' '.join(more()))}")
@@ -134,7 +134,7 @@ def fish() -> str:
     return "\n".join(lines)
 
 
-def flags_of_commands() -> dict[str, tuple[Flag, ...]]:
+def command_flags() -> dict[str, tuple[Flag, ...]]:
     """Return the flags of each command, omitting commands without flags."""
     found: dict[str, tuple[Flag, ...]] = {"run": FLAGS, "launch": FLAGS}
     for name, module in JOB_COMMANDS.items():
@@ -158,7 +158,7 @@ def _options() -> dict[str, list[str]]:
     return {**found, "*": found[DEFAULT_SCHEDULER]}
 
 
-def _options_of_fish() -> Iterator[str]:
+def _fish_options() -> Iterator[str]:
     """Yield the lines that complete -cfg: a condition on the scheduler, and its option names."""
     for name, names in _options().items():
         is_it = f"string match -qr -- '(-s|--scheduler)[ =]*{name}' (commandline -c)"

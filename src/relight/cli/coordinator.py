@@ -45,7 +45,7 @@ from relight.rendezvous.discovery import (
 from relight.rendezvous.register_finder import RegisterFinder
 
 _FLUSH_S = 1.0
-_LOOK_S = 0.5
+_POLL_S = 0.5
 _DIAL_S = 1.0
 _TAKEN = ("rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf", "local-addr", "help", "verbose")
 _CHANGED: dict[str, dict[str, Any]] = {
@@ -92,7 +92,9 @@ def main(argv: list[str]) -> int:
         if not console.full:
             console.say(f"relight: {time.strftime('%H:%M:%S')} {text}")
 
-    loop.on_mistake = lambda what, error: say(InternalErrorEvent(what, describe_bug(error)).text)
+    loop.on_internal_error = lambda what, error: say(
+        InternalErrorEvent(what, describe_bug(error)).text
+    )
     stopped: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.on_signal(number, stopped.append)
@@ -105,7 +107,7 @@ def main(argv: list[str]) -> int:
     verbose = parsed.values["verbose"]
     if verbose:
         coordinator.on_job = lambda job, what: say(f"job {job}: {what}")
-        coordinator.on_group = partial(_tell_changes, say)
+        coordinator.on_group = partial(_log_state_changes, say)
     for note in (*notes, meeting.warning):
         if note:
             say(f"note: {note}")
@@ -197,7 +199,7 @@ class _Candidate(Seeker):
         self._finder.seek(may_host=True)
 
     def _seek_later(self) -> None:
-        self._loop.call_after(_LOOK_S, self._seek)
+        self._loop.call_after(_POLL_S, self._seek)
 
     def _on_look(self, refused: bool | Exception) -> None:
         if refused is True:
@@ -208,7 +210,7 @@ class _Candidate(Seeker):
         self._seek_later()
 
 
-def _tell_changes(say: Callable[[str], None], job: str, group: Group) -> None:
+def _log_state_changes(say: Callable[[str], None], job: str, group: Group) -> None:
     """Print each state change of a group."""
     group.on_change = lambda change: say(describe(change._replace(job=job)))
 

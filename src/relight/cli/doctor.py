@@ -22,7 +22,7 @@ from relight.flags.usage import flag_lines
 from relight.health import endpoint, inspection
 from relight.health import machine_findings as machine
 from relight.health.doctor_messages import Verdict
-from relight.health.finding import ERROR, OK, WARNING, Finding, in_order, lines_of, to_object
+from relight.health.finding import ERROR, OK, WARNING, Finding, format_finding, in_order, to_object
 from relight.host import env_fingerprint
 from relight.processes import interpreter
 from relight.rendezvous import backends
@@ -66,7 +66,7 @@ def main(argv: list[str]) -> int:
     python = interpreter.choose(env)
     known = _facts(spec, python)
     seen = inspection.read(env, known)
-    verdict = _network(spec, env, wait_s, {**known, **inspection.facts_of(seen)})
+    verdict = _network(spec, env, wait_s, {**known, **inspection.collect_facts(seen)})
     alone = spec.runs_locally() and not spec.rdzv_endpoint.host
     found = [*verdict.findings, *machine.judge(seen, alone=alone)]
     if parsed.values["json"]:
@@ -161,7 +161,7 @@ def _network(spec: LaunchSpec, env: Environment, wait_s: float, known: dict[str,
 def _print(found: list[Finding], verdict: Verdict, *, verbose: bool) -> None:
     wrong = [finding for finding in found if finding.level != OK]
     for finding in in_order(found if verbose else wrong):
-        print("\n".join(lines_of(finding)))
+        print("\n".join(format_finding(finding)))
     if wrong:
         errors = sum(finding.level == ERROR for finding in wrong)
         warnings = sum(finding.level == WARNING for finding in wrong)

@@ -22,7 +22,7 @@ from relight.sandbox.faults import Fault, Plan
 _OWN = (Flag("faults", parse_pattern, "", "FILE",
              "file with the faults to inject, one per line", from_env=False),)  # fmt: skip
 _FLAGS = (*_OWN, *FLAGS)
-_MOST_HOSTS = 64
+_MAX_HOSTS = 64
 _LARGEST_FILE = 1 << 20
 _OF_ONE_HOST = ("standalone", "node-rank", "master-addr", "local-addr")
 PAGE = Page(
@@ -69,7 +69,7 @@ def main(argv: list[str]) -> int:
     more = _derived(spec, parsed.given, count)
     _check(spec, parsed.given, count, env)
     plan = Plan(_faults(parsed.values["faults"], spec, count))
-    command = [sys.executable, "-m", "relight", "run", *_words(texts), *more, "--",
+    command = [sys.executable, "-m", "relight", "run", *_agent_flags(texts), *more, "--",
                spec.script, *spec.script_args]  # fmt: skip
     ahead = access.prefix()
     if ahead:
@@ -92,8 +92,8 @@ def _count(argv: Sequence[str]) -> tuple[int, list[str]]:
             f"the first argument of relight sandbox is the number of hosts, not {word}",
             hint=f"relight {PAGE.usage}",
         )
-    if not 1 <= number <= _MOST_HOSTS:
-        raise UsageError(f"a sandbox has 1 to {_MOST_HOSTS} hosts, not {word}")
+    if not 1 <= number <= _MAX_HOSTS:
+        raise UsageError(f"a sandbox has 1 to {_MAX_HOSTS} hosts, not {word}")
     return number, rest
 
 
@@ -147,7 +147,7 @@ def _faults(path: str, spec: LaunchSpec, count: int) -> list[Fault]:
     return faults.read(text, path, count, ranks=count * local_world_size)
 
 
-def _words(texts: Mapping[str, str]) -> list[str]:
+def _agent_flags(texts: Mapping[str, str]) -> list[str]:
     """Return the flags that are passed to each agent, as the user gave them."""
     switches = {flag.name for flag in FLAGS if flag.parse is None}
     own = {flag.name for flag in _OWN}

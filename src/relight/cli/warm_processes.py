@@ -27,7 +27,7 @@ def show(words: Sequence[str], *, as_json: bool) -> int:
     """Run `relight warm list`."""
     if words:
         raise UsageError(f"relight warm list takes flags only, not {words[0]}")
-    found, silent = _look()
+    found, silent = _query()
     _report(silent)
     if as_json:
         print_json([_as_object(each) for each in found.values()])
@@ -107,7 +107,7 @@ def stop(words: Sequence[str]) -> int:
                 f"relight warm stop takes pids, not {word}", hint="`relight warm` shows them"
             )
         wanted.add(pid)
-    described, silent = _look()
+    described, silent = _query()
     found: dict[int, Callable[[], object]] = {
         each.pid: partial(processes.stop, path) for path, each in described.items()
     }
@@ -145,7 +145,7 @@ def _ends(pid: int, end: Callable[[], object]) -> bool:
         process.close()
 
 
-def _look() -> tuple[dict[str, Description], list[int]]:
+def _query() -> tuple[dict[str, Description], list[int]]:
     """Return the responding warm processes by socket, and the pids of those that don't respond."""
     found, silent = {}, []
     for path in _directory().sockets():

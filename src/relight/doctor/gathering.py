@@ -36,7 +36,7 @@ from relight.health.doctor_messages import (
 )
 from relight.health.endpoint import COORDINATOR, DOCTOR
 from relight.health.finding import ERROR, WARNING, Finding
-from relight.health.inspection import addresses_of
+from relight.health.inspection import resolve_addresses
 from relight.health.probes import Prober, cookie_from, mtu_to
 from relight.host.loop import Loop, Timer
 from relight.net.connection import Connection, dial
@@ -78,10 +78,10 @@ def gather(settings: GatherSettings, say: Callable[[list[str]], None]) -> Verdic
     """
     loop, mistakes = Loop(), list[Finding]()
 
-    def on_mistake(what: str, error: Exception) -> None:
+    def on_internal_error(what: str, error: Exception) -> None:
         mistakes.append(Finding(WARNING, InternalErrorEvent(what, describe_bug(error)).text, ""))
 
-    loop.on_mistake = on_mistake
+    loop.on_internal_error = on_internal_error
     gathering = _Participant(loop, settings, say)
     try:
         gathering.open()
@@ -117,7 +117,7 @@ class _Participant(Seeker):
         self._timer: Timer | None = None
         self._limit: Timer | None = None
         self._refused = ""
-        self._came: tuple[str, ...] = ()
+        self._present: tuple[str, ...] = ()
         self._examination: _Examination | None = None
 
     @property
@@ -162,7 +162,7 @@ class _Participant(Seeker):
         found = [f for f in judged if f.level == ERROR or not self._refused]
         spoken = {answer.what for each in seen for answer in each.answers}
         level = ERROR
-        if self._came:
+        if self._present:
             reason = "the rendezvous ended without a verdict"
             remedy = "run it again; the node at the endpoint must keep running until the end"
         elif self._refused:
@@ -178,7 +178,7 @@ class _Participant(Seeker):
             if DOCTOR in spoken:
                 remedy = "run it again, at about the same time as on the others"
         found.insert(0, Finding(level, reason, "", "", remedy))
-        return Verdict(tuple(found), self._came)
+        return Verdict(tuple(found), self._present)
 
     def _wait(self, seconds: float) -> None:
         if self._limit is not None:
@@ -217,9 +217,9 @@ class _Participant(Seeker):
                 self._loop, address, self, hello, self._settings.meeting.security, timeout_s=_DIAL_S
             )
         except OSError:
-            self._again()
+            self._seek_later()
 
-    def _again(self) -> None:
+    def _seek_later(self) -> None:
         self._timer = self._loop.call_after(_RETRY_S, self._seek)
 
     def listen(self, sock: socket.socket) -> None:
@@ -244,7 +244,7 @@ class _Participant(Seeker):
         """
         chosen = self._settings.meeting.local_addr
         if chosen and not is_numeric(chosen):
-            chosen = next(iter(addresses_of(chosen)), "")
+            chosen = next(iter(resolve_addresses(chosen)), "")
         resolved = self.addresses
         if is_numeric(self._settings.meeting.host) or any(map(is_loopback, resolved)):
             resolved = []
@@ -276,7 +276,7 @@ class _Participant(Seeker):
         """Handle a message from the host."""
         match fields.message(FromHost, message):
             case NodesPresent(hosts):
-                self._came = hosts
+                self._present = hosts
                 self._say(list(hosts))
                 self._wait(self._settings.wait_s + _VERDICT_S)
             case NodeRefused(why):
@@ -303,7 +303,7 @@ class _Participant(Seeker):
             self._stop()
         elif self.verdict is None:
             self._finder.failed(refused=connection.refused, working=False)
-            self._again()
+            self._seek_later()
 
     def _begin(self, connection: Connection, begin: StartProbes) -> None:
         if self._examination is not None or self._prober is None:
@@ -327,12 +327,12 @@ class _Examination:
         self.began_at = loop.now()
         self._loop = loop
         self._connection = connection
-        self._asked_at: dict[int, float] = {}
+        self._requested_at: dict[int, float] = {}
         self._clock: tuple[float, float] | None = None
-        self._clock_known = False
+        self._clock_is_known = False
         self._found: dict[int, Probe] | None = None
         self._timer: Timer | None = None
-        self._ask_for_time()
+        self._request_time()
 
     def close(self) -> None:
         if self._timer is not None:
@@ -341,27 +341,27 @@ class _Examination:
     def take_probes(self, found: dict[int, Probe]) -> None:
         """Report these results, waiting only briefly for the clock comparison."""
         self._found = found
-        if self._clock_known:
+        if self._clock_is_known:
             self._send_report()
         else:
             self._timer = self._loop.call_after(_LAST_CLOCK_S, self._send_report)
 
     def compare_clocks(self, number: int, time_s: float | None) -> None:
         """Record the clock offset, whose error is at most half the round-trip time."""
-        if number not in self._asked_at or time_s is None:
+        if number not in self._requested_at or time_s is None:
             raise Malformed("unexpected clock message")
-        half_s = (self._loop.now() - self._asked_at[number]) / 2
+        half_s = (self._loop.now() - self._requested_at[number]) / 2
         if self._clock is None or half_s < self._clock[1]:
             self._clock = time.time() - half_s - time_s, half_s
-        if len(self._asked_at) < _CLOCK_QUESTIONS:
-            self._ask_for_time()
+        if len(self._requested_at) < _CLOCK_QUESTIONS:
+            self._request_time()
         else:
-            self._clock_known = True
+            self._clock_is_known = True
             self._send_report()
 
-    def _ask_for_time(self) -> None:
-        number = len(self._asked_at)
-        self._asked_at[number] = self._loop.now()
+    def _request_time(self) -> None:
+        number = len(self._requested_at)
+        self._requested_at[number] = self._loop.now()
         self._connection.send(fields.to_json(Clock(number)))
 
     def _send_report(self) -> None:

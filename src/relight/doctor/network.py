@@ -18,9 +18,9 @@ which direction:
 from collections.abc import Mapping, Sequence
 
 from relight.core.group import env_diff
-from relight.core.group.env_diff import by_value, names_of
+from relight.core.group.env_diff import by_value, format_hosts
 from relight.health.doctor_messages import DoctorNode, Probe, ProbeResult
-from relight.health.finding import ERROR, WARNING, Finding, pairs_of
+from relight.health.finding import ERROR, WARNING, Finding, format_pairs
 
 CLOCKS_S = 1.0
 """If clocks differ by more than this, log lines from two nodes can no longer be put in order."""
@@ -46,7 +46,7 @@ def judge(
             Finding(
                 ERROR,
                 "reached the endpoint, but sent no report",
-                names_of(nodes[number].name for number in missing),
+                format_hosts(nodes[number].name for number in missing),
                 "its process or its connection ended",
                 "check the output of `relight doctor` there",
             )
@@ -60,7 +60,7 @@ def judge(
     return findings
 
 
-def kind_of(there: Probe, back: Probe) -> str:
+def classify(there: Probe, back: Probe) -> str:
     """Return the problem with probes from a to b, as a key of `_KINDS`. It is empty if there is
     none, or if the other direction reports it.
     """
@@ -145,7 +145,7 @@ def _connections(
         back = probes.get((b, a))
         if back is None or b in missing:
             back = Probe()
-        kind = kind_of(there, back)
+        kind = classify(there, back)
         if kind:
             by_kind.setdefault(kind, []).append((a, b))
     low, high = _port_range(nodes)
@@ -157,7 +157,7 @@ def _connections(
         if kind == "mtu":
             values.update(_packet_sizes(by_kind[kind], probes))
         pairs = [(nodes[a].name, nodes[b].name) for a, b in by_kind[kind]]
-        where = pairs_of(pairs, [node.name for node in nodes])
+        where = format_pairs(pairs, [node.name for node in nodes])
         findings.append(Finding(ERROR, what, where, why.format(**values), remedy.format(**values)))
     return findings
 
@@ -203,7 +203,7 @@ def _datagrams(nodes: Sequence[DoctorNode], probes: Probes, port: int) -> list[F
         Finding(
             WARNING,
             f"datagrams to the endpoint's UDP port {port} are lost",
-            pairs_of(lost, [node.name for node in nodes]),
+            format_pairs(lost, [node.name for node in nodes]),
             "heartbeats then use TCP only and may be delayed by packet loss",
             f"open UDP port {port} too",
         )
@@ -214,7 +214,7 @@ def _mtus(nodes: Sequence[DoctorNode]) -> list[Finding]:
     by_mtu = by_value((node.mtu, node.name) for node in nodes if node.mtu)
     if len(by_mtu) < 2:
         return []
-    values = ", ".join(f"{mtu} on {names_of(by_mtu[mtu])}" for mtu in sorted(by_mtu))
+    values = ", ".join(f"{mtu} on {format_hosts(by_mtu[mtu])}" for mtu in sorted(by_mtu))
     return [
         Finding(
             WARNING,
@@ -248,7 +248,7 @@ def _endpoint_names(nodes: Sequence[DoctorNode]) -> list[Finding]:
     )
     if len(by_address) < 2:
         return []
-    values = "; ".join(f"{text} on {names_of(by_address[text])}" for text in sorted(by_address))
+    values = "; ".join(f"{text} on {format_hosts(by_address[text])}" for text in sorted(by_address))
     return [
         Finding(
             WARNING,
@@ -273,7 +273,7 @@ def _versions(nodes: Sequence[DoctorNode]) -> list[Finding]:
         others = {
             name: {fact: value} for value in hosts if value != rarest for name in hosts[value]
         }
-        lines = env_diff.compare(others, names_of(hosts[rarest]), {fact: rarest})
+        lines = env_diff.compare(others, format_hosts(hosts[rarest]), {fact: rarest})
         remedy = _REMEDIES.get(fact, f"install the same {fact} on all nodes")
         findings += [Finding(WARNING, line, "", "", remedy) for line in lines]
     return findings

@@ -12,7 +12,7 @@ from relight.events.event_types import Readable
 
 _KEYS = {"v", "n", "t", "time", "event"}
 """The keys of a line that are not fields of its event."""
-_MOST_SHOWN = 300
+_MAX_SHOWN = 300
 INTERNAL = frozenset({"StateChanged", "GroupBegan", "GroupStep"})
 """Events from relight's own state machines. People see them only on request."""
 
@@ -43,7 +43,7 @@ def read(text: str) -> Line | None:
     return Line(version, t, time, name, {k: found[k] for k in found.keys() - _KEYS}, text)
 
 
-def event_of(line: Line) -> event_types.Event | None:
+def parse_event(line: Line) -> event_types.Event | None:
     """Parse a line into an event; return None if this version of relight does not know it."""
     match line.name, line.fields:  # core/group/group_replay reads what these contain
         case "GroupBegan", {"job": str(job), "origin": str(origin), "settings": dict(settings)}:
@@ -61,13 +61,13 @@ def event_of(line: Line) -> event_types.Event | None:
 
 def shown(line: Line) -> str:
     """Describe an event for people, without its time."""
-    event = event_of(line)
+    event = parse_event(line)
     if event is not None:
         text = describe(event)
     else:
         text = " ".join(f"{key}={json.dumps(each)}" for key, each in sorted(line.fields.items()))
     text = " ".join(fields.printable(text).split())
-    text = text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 1]}…"
+    text = text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 1]}…"
     return f"{fields.printable(line.name, lines=False)[:30]:<16} {text}".rstrip()
 
 
@@ -87,11 +87,11 @@ class Selection:
 
     def wants(self, line: Line) -> bool:
         """Return whether to show a line. Every line of the log must be passed in order."""
-        is_of_rank = self._rank is None or self._is_of_rank(line)
+        is_of_rank = self._rank is None or self._matches_rank(line)
         is_named = not self._names or line.name in self._names
         return is_named and is_of_rank and (self._since is None or line.time >= self._since)
 
-    def _is_of_rank(self, line: Line) -> bool:
+    def _matches_rank(self, line: Line) -> bool:
         rank, local_rank = line.fields.get("rank"), line.fields.get("local_rank")
         if line.name == event_types.Formed.__name__:
             self._local_rank = None

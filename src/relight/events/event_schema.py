@@ -250,7 +250,7 @@ def page() -> str:
     for name, kind in kinds().items():
         about = " ".join((kind.__doc__ or "").split())
         rows = [
-            f"| `{field}` | {_kind_of(annotation)} | {meaning(name, field)} |"
+            f"| `{field}` | {_schema_kind(annotation)} | {meaning(name, field)} |"
             for field, annotation in kind.__annotations__.items()
         ]
         parts.append(
@@ -269,6 +269,6 @@ def _states() -> str:
     return "\n".join(rows)
 
 
-def _kind_of(annotation: Any) -> str:
+def _schema_kind(annotation: Any) -> str:
     assert not isinstance(annotation, UnionType), annotation
     return _KINDS[getattr(annotation, "__origin__", annotation).__name__]

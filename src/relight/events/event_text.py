@@ -54,7 +54,7 @@ def describe(event: Event) -> str:
         case WorkerStarted():
             return f"rank {event.rank} (local rank {event.local_rank}) is pid {event.pid}"
         case WorkerExited():
-            return f"local rank {event.local_rank} {_how_it_ended(event.exitcode)}"
+            return f"local rank {event.local_rank} {_describe_exit(event.exitcode)}"
         case WorkersFrozen():
             what = "are frozen: lease expired" if event.frozen else "resume"
             return f"workers {what}"
@@ -65,7 +65,7 @@ def describe(event: Event) -> str:
         case ProcessRemains():
             return f"{named(event)} {_why_it_remains(event)}"
         case SpawnerLost():
-            return f"the worker spawner {_how_it_ended(event.exitcode)}"
+            return f"the worker spawner {_describe_exit(event.exitcode)}"
         case PreloadStarted():
             return f"preload: pid {event.pid} is importing {event.modules}"
         case WarmProcessTaken():
@@ -143,7 +143,7 @@ def describe(event: Event) -> str:
             return "deadline passed"
 
 
-def _how_it_ended(exitcode: int) -> str:
+def _describe_exit(exitcode: int) -> str:
     if exitcode < 0:
         return f"was killed by {signal_name(-exitcode)}"
     return f"exited with code {exitcode}"

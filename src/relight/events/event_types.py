@@ -13,7 +13,7 @@ SCHEMA = 1
 """The version of the event log format. It is incremented when a field or an event is removed or
 changes its meaning, but not when one is added.
 """
-_MOST_CAUSE = 300
+_MAX_CAUSE = 300
 
 
 class Formed(NamedTuple):
@@ -349,7 +349,7 @@ def changed(core: str, before: str, after: str, taken: object) -> StateChanged:
     taken = getattr(taken, "message", taken)
     reason = getattr(taken, "reason", "") or getattr(taken, "cause", "")
     name = type(taken).__name__
-    cause = f"{name}: {reason}"[:_MOST_CAUSE] if reason else name
+    cause = f"{name}: {reason}"[:_MAX_CAUSE] if reason else name
     return StateChanged(core, before, after, cause)
 
 
@@ -377,7 +377,7 @@ def to_json(event: Event) -> dict[str, Any]:
     return {"event": type(event).__name__, **event._asdict()}
 
 
-def line_of(recorded: LoggedEvent) -> str:
+def format_line(recorded: LoggedEvent) -> str:
     """Return the line for the event log, without a line end."""
     import json
 

@@ -93,7 +93,7 @@ def bad_value(flag: Flag, source: str) -> str:
         source: the flag or variable with the value, as `NAME=VALUE`.
     """
     name, _, value = source.partition("=")
-    if flag.name == "nproc-per-node" and (meant := _workers_of(value)):
+    if flag.name == "nproc-per-node" and (meant := _explain_workers(value)):
         what, count = meant
         return f"{what}; type {name}={count}, or {name}=gpu for one worker per GPU"
     examples = f"--{flag.name}: {flag.help}"
@@ -118,7 +118,7 @@ def _cause(value: str) -> str:
     return ""
 
 
-def _workers_of(text: str) -> tuple[str, str] | None:
+def _explain_workers(text: str) -> tuple[str, str] | None:
     """Explain a value in another tool's syntax; return the explanation and the number of
     workers.
     """

@@ -31,7 +31,7 @@ NODE_NAME = "RELIGHT_NODE_NAME"
 """The node's name in its cluster, if that differs from the host name, as it does in a pod."""
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,252}[A-Za-z0-9])?")
 _LARGEST = 16384
-_MOST = 10_000
+_MAX = 10_000
 _REASON = 300
 
 
@@ -49,11 +49,11 @@ class BadNode(NamedTuple):
     since: float
     until: float
 
-    def in_words(self) -> str:
+    def describe(self) -> str:
         """Return the name, when the record expires, and the reason."""
-        return f"{self.name} until {self.until_text()}: {self.reason}"
+        return f"{self.name} until {self.expiry_text()}: {self.reason}"
 
-    def until_text(self) -> str:
+    def expiry_text(self) -> str:
         """Return when the record expires, in local time."""
         return time.strftime("%F %H:%M", time.localtime(self.until))
 
@@ -74,7 +74,7 @@ def remember(place: BadNodesDirectory, reason: str, env: Environment) -> BadNode
     Raises:
         OSError: if the record can't be written.
     """
-    now, origin = time.time(), job_origin.of(env.variables)
+    now, origin = time.time(), job_origin.from_environment(env.variables)
     name = env.get(NODE_NAME) or env.get("SLURMD_NODENAME") or socket.gethostname()
     if not _NAME.fullmatch(name):
         raise OSError(None, f"{name!r} is not a node name")
@@ -91,7 +91,7 @@ def remember(place: BadNodesDirectory, reason: str, env: Environment) -> BadNode
     return found
 
 
-def known(place: BadNodesDirectory) -> list[BadNode]:
+def current(place: BadNodesDirectory) -> list[BadNode]:
     """Return the currently recorded nodes, sorted by name. If a node has several records, the one
     that expires last is returned.
 
@@ -122,7 +122,7 @@ def forget(place: BadNodesDirectory, names: Iterable[str]) -> list[str]:
 
 def _read(place: BadNodesDirectory) -> list[tuple[str, BadNode]]:
     found = []
-    for entry in sorted(os.listdir(place.path))[:_MOST]:
+    for entry in sorted(os.listdir(place.path))[:_MAX]:
         path = os.path.join(place.path, entry)
         if not entry.endswith(".json"):
             continue

@@ -13,7 +13,7 @@ from relight.base.fields import MAX_FINDINGS
 from relight.core.group.messages import StartProbes
 from relight.health.finding import Finding, in_order
 
-_MOST_TEXT = 800
+_MAX_TEXT = 800
 """The maximum number of characters in each text of a finding, so that all findings fit into a
 message.
 """
@@ -122,7 +122,7 @@ class Verdict(NamedTuple):
         worst.
         """
         worst = in_order(self.findings)[:MAX_FINDINGS]
-        short = (Finding(each.level, *(text[:_MOST_TEXT] for text in each[1:])) for each in worst)
+        short = (Finding(each.level, *(text[:_MAX_TEXT] for text in each[1:])) for each in worst)
         return self._replace(findings=tuple(short))
 
 

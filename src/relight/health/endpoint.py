@@ -14,10 +14,10 @@ from typing import NamedTuple
 from relight.base.fields import Malformed, printable
 from relight.core.link import wire
 from relight.core.link.authentication import NONCE_BYTES
-from relight.health.finding import ERROR, OK, WARNING, Finding, lines_of
-from relight.health.inspection import addresses_of, open_files, with_time_limit
+from relight.health.finding import ERROR, OK, WARNING, Finding, format_finding
+from relight.health.inspection import open_files, resolve_addresses, with_time_limit
 from relight.host.devices import content
-from relight.net.dns import is_numeric, sock_address, text_of
+from relight.net.dns import format_address, is_numeric, sock_address
 from relight.net.ports import is_loopback, is_ours
 
 SILENT, REFUSED, NO_ROUTE = "silent", "refused", "no route"
@@ -64,7 +64,7 @@ def at_timeout(host: str, port: int, *, seconds: float = 2.0) -> list[str]:
     """
     try:
         found = judge(examine(host, port, seconds * 0.9))
-        return [line for finding in found for line in lines_of(finding)]
+        return [line for finding in found for line in format_finding(finding)]
     except Exception as error:  # must not hide why the rendezvous failed
         return [f"the endpoint could not be examined: {error}"]
 
@@ -75,7 +75,9 @@ def examine(host: str, port: int, seconds: float) -> EndpointReport:
     none: tuple[str, ...] = ()
     numeric = is_numeric(host)
     addresses = (
-        (host,) if numeric else with_time_limit(seconds * _NAME_S, lambda: addresses_of(host), none)
+        (host,)
+        if numeric
+        else with_time_limit(seconds * _NAME_S, lambda: resolve_addresses(host), none)
     )
     return EndpointReport(
         host, port, _connect_to_all(addresses[:_MAX_ADDRESSES], port, end, seconds * _ANSWER_S)
@@ -84,7 +86,7 @@ def examine(host: str, port: int, seconds: float) -> EndpointReport:
 
 def judge(seen: EndpointReport) -> list[Finding]:
     """Return at least one finding about an endpoint."""
-    where = text_of(seen.host, seen.port)
+    where = format_address(seen.host, seen.port)
     if not seen.answers:
         return [
             Finding(
@@ -117,7 +119,7 @@ def loopback_finding(host: str, port: int, addresses: list[str]) -> Finding | No
     return Finding(
         ERROR,
         f"the endpoint is this machine itself ({', '.join(addresses)})",
-        text_of(host, port),
+        format_address(host, port),
         "/etc/hosts maps the name to a loopback address, as Debian does for a machine's own name"
         if named
         else "no other machine can reach this address",
@@ -126,7 +128,7 @@ def loopback_finding(host: str, port: int, addresses: list[str]) -> Finding | No
     )
 
 
-def listener_of(port: int, proc: str = "/proc") -> str:
+def find_listener(port: int, proc: str = "/proc") -> str:
     """Return which process on this machine listens on a TCP port, if this user may see that."""
     inodes = set()
     for name in ("tcp", "tcp6"):
@@ -142,7 +144,7 @@ def listener_of(port: int, proc: str = "/proc") -> str:
     return ""
 
 
-def answer_of(data: bytes, *, closed: bool) -> str:
+def identify_answer(data: bytes, *, closed: bool) -> str:
     """Return what answered a hello with these bytes: a `RELIGHT_PROGRAMS` word or a description."""
     decoder = wire.Decoder()
     try:
@@ -212,7 +214,7 @@ def _attempt(address: str, port: int, end: float, answer_s: float) -> EndpointAn
         except OSError as error:
             is_alive = is_alive or isinstance(error, ConnectionRefusedError)
     ours = is_ours(address)
-    return EndpointAnswer(address, what, is_alive, ours, listener_of(port) if ours else "")
+    return EndpointAnswer(address, what, is_alive, ours, find_listener(port) if ours else "")
 
 
 def _answer(sock: socket.socket, end: float) -> str:
@@ -227,12 +229,12 @@ def _answer(sock: socket.socket, end: float) -> str:
             more = sock.recv(4096)
             heard += more
             is_closed = not more or len(heard) >= wire.MAX_HELLO
-            what = answer_of(heard, closed=not more)
+            what = identify_answer(heard, closed=not more)
     except TimeoutError:
         pass
     except OSError:
         is_closed = True
-    return what if what in (COORDINATOR, DOCTOR) else answer_of(heard, closed=is_closed)
+    return what if what in (COORDINATOR, DOCTOR) else identify_answer(heard, closed=is_closed)
 
 
 def _left_s(end: float) -> float:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from relight.core.group.env_diff import by_value, names_of
+from relight.core.group.env_diff import by_value, format_hosts
 from relight.core.ranks import natural
 
 _MAX_PARTS = 4
@@ -42,7 +42,7 @@ def in_order(findings: Iterable[Finding]) -> list[Finding]:
     return sorted(findings, key=lambda finding: levels.index(finding.level))
 
 
-def lines_of(finding: Finding) -> list[str]:
+def format_finding(finding: Finding) -> list[str]:
     """Format a finding as lines for people, with the remedy indented below."""
     where = f"{finding.where}: " if finding.where else ""
     why = f" ({finding.why})" if finding.why else ""
@@ -57,7 +57,7 @@ def to_object(finding: Finding) -> dict[str, Any]:
     return finding._asdict()
 
 
-def pairs_of(pairs: Iterable[tuple[str, str]], hosts: Sequence[str]) -> str:
+def format_pairs(pairs: Iterable[tuple[str, str]], hosts: Sequence[str]) -> str:
     """Format pairs of hosts for people: `node2 -> all others`, `node1 -> node3`.
 
     Args:
@@ -79,7 +79,7 @@ def pairs_of(pairs: Iterable[tuple[str, str]], hosts: Sequence[str]) -> str:
                     left -= wanted
                     parts.append(words)
     by_source = by_value(left)
-    parts += [f"{s} -> {names_of(by_source[s])}" for s in sorted(by_source, key=natural)]
+    parts += [f"{s} -> {format_hosts(by_source[s])}" for s in sorted(by_source, key=natural)]
     if len(parts) > _MAX_PARTS:
         parts = [*parts[: _MAX_PARTS - 1], f"{len(parts) - _MAX_PARTS + 1} more like this"]
     return "; ".join(parts)

@@ -40,18 +40,18 @@ def read(env: Environment, facts: dict[str, str], root: str = "/") -> Machine:
     files, files_hard = _limits(resource.RLIMIT_NOFILE)
     host = socket.gethostname()
     none: tuple[str, ...] = ()
-    own_name = with_time_limit(_NAME_S, lambda: addresses_of(host), none)
+    own_name = with_time_limit(_NAME_S, lambda: resolve_addresses(host), none)
     return Machine(
         host=host,
         shm=disk(os.path.join(root, "dev/shm")),
         tmp=disk(env.get("TMPDIR") or tempfile.gettempdir()),
         files=files,
         files_hard=files_hard,
-        tasks_of_user=_tasks_of_user(root),
-        tasks_of_cgroup=_tasks_of_cgroup(root),
+        tasks_of_user=_user_tasks_left(root),
+        tasks_of_cgroup=_cgroup_tasks_left(root),
         locked=_limits(resource.RLIMIT_MEMLOCK)[0],
         rdma=tuple(entries(os.path.join(root, "sys/class/infiniband"))),
-        memory=free_memory.left_of_cgroup(root, free_memory.MEMORY),
+        memory=free_memory.cgroup_left(root, free_memory.MEMORY),
         gpus=gpus(env, root),
         python=facts.get("Python", ""),
         torch=facts.get("torch", ""),
@@ -74,7 +74,7 @@ def with_time_limit(seconds: float, call: Callable[[], T], otherwise: T) -> T:
     return found[0] if found else otherwise
 
 
-def addresses_of(host: str) -> tuple[str, ...]:
+def resolve_addresses(host: str) -> tuple[str, ...]:
     """Return the addresses of a host name; empty if it can't be resolved."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
@@ -138,7 +138,7 @@ def open_files(pid: str, proc: str = "/proc") -> list[str]:
     return files
 
 
-def facts_of(machine: Machine) -> dict[str, str]:
+def collect_facts(machine: Machine) -> dict[str, str]:
     """Return further facts that should be equal on all nodes."""
     found = {"GPUs": str(machine.gpus.visible)}
     if machine.gpus.driver:
@@ -180,7 +180,7 @@ def _limits(kind: int) -> tuple[int, int]:
     )
 
 
-def _tasks_of_user(root: str) -> int:
+def _user_tasks_left(root: str) -> int:
     """Return how many more tasks this user may start. For root, the number is unlimited."""
     limit = _limits(resource.RLIMIT_NPROC)[0]
     if limit == NO_LIMIT or os.geteuid() == 0:
@@ -195,8 +195,8 @@ def _tasks_of_user(root: str) -> int:
     return max(0, limit - used)
 
 
-def _tasks_of_cgroup(root: str) -> int:
-    return free_memory.left_of_cgroup(root, free_memory.TASKS)
+def _cgroup_tasks_left(root: str) -> int:
+    return free_memory.cgroup_left(root, free_memory.TASKS)
 
 
 def _interfaces(root: str) -> tuple[str, ...]:

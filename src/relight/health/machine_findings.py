@@ -8,8 +8,8 @@ from relight.health.finding import ERROR, OK, WARNING, Finding
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
-_LEAST_FILES, _FEW_FILES = 256, 1024
-_LEAST_TASKS, _FEW_TASKS = 256, 2048
+_MIN_FILES, _FEW_FILES = 256, 1024
+_MIN_TASKS, _FEW_TASKS = 256, 2048
 _MANY_HOLDERS = 6
 
 SHM_REMEDY = (
@@ -137,7 +137,7 @@ def _files(machine: Machine) -> list[Finding]:
     more = f"ulimit -n {_count(can)}" if can != limit else "raise the hard limit first"
     return [
         Finding(
-            ERROR if limit < _LEAST_FILES else WARNING,
+            ERROR if limit < _MIN_FILES else WARNING,
             f"only {limit} files may be open (ulimit -n)",
             "",
             "DataLoader workers and connections need hundreds; otherwise: 'Too many open files'",
@@ -159,7 +159,7 @@ def _tasks(machine: Machine) -> list[Finding]:
         if left != NO_LIMIT and left < _FEW_TASKS:
             findings.append(
                 Finding(
-                    ERROR if left < _LEAST_TASKS else WARNING,
+                    ERROR if left < _MIN_TASKS else WARNING,
                     f"only {left} more processes and threads can be started ({name})",
                     "",
                     "each worker needs dozens of threads; otherwise: 'Resource temporarily "

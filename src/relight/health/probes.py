@@ -32,13 +32,13 @@ LARGE = 14_000
 """More than one packet on any network, but small enough to take a single round trip (RFC 6928)."""
 LIMIT_S = 2.5
 """Long enough for a second connection attempt after the first packet is lost."""
-MOST_PEERS = 200
+MAX_PEERS = 200
 """More simultaneous connections could exceed the open-file limit."""
 
 _SEND_TIMES_S = (0.0, 0.3, 0.7, 1.2, 1.7)
 _SIZES = (100, 576, 1280, 1400, 1450, 1492, 1500, 4000, 8900)
 _LARGEST = 16000
-_MOST_CALLERS = 2 * MOST_PEERS + 64
+_MAX_CALLERS = 2 * MAX_PEERS + 64
 _AT_ONCE = 256
 _hello = struct.Struct(">16sI")
 _datagram = struct.Struct(">16scII")
@@ -119,7 +119,7 @@ class Prober:
         self._cookie, self._number, self._done = cookie, number, done
         for caller in list(self._callers):
             caller.check(cookie)
-        count = min(len(nodes) - 1, MOST_PEERS)
+        count = min(len(nodes) - 1, MAX_PEERS)
         for target in [(number + 1 + step) % len(nodes) for step in range(count)]:
             address, tcp_port, udp_port = nodes[target]
             try:
@@ -160,7 +160,7 @@ class Prober:
                 sock, _ = self._listener.accept()
             except OSError:
                 return
-            if len(self._callers) >= _MOST_CALLERS:
+            if len(self._callers) >= _MAX_CALLERS:
                 sock.close()
                 return
             _Caller(self._loop, sock, self._callers, lambda: self._cookie)

@@ -4,7 +4,7 @@ import os
 from glob import iglob
 from itertools import islice
 
-_MOST_FILES = 100_000
+_MAX_FILES = 100_000
 
 
 def newest(pattern: str) -> int:
@@ -15,7 +15,7 @@ def newest(pattern: str) -> int:
         pattern: the file paths, in the syntax of `glob`; `**` matches any number of directories.
     """
     latest = 0
-    for path in islice(iglob(pattern, recursive=True), _MOST_FILES):
+    for path in islice(iglob(pattern, recursive=True), _MAX_FILES):
         try:
             latest = max(latest, os.stat(path).st_mtime_ns)
         except OSError:

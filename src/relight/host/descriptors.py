@@ -11,7 +11,7 @@ def raise_limit() -> None:
     from relight.host import system
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = system.most_open_files(hard)
+    wanted = system.max_open_files(hard)
     if soft != wanted and _soft is None:
         _soft = soft
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
@@ -23,10 +23,10 @@ def restore_limit() -> None:
         import resource
 
         limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, of_workers(limits))
+        resource.setrlimit(resource.RLIMIT_NOFILE, worker_limits(limits))
 
 
-def of_workers(limits: tuple[int, int]) -> tuple[int, int]:
+def worker_limits(limits: tuple[int, int]) -> tuple[int, int]:
     """Return the workers' soft and hard limits, given those of this process."""
     _, hard = limits  # the hard limit may have been lowered since
     if _soft is None:

@@ -253,11 +253,11 @@ def _cpu_quota(root: str) -> int | None:
             # Any parent group may set the limit. A container sees its own group as the root.
             parts = [part for part in path.split("/") if part]
             groups = ["/".join(parts[:depth]) for depth in range(len(parts) + 1)]
-            limits += [_quota_of(root, controllers, group) for group in groups]
+            limits += [_quota(root, controllers, group) for group in groups]
     return min((limit for limit in limits if limit is not None), default=None)
 
 
-def _quota_of(root: str, controllers: str, path: str) -> int | None:
+def _quota(root: str, controllers: str, path: str) -> int | None:
     mounts = (controllers, "cpu") if controllers else ("", "unified")
     for mount in mounts:
         folder = os.path.join(root, "sys/fs/cgroup", mount, path)

@@ -34,7 +34,7 @@ def collect(
     torch = _torch_version(sys.path if own else _site_packages(python))
     if torch:
         facts["torch"] = torch
-    checksum = _checksum_of_file(script) if is_file else ""
+    checksum = _file_checksum(script) if is_file else ""
     if checksum:
         facts["script"] = checksum
     text = " ".join(map(_quoted, arguments))
@@ -83,7 +83,7 @@ def _site_packages(python: str) -> list[str]:
     return places if len(places) == 1 else []
 
 
-def _checksum_of_file(path: str) -> str:
+def _file_checksum(path: str) -> str:
     """Return the checksum of a file; empty if the file is huge or not a regular file."""
     try:
         status = os.stat(path)

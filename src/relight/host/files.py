@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
 _CHUNK = 1 << 14
-_MOST_OWN = 10
+_MAX_OWN = 10
 """How many names are tried for a user's own directory."""
 
 
@@ -69,7 +69,7 @@ def why_elsewhere(own: str) -> str:
 
 def _own_names() -> list[str]:
     usual = f"relight-{os.getuid()}"
-    return [usual, *(f"{usual}-{number}" for number in range(1, _MOST_OWN))]
+    return [usual, *(f"{usual}-{number}" for number in range(1, _MAX_OWN))]
 
 
 def _is_own(path: str, forbidden: int) -> bool:

@@ -44,7 +44,7 @@ def available(root: str = "/") -> int:
     """Return how many bytes of memory new processes can get on this machine and in its cgroup, or
     `NO_LIMIT`.
     """
-    left = [each for each in (left_of_cgroup(root, MEMORY),) if each != NO_LIMIT]
+    left = [each for each in (cgroup_left(root, MEMORY),) if each != NO_LIMIT]
     for line in content(os.path.join(root, "proc/meminfo")).splitlines():
         words = line.split()
         if words[:1] == ["MemAvailable:"] and words[1].isdecimal():
@@ -65,7 +65,7 @@ def why_scarce(root: str = "/") -> str:
     return f"only {left >> 20} MiB of memory available"
 
 
-def left_of_cgroup(root: str, kind: Limit) -> int:
+def cgroup_left(root: str, kind: Limit) -> int:
     """Return the smallest amount left under a limit in our cgroup and its ancestors, or
     NO_LIMIT.
     """

@@ -152,7 +152,7 @@ def parse(lines: Iterable[bytes], since: float) -> list[GpuError]:
     return found
 
 
-def of_worker(
+def explain_exit(
     errors: Iterable[GpuError], *, pid: int, pci: str, visible: Iterable[str], at: float,
     blames_gpu: bool,
 ) -> tuple[str, bool]:  # fmt: skip

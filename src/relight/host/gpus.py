@@ -70,7 +70,7 @@ class Gpus:
         return [gpu._replace(processes=tuple(own.get(gpu.number, ()))) for gpu in gpus]
 
 
-def use_of(gpus: Sequence[Gpu], pid: int) -> GpuUse:
+def gpu_use(gpus: Sequence[Gpu], pid: int) -> GpuUse:
     """Return how much of these GPUs a process and its descendants use."""
     using = [gpu for gpu in gpus if gpu.processes]
     pids = {pid, *system.tree(pid)} if using else set()

@@ -31,7 +31,7 @@ class Origin(NamedTuple):
     scheduler_job: str
 
 
-def of(variables: Mapping[str, str]) -> Origin:
+def from_environment(variables: Mapping[str, str]) -> Origin:
     """Return the origin of the job whose agent has these environment variables."""
     scheduler, job = _scheduler(variables)
     return Origin(user_name(), socket.gethostname(), __version__, scheduler, job)

@@ -12,7 +12,7 @@ import re
 from typing import NamedTuple
 
 _PATH = "/dev/kmsg"
-_MOST_RECORDS = 50_000
+_MAX_RECORDS = 50_000
 _LARGEST = 8192
 """The maximum size of a record (PRINTKRB_RECORD_MAX)."""
 _KILLED = re.compile(
@@ -94,7 +94,7 @@ def parse(lines: list[bytes], since: float) -> list[Kill] | None:
 
 def _records(fd: int) -> list[bytes]:
     found: list[bytes] = []
-    while len(found) < _MOST_RECORDS:
+    while len(found) < _MAX_RECORDS:
         try:
             line = os.read(fd, _LARGEST)
         except BrokenPipeError:

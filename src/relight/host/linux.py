@@ -111,7 +111,7 @@ class Child:
     def __init__(self, pid: int) -> None:
         self.pid = self._child = pid
         self._processes = [ProcessHandle(pid)]
-        self._is_foreign = parent_of(pid) != os.getpid()
+        self._is_foreign = parent_pid(pid) != os.getpid()
 
     def guards(self, pid: int) -> None:
         """Record the pid of the spawner. If the spawner is not the forked process, the forked
@@ -123,7 +123,7 @@ class Child:
             self._processes.append(ProcessHandle(pid))
         except OSError:
             return  # it has ended, or no descriptor is left
-        if parent_of(pid) == self._child:
+        if parent_pid(pid) == self._child:
             self.pid = pid
         else:
             self._processes.pop().close()
@@ -355,7 +355,7 @@ def open_files() -> int:
     return os.sysconf("SC_OPEN_MAX")
 
 
-def most_open_files(hard: int) -> int:
+def max_open_files(hard: int) -> int:
     """Return how many files this process can have open if the system allows `hard`."""
     return hard
 
@@ -545,7 +545,7 @@ def _overwrite(field: int, data: bytes, *, exactly: bool) -> None:
 
 def children() -> list[int]:
     """Return the pids of this process's unreaped children, in no particular order."""
-    return children_of(os.getpid())
+    return child_pids(os.getpid())
 
 
 def kill_children() -> dict[int, bool]:
@@ -673,13 +673,13 @@ def _log_left(agent: int, pids: Collection[int]) -> None:
 
 def tree(pid: int) -> list[int]:
     """Return the pids of all descendants of a process, parents before children."""
-    found = children_of(pid)
+    found = child_pids(pid)
     for each in found:  # the list grows in the loop
-        found += children_of(each)
+        found += child_pids(each)
     return found
 
 
-def children_of(pid: int) -> list[int]:
+def child_pids(pid: int) -> list[int]:
     """Return the children of all threads of a process."""
     found = []
     try:
@@ -690,7 +690,7 @@ def children_of(pid: int) -> list[int]:
         # It ended before open(2) or before read(2), or the kernel lacks CONFIG_PROC_CHILDREN.
         if os.path.exists(f"/proc/{pid}/task"):
             all_pids = map(int, filter(str.isdecimal, os.listdir("/proc")))
-            return [child for child in all_pids if parent_of(child) == pid]
+            return [child for child in all_pids if parent_pid(child) == pid]
     return found
 
 
@@ -709,7 +709,7 @@ def is_uninterruptible(pid: int) -> bool:
     return _state(pid) == b"D"
 
 
-def parent_of(pid: int) -> int:
+def parent_pid(pid: int) -> int:
     """Return a process's parent, or 0 if the process lacks one or has ended."""
     return int(_state_and_parent(pid)[1])
 

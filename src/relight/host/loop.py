@@ -85,12 +85,12 @@ class Loop:
     the loop.
 
     Attributes:
-        on_mistake: called with a description and an exception when outside input triggers an
+        on_internal_error: called with a description and an exception when outside input triggers an
             exception that is a bug in relight. The default raises the exception.
     """
 
     def __init__(self) -> None:
-        self.on_mistake: Callable[[str, Exception], None] = _raise
+        self.on_internal_error: Callable[[str, Exception], None] = _raise
         try:
             self._selector = system.Selector()
             self._wake_read, self._wake_write = os.pipe()
@@ -153,15 +153,14 @@ class Loop:
         """Run `act`, which handles outside input; return whether it succeeded.
 
         Input from another machine must never end this process. An exception is therefore treated as
-        a bug in relight and passed to `on_mistake`, except for exceptions that are meant for the
-        user.
+        a bug in relight and passed to `on_internal_error`, unless it is meant for the user.
         """
         try:
             act()
         except RelightError:
             raise
         except Exception as error:
-            self.on_mistake(what, error)
+            self.on_internal_error(what, error)
             return False
         return True
 

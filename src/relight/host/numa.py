@@ -57,7 +57,7 @@ def bind(
             ),
         )
     if found:
-        homes = [topology.node_of(index, gpu) for index, gpu in enumerate(found)]
+        homes = [topology.gpu_node(index, gpu) for index, gpu in enumerate(found)]
     else:
         homes = topology.spread(local_world_size)
     word = "GPUs" if found else "workers"
@@ -85,7 +85,7 @@ class _Topology:
         self.all_cpus = {n: self._cpus_in(f"{folder}/node{n}/cpulist") for n in numbers}
         self.cpus = {node: cpus & allowed for node, cpus in self.all_cpus.items()}
 
-    def node_of(self, index: int, gpu: Device) -> int:
+    def gpu_node(self, index: int, gpu: Device) -> int:
         """Return the NUMA node that a GPU is attached to, or 0 if the firmware doesn't report
         it.
         """
@@ -137,11 +137,11 @@ class _Topology:
         return [frozenset().union(*cores[start:end]) for start, end in pairwise(ends)]
 
     def _socket(self, node: int) -> Cpus:
-        socket = self._socket_of(node)
-        nodes = [other for other in self.cpus if self._socket_of(other) == socket]
+        socket = self._cpu_socket(node)
+        nodes = [other for other in self.cpus if self._cpu_socket(other) == socket]
         return frozenset().union(*(self.cpus[other] for other in nodes))
 
-    def _socket_of(self, node: int) -> int:
+    def _cpu_socket(self, node: int) -> int:
         cpus = self.all_cpus.get(node)
         if not cpus:
             return -1 - node  # only memory, or absent: treat it as a separate socket

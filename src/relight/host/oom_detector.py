@@ -91,7 +91,7 @@ class OomKills:
             os.close(self._inotify)
             self._inotify = -1
 
-    def of_worker(self, pid: int, at: float) -> str:
+    def explain_kill(self, pid: int, at: float) -> str:
         """Describe whether a process that received SIGKILL was killed for lack of memory.
 
         Args:
@@ -108,7 +108,7 @@ class OomKills:
         limit, place = self._place() if own.in_cgroup else ("", "")
         return f"out of memory{limit}: the kernel killed it{place} (kernel log)"
 
-    def of_child(self, at: float, *, is_worker: bool) -> str:
+    def explain_child_kill(self, at: float, *, is_worker: bool) -> str:
         """Describe whether a process that a worker started was killed for lack of memory, given
         that it received SIGKILL; empty if nothing indicates that.
 

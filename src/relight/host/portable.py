@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from relight.flags.spec import LaunchSpec
 
 IN_MODIFY = IN_MOVED_TO = 0
-_MOST_FILES = 1024
+_MAX_FILES = 1024
 """FD_SETSIZE: the number of descriptors that select(2) supports."""
 _PS = "/bin/ps"
-_PARENT_LOOK_S = 0.2
+_PARENT_POLL_S = 0.2
 _SETTLE_S = 2.0
 """How long to wait for killed processes to exit."""
 END_LIMIT_S = 10.0
@@ -345,7 +345,7 @@ def end_with_parent(pid: int, number: int) -> bool:
 
     def look() -> None:
         while os.getppid() == pid:
-            time.sleep(_PARENT_LOOK_S)
+            time.sleep(_PARENT_POLL_S)
         os.kill(os.getpid(), number)
 
     _thread.start_new_thread(look, ())
@@ -485,7 +485,7 @@ def is_stopped(pid: int) -> bool:
 
 def is_running(pid: int) -> bool:
     """Return whether a process has neither ended nor been stopped."""
-    return not _ps("stat", pid).startswith(("T", "Z")) and parent_of(pid) > 0
+    return not _ps("stat", pid).startswith(("T", "Z")) and parent_pid(pid) > 0
 
 
 def tree(pid: int) -> list[int]:
@@ -499,7 +499,7 @@ def tree(pid: int) -> list[int]:
     return found
 
 
-def children_of(pid: int) -> list[int]:
+def child_pids(pid: int) -> list[int]:
     """Return an empty result: each call would have to start a process, and orphans have a different
     parent.
     """
@@ -513,7 +513,7 @@ def is_uninterruptible(pid: int) -> bool:
     return False
 
 
-def parent_of(pid: int) -> int:
+def parent_pid(pid: int) -> int:
     """Return a process's parent, or 0 if the process lacks one or has ended."""
     parent = _ps("ppid", pid)
     return int(parent) if parent.isdecimal() else 0
@@ -608,12 +608,12 @@ def anonymous_file(name: str) -> int:
 def open_files() -> int:
     """Return how many files this process may have open, limited to what `Selector` supports."""
     files = os.sysconf("SC_OPEN_MAX")
-    return _MOST_FILES if files < 0 else min(files, _MOST_FILES)
+    return _MAX_FILES if files < 0 else min(files, _MAX_FILES)
 
 
-def most_open_files(hard: int) -> int:
+def max_open_files(hard: int) -> int:
     """Return how many files this process can have open if the system allows `hard`."""
-    return _MOST_FILES if hard < 0 else min(hard, _MOST_FILES)
+    return _MAX_FILES if hard < 0 else min(hard, _MAX_FILES)
 
 
 def inotify_open() -> int:

@@ -31,7 +31,7 @@ _REFUSALS = (errno.ENOSYS, errno.EPERM, errno.EACCES)
 """The errors with which kernels and seccomp filters refuse a system call. pidfd_open(2) itself
 never fails with these.
 """
-_LOOK_S = 0.05
+_POLL_S = 0.05
 
 
 class ProcessHandle:
@@ -97,10 +97,10 @@ class ProcessHandle:
                 state, started = b"", self._started  # no descriptor is left: check again later
             if started != self._started or state in (b"Z", b"X"):
                 return True
-            left = _LOOK_S if end is None else end - time.monotonic()
+            left = _POLL_S if end is None else end - time.monotonic()
             if left <= 0:
                 return False
-            time.sleep(min(left, _LOOK_S))
+            time.sleep(min(left, _POLL_S))
 
     def send(self, number: int) -> None:
         """Send it a signal.
@@ -138,7 +138,7 @@ class ProcessHandle:
         return reading
 
     def _report_end(self, writing: int) -> None:
-        while not (self._is_closed or self.wait(_LOOK_S)):
+        while not (self._is_closed or self.wait(_POLL_S)):
             pass
         if not self._is_closed:
             os.write(writing, b"\0")

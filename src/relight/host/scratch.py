@@ -26,7 +26,7 @@ _LOCK = "lock"
 _TRIES = 3
 _SWEEP_AFTER_S = 1.0
 """How long to wait before the sweep, so that it does not delay the start of the workers."""
-_MOST_LOOKED_AT = 10_000
+_MAX_INSPECTED = 10_000
 """The maximum number of names in TMPDIR to check: a crowded directory must not block the agent."""
 
 
@@ -132,7 +132,7 @@ def _take(path: str) -> int:
 
 def _sweep(base: str, prefix: str, own: str) -> None:
     with os.scandir(base) as entries:
-        for _, entry in zip(range(_MOST_LOOKED_AT), entries, strict=False):
+        for _, entry in zip(range(_MAX_INSPECTED), entries, strict=False):
             if not entry.name.startswith(prefix) or entry.path == own:
                 continue
             try:

@@ -17,16 +17,16 @@ def _pause() -> None:
 
 def lines(
     find: Callable[[], Sequence[str]],
-    goes_on: Callable[[], bool],
+    is_live: Callable[[], bool],
     wait: Callable[[], object] = _pause,
 ) -> Iterator[str]:
     """Yield lines from files, as `lines_by_path` does, but without paths."""
-    return (line for _, line in lines_by_path(find, goes_on, wait))
+    return (line for _, line in lines_by_path(find, is_live, wait))
 
 
 def lines_by_path(
     find: Callable[[], Sequence[str]],
-    goes_on: Callable[[], bool],
+    is_live: Callable[[], bool],
     wait: Callable[[], object] = _pause,
 ) -> Iterator[tuple[str, str]]:
     """Yield lines from files with their paths, then the lines that are added later, including an
@@ -34,7 +34,7 @@ def lines_by_path(
 
     Args:
         find: returns the paths, in the order in which to read them.
-        goes_on: returns whether more lines may follow. After it has returned false, everything is
+        is_live: returns whether more lines may follow. After it has returned false, everything is
             read one last time.
         wait: waits until it is time to check again.
 
@@ -44,7 +44,7 @@ def lines_by_path(
     opened: dict[str, tuple[BinaryIO, LineBuffer]] = {}
     try:
         while True:
-            more = goes_on()
+            more = is_live()
             for path in find():
                 if path not in opened:
                     opened[path] = _open(path), LineBuffer()

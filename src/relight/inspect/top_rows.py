@@ -15,7 +15,7 @@ from relight.job.app import AppState
 from relight.job.handles import RUN, shown_replica
 from relight.job.status import AppStatus, ReplicaStatus
 
-_MOST_LINE = 200
+_MAX_LINE = 200
 _SPARKLINE = 24
 """The maximum width of a sparkline, in characters."""
 _RANK = re.compile(r"\brank (\d{1,9})\b", re.IGNORECASE)
@@ -114,7 +114,7 @@ class SampleHistory:
                     row = row._replace(cpu=cpu, rate=rate)
                 rows.append(row)
             if not job.status.replicas:
-                line = printable(job.status.message, lines=False)[:_MOST_LINE]
+                line = printable(job.status.message, lines=False)[:_MAX_LINE]
                 state = job.status.state.name
                 rows.append(
                     Row(job.handle, "", -1, "", state, None, None, None, None, line, job.name)
@@ -123,7 +123,7 @@ class SampleHistory:
 
 
 def _row(job: JobLook, each: ReplicaStatus) -> Row:
-    line = printable(each.error or each.last_line, lines=False)[:_MOST_LINE]
+    line = printable(each.error or each.last_line, lines=False)[:_MAX_LINE]
     if each.exitcode:
         line = f"exit code {each.exitcode}: {line}" if line else f"exit code {each.exitcode}"
     step, memory = (each.use.step, each.use.memory) if each.use is not None else (None, None)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from relight.job.patterns import regex_of
+from relight.job.patterns import to_regex
 
 
 class Pattern(NamedTuple):
@@ -31,7 +31,7 @@ def parse(lines: Iterable[str]) -> list[Pattern]:
             continue
         takes_back = word.startswith("!")
         text = posixpath.normpath(word.removeprefix("!").strip()).lstrip("/")
-        regex = regex_of(text)
+        regex = to_regex(text)
         if text not in ("", ".") and regex is not None:
             whole = re.compile(f"(?:{regex})(?:/.*)?", re.DOTALL)
             found.append(Pattern(text, whole, takes_back))

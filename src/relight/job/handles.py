@@ -38,7 +38,7 @@ def parse_handle(text: str) -> Handle | None:
     if match is None:
         return None
     scheduler, session, app_id, role, replicas = match.groups()
-    return part_of(Handle(scheduler, session, app_id), role, replicas)
+    return parse_part(Handle(scheduler, session, app_id), role, replicas)
 
 
 def is_whole(text: str) -> bool:
@@ -47,7 +47,7 @@ def is_whole(text: str) -> bool:
     return match is not None and match[4] is None
 
 
-def part_of(job: Handle, role: str | None, replicas: str | None) -> Handle:
+def parse_part(job: Handle, role: str | None, replicas: str | None) -> Handle:
     """Parse a reference to a part of a job: a role, and replicas such as `0,2`."""
     numbers: dict[int, None] = {}
     for text in filter(None, (replicas or "").split(",")):

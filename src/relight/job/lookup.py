@@ -6,7 +6,7 @@ from relight.base import env
 from relight.base.errors import UsageError
 from relight.base.text import did_you_mean
 from relight.job import records
-from relight.job.handles import EXAMPLE, PART, RUN, SESSION, Handle, parse_handle, part_of
+from relight.job.handles import EXAMPLE, PART, RUN, SESSION, Handle, parse_handle, parse_part
 
 _ID_FORM = r"([^/\s]*[^/\s:])" + PART
 
@@ -27,7 +27,7 @@ def find_job(text: str) -> Handle:
     if match is None:
         raise UsageError(f"{text!r} is not a job handle", hint=EXAMPLE)
     app_id, role, replicas = match.groups()
-    return part_of(_by_id(app_id), role, replicas)
+    return parse_part(_by_id(app_id), role, replicas)
 
 
 def _by_name(text: str) -> Handle | None:
@@ -49,7 +49,7 @@ def _by_name(text: str) -> Handle | None:
     return None
 
 
-def names_of_run() -> list[str]:
+def run_job_names() -> list[str]:
     """Return the names and ids of the `relight run` jobs on this machine."""
     from relight.processes.running_jobs import JobDirectory
 
@@ -68,6 +68,6 @@ def _by_id(text: str) -> Handle:
     running = _by_name(text)
     if running is not None:
         return running
-    known = [str(record.get("id")) for record in every] + names_of_run()
+    known = [str(record.get("id")) for record in every] + run_job_names()
     hint = did_you_mean(text, known, "see relight list")
     raise UsageError(f"no such job: {text}", hint=hint)

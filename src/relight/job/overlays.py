@@ -36,7 +36,7 @@ def DEL(key: str) -> str:  # noqa: N802
     return f"{_DEL}{key}"
 
 
-def field_of(key: str) -> str:
+def overlay_field(key: str) -> str:
     """Return the field that an overlay key applies to."""
     for mark in (_PUT, _DEL):
         if key.startswith(mark):
@@ -62,10 +62,10 @@ def get_overlay(target: AppDef | Role, namespace: str, kind: str) -> Overlay:
         UsageError: if the metadata is a string, such as a file name, or anything else that isn't a
             dict.
     """
-    return of_kind(target.metadata.get(namespace) or {}, kind, f"the metadata {namespace}")
+    return select_kind(target.metadata.get(namespace) or {}, kind, f"the metadata {namespace}")
 
 
-def of_kind(found: Any, kind: str, what: str) -> Overlay:
+def select_kind(found: Any, kind: str, what: str) -> Overlay:
     """Return the overlay for a kind, from a dict that either maps kinds to overlays or is itself
     the overlay.
 
@@ -87,7 +87,7 @@ def applied(base: Mapping[str, Any], overlay: Mapping[str, Any], where: str) -> 
     """
     found = dict(base)
     for key, value in overlay.items():
-        field = field_of(key)
+        field = overlay_field(key)
         here = f"{where}.{field}"
         if key.startswith(_DEL):
             found.pop(field, None)
@@ -128,7 +128,9 @@ def _collected(base: Overlay, overlay: Overlay) -> Overlay:
     """Combine two overlays into one, keeping their operators."""
     found = dict(base)
     for key, value in overlay.items():
-        for other in [each for each in found if each != key and field_of(each) == field_of(key)]:
+        for other in [
+            each for each in found if each != key and overlay_field(each) == overlay_field(key)
+        ]:
             del found[other]
         old = found.get(key)
         if isinstance(old, dict) and isinstance(value, dict):

@@ -65,12 +65,12 @@ def _pattern(text: str) -> Pattern:
     directories_only = text.endswith("/")
     text = text.removesuffix("/")
     whole = "/" in text
-    regex = regex_of(text.removeprefix("/"))
+    regex = to_regex(text.removeprefix("/"))
     compiled = None if regex is None else re.compile(regex, re.DOTALL)
     return Pattern(compiled, takes_back, directories_only, whole)
 
 
-def regex_of(text: str) -> str | None:
+def to_regex(text: str) -> str | None:
     """Convert a pattern to a regular expression; return None if it matches nothing, such as `[`."""
     out = ""
     at = 0

@@ -176,7 +176,7 @@ def instant(text: str) -> float:
         return 0.0
 
 
-def of_handle(scheduler: str, app_id: str) -> dict[str, Any] | None:
+def find_by_handle(scheduler: str, app_id: str) -> dict[str, Any] | None:
     """Look up a job's record by the scheduler's job id. It can differ from the directory
     name.
     """

@@ -118,7 +118,7 @@ class NamedResources(Mapping[str, Resource]):
             UsageError: if no resource has this name, ignoring case.
         """
         if name in _TABLE and self._given is None and not _has_own(read()):
-            return _of_table(name)
+            return _from_table(name)
         known = list(self)
         found = name if name in known else ""
         if not found:
@@ -133,7 +133,7 @@ class NamedResources(Mapping[str, Resource]):
             raise _unknown(name, known)
         maker = self._all().get(found)
         if maker is None:
-            return _of_table(found)
+            return _from_table(found)
         made = maker() if callable(maker) else maker
         tags = {NAME_TAG: found, **getattr(made, "tags", {})}
         return Resource(
@@ -220,7 +220,7 @@ def _has_own(env: Environment) -> bool:
     return any(env.get(variable) for variable in VARIABLES)
 
 
-def _of_table(name: str) -> Resource:
+def _from_table(name: str) -> Resource:
     if name in _NOT_SAID:
         return unspecified()
     cpu, gpu, memory, *devices = _TABLE[name]

@@ -38,7 +38,7 @@ def from_json(value: Any) -> AppDef:
     found = _object(value, "app", {"name", "roles", "metadata"})
     roles = found.get("roles", [])
     if not isinstance(roles, list):
-        raise _wrong("app.roles", "a list", roles)
+        raise _invalid("app.roles", "a list", roles)
     return AppDef(
         name=_text(found, "name", "app"),
         roles=[_to_role(role, f"app.roles[{number}]") for number, role in enumerate(roles)],
@@ -81,15 +81,15 @@ def _to_role(value: Any, where: str) -> Role:
         _text(given, name, where)
     for name in ("num_replicas", "max_retries"):
         if name in given and not _is_number(given[name]):
-            raise _wrong(f"{where}.{name}", "a number", given[name])
+            raise _invalid(f"{where}.{name}", "a number", given[name])
     if given.get("min_replicas") is not None and not _is_number(given["min_replicas"]):
-        raise _wrong(f"{where}.min_replicas", "a number or null", given["min_replicas"])
+        raise _invalid(f"{where}.min_replicas", "a number or null", given["min_replicas"])
     args = given.get("args", [])
     if not isinstance(args, list) or not all(isinstance(word, str) for word in args):
-        raise _wrong(f"{where}.args", "a list of strings", args)
+        raise _invalid(f"{where}.args", "a list of strings", args)
     policy = given.get("retry_policy", "APPLICATION")
     if policy not in RetryPolicy.__members__:
-        raise _wrong(f"{where}.retry_policy", " or ".join(RetryPolicy.__members__), policy)
+        raise _invalid(f"{where}.retry_policy", " or ".join(RetryPolicy.__members__), policy)
     resource = {"cpu": -1, "gpu": -1, "memMB": -1}
     given |= {
         "args": args,
@@ -111,7 +111,7 @@ def _to_resource(value: Any, where: str) -> Resource:
     found = _object(value, where, {field.name for field in fields(Resource)})
     for name in ("cpu", "gpu", "memMB"):
         if not _is_number(found.get(name)):
-            raise _wrong(f"{where}.{name}", "a number", found.get(name))
+            raise _invalid(f"{where}.{name}", "a number", found.get(name))
     return Resource(**found)
 
 
@@ -129,7 +129,7 @@ def _to_mount(value: Any, where: str) -> Mount:
         key = names - {"read_only", "dst_path"}
         if key <= set(found) <= names:
             return kind(**found)
-    raise _wrong(where, "a mount", value)
+    raise _invalid(where, "a mount", value)
 
 
 def _plain(value: Any) -> Any:
@@ -144,7 +144,7 @@ def _plain(value: Any) -> Any:
 
 def _object(value: Any, where: str, known: set[str] | None = None) -> Object:
     if not isinstance(value, dict):
-        raise _wrong(where, "an object", value)
+        raise _invalid(where, "an object", value)
     unknown = sorted(set(value) - known) if known is not None else []
     if unknown:
         raise UsageError(f"{where} has no {unknown[0]}", hint=f"it has {', '.join(sorted(known))}")  # type: ignore[arg-type]
@@ -154,14 +154,14 @@ def _object(value: Any, where: str, known: set[str] | None = None) -> Object:
 def _text(found: Object, name: str, where: str) -> str:
     value = found.get(name)
     if not isinstance(value, str):
-        raise _wrong(f"{where}.{name}", "a string", value)
+        raise _invalid(f"{where}.{name}", "a string", value)
     return value
 
 
 def _texts(value: Any, where: str) -> dict[str, str]:
     for name, text in _object(value, where).items():
         if not isinstance(text, str):
-            raise _wrong(f"{where}.{name}", "a string", text)
+            raise _invalid(f"{where}.{name}", "a string", text)
     return dict(value)
 
 
@@ -169,5 +169,5 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _wrong(where: str, expected: str, value: Any) -> UsageError:
+def _invalid(where: str, expected: str, value: Any) -> UsageError:
     return UsageError(f"{where}: expected {expected}, not {value!r}")

@@ -239,26 +239,26 @@ def _ignored_below(source: str) -> IsIgnored:
         except OSError as error:
             raise _unreadable(source, error) from None
         return _RULES[name](lines)
-    return _of_git(())
+    return _git_matcher(())
 
 
-def _of_git(lines: Sequence[str]) -> IsIgnored:
+def _git_matcher(lines: Sequence[str]) -> IsIgnored:
     rules = patterns.parse([*IGNORED_BY_DEFAULT, *lines])
     return lambda path, is_directory: patterns.ignored(rules, path, is_directory)
 
 
-def _of_torchx(lines: Sequence[str]) -> IsIgnored:
+def _torchx_matcher(lines: Sequence[str]) -> IsIgnored:
     rules = torchxignore.parse(lines)
     return _or_usual(lambda path, _: torchxignore.verdict(rules, path))
 
 
-def _of_docker(lines: Sequence[str]) -> IsIgnored:
+def _docker_matcher(lines: Sequence[str]) -> IsIgnored:
     rules = dockerignore.parse(lines)
     return _or_usual(lambda path, is_directory: dockerignore.verdict(rules, path, is_directory))
 
 
 def _or_usual(verdict: Callable[[str, bool], bool | None]) -> IsIgnored:
-    usual = _of_git(())
+    usual = _git_matcher(())
 
     def is_ignored(path: str, is_directory: bool) -> bool:
         found = verdict(path, is_directory)
@@ -268,9 +268,9 @@ def _or_usual(verdict: Callable[[str, bool], bool | None]) -> IsIgnored:
 
 
 _RULES: Mapping[str, Callable[[Sequence[str]], IsIgnored]] = {
-    ".relightignore": _of_git,
-    ".torchxignore": _of_torchx,
-    ".dockerignore": _of_docker,
+    ".relightignore": _git_matcher,
+    ".torchxignore": _torchx_matcher,
+    ".dockerignore": _docker_matcher,
 }
 
 

@@ -81,7 +81,7 @@ class ByteStream:
         if error:
             raise OSError(error, os.strerror(error))
         # An event for an earlier socket with the same descriptor number also leads here.
-        self.connecting = not dns.peer_of(self._sock)
+        self.connecting = not dns.peer_address(self._sock)
         return not self.connecting
 
     def peek(self) -> bytes | None:

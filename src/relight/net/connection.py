@@ -94,7 +94,7 @@ class Connection:
     ) -> None:
         self.owner = owner
         self.opening = Opening(hello, os.urandom(NONCE_BYTES), security.secret, dialled=dialled)
-        self.peer = dns.peer_of(sock) or "?"
+        self.peer = dns.peer_address(sock) or "?"
         self.heard_at = loop.now()
         self.is_open = self.refused = self.turned_away = False
         self._loop = loop
@@ -140,7 +140,7 @@ class Connection:
         """
         if self._stream.is_closed or self._doom:
             return
-        body = wire.body_of(message)
+        body = wire.encode_body(message)
         if not self.is_open:
             self._waiting.append(body)
             return
@@ -195,7 +195,7 @@ class Connection:
                 self._stream.flush()
             data = self._stream.read()
         except OSError as error:
-            self.fail(self._doom or _words(error))
+            self.fail(self._doom or _describe_error(error))
             return None
         if data == b"":
             handshake = self._handshake
@@ -244,7 +244,7 @@ class Connection:
         self._stream.write(wire.frame(body if seal is None else seal(body)))
 
     def _on_broken(self, error: OSError) -> None:
-        self._fail_later(_words(error), _LAST_READS_S)
+        self._fail_later(_describe_error(error), _LAST_READS_S)
 
     def _fail_later(self, reason: str, seconds: float) -> None:
         """End the connection in `seconds`, so that a reason sent by the peer can still be read."""
@@ -300,11 +300,11 @@ def dial(
     except BaseException:
         sock.close()
         raise
-    connection.peer = dns.text_of(*address)
+    connection.peer = dns.format_address(*address)
     return connection
 
 
-def _words(error: OSError) -> str:
+def _describe_error(error: OSError) -> str:
     if error.errno in (errno.ECONNRESET, errno.EPIPE):
         return CLOSED
     if error.errno == errno.EADDRNOTAVAIL:  # connect(2)

@@ -67,17 +67,17 @@ def sock_address(host: str, port: int) -> tuple[int, tuple[Any, ...]]:
     try:
         found = socket.getaddrinfo(_quick(host), port, type=socket.SOCK_STREAM, flags=flags)
     except (OSError, ValueError, OverflowError):
-        raise ValueError(f"{text_of(host, port)} is not a numeric address") from None
+        raise ValueError(f"{format_address(host, port)} is not a numeric address") from None
     return found[0][0], found[0][4]
 
 
-def peer_of(sock: socket.socket) -> str:
+def peer_address(sock: socket.socket) -> str:
     """Return the remote address as text; empty if not connected yet."""
     try:
         host, port = sock.getpeername()[:2]
     except OSError:
         return ""
-    return text_of(host, port)
+    return format_address(host, port)
 
 
 def own_address(sock: socket.socket) -> str:
@@ -88,7 +88,7 @@ def own_address(sock: socket.socket) -> str:
         return ""
 
 
-def text_of(host: str, port: int) -> str:
+def format_address(host: str, port: int) -> str:
     """Return a human-readable address, such as `10.0.0.3:29400` or `[::1]:29400`."""
     host = without_prefix(host)
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -131,7 +131,7 @@ class Handshake:
                 yield False  # from now on: the stream has been released
             if self._tls is not None and first != b"\x16":
                 if first == wire.GREETING[:1]:
-                    self._say(wire.body_of({"type": "refused", "reason": "tls"}))
+                    self._say(wire.encode_body({"type": "refused", "reason": "tls"}))
                 raise HandshakeFailed("the peer does not use TLS, but this job does")
         self._stream.start(self._tls, server_side=not self._dialled)
         while self._tls is not None and not self._stream.shake_hands():

@@ -28,7 +28,7 @@ SIZE = 24
 PROBE_S = 0.05
 """Probe interval for a port whose process may have exited."""
 _ROUNDS_AT_FIRST, _LATER_EACH = 20, 5
-_OPEN_AGAIN_S = 1.0
+_OPEN_RETRY_S = 1.0
 _RECVERR = (socket.IPPROTO_IP, 11), (socket.IPPROTO_IPV6, 25)
 """IP_RECVERR and IPV6_RECVERR (linux/in.h, in6.h): errors can be read from MSG_ERRQUEUE, with the
 address that they concern (ip(7)).
@@ -40,7 +40,7 @@ _FROM_NETWORK = (2, 3)
 """SO_EE_ORIGIN_ICMP and SO_EE_ORIGIN_ICMP6."""
 _OFFENDER = 8
 """Minimum size of SO_EE_OFFENDER, a sockaddr_in or sockaddr_in6 after the error."""
-_MOST_BYTES = 1200
+_MAX_BYTES = 1200
 """A size that is never fragmented on any network (RFC 8200 requires support for 1,280-byte
 packets).
 """
@@ -88,7 +88,7 @@ class Heartbeats:
             self.close()  # heartbeats are also sent over the connection
             if error.errno == errno.EADDRINUSE:  # by remaining processes of a previous agent
                 self._timer = self._loop.call_after(
-                    _OPEN_AGAIN_S, lambda: self._open(address, family)
+                    _OPEN_RETRY_S, lambda: self._open(address, family)
                 )
             return
         for option in _RECVERR:
@@ -149,7 +149,7 @@ class Heartbeats:
             return
 
     @staticmethod
-    def key_of(session_key: bytes) -> bytes:
+    def prefix_key(session_key: bytes) -> bytes:
         """Return the key that identifies the connection in a datagram."""
         return _code(b"beats", session_key)
 
@@ -161,7 +161,7 @@ class Heartbeats:
     @classmethod
     def sealed(cls, content: bytes, session_key: bytes) -> bytes:
         """Return a datagram with this content and its authentication code."""
-        body = cls.key_of(session_key) + content
+        body = cls.prefix_key(session_key) + content
         return body + _code(body, session_key)
 
     @classmethod
@@ -182,7 +182,7 @@ class Heartbeats:
             if self._socket is None:
                 return
             try:
-                data, sender = self._socket.recvfrom(_MOST_BYTES)
+                data, sender = self._socket.recvfrom(_MAX_BYTES)
             except BlockingIOError:
                 break
             except OSError:

@@ -84,7 +84,7 @@ class Console:
         self._end_line()
         if self._repeated is not None:
             self._say_notes(self._repeated.all_notes())
-            self._repeated.said()
+            self._repeated.interrupt()
         try:
             line = text.encode(errors="surrogateescape")
         except UnicodeEncodeError:  # not a file name that was decoded in this process
@@ -186,7 +186,7 @@ class Console:
         if self._repeated is None:
             self._repeated = make()
         if stream.rank is None or len(self.streams) == 1:
-            self._repeated.said()
+            self._repeated.interrupt()
             return data
         inside, now = self._owner is stream, self.loop.now()
         shown = self._repeated.output(stream.rank, bytes(data), now, inside=inside)
@@ -252,14 +252,14 @@ class Console:
             if not self.reader_is_gone:  # with `| head`, this is normal
                 self.on_error(os.strerror(error.errno or 0))
             self._queue.clear()
-            self.loop.call_after(0, self._tell_streams)
+            self.loop.call_after(0, self._resume_streams)
         self.loop.on_writable(self.fd, self._on_writable if self._queue else None)
 
     def _on_writable(self) -> None:
         self._drain()
         self._serve()
 
-    def _tell_streams(self) -> None:
+    def _resume_streams(self) -> None:
         self._waiting.clear()
         for stream in list(self.streams):
             stream.flush()
@@ -333,7 +333,7 @@ class ConsoleStream:
             self._buffer.clear()
         while self._buffer and self._console.may_write(self):
             if size := self._presentable():
-                self._hand_over(size)
+                self._hand_off(size)
                 continue
             if self._alarm.when is None:
                 self._alarm.set_after(_PARTIAL_S)
@@ -364,10 +364,10 @@ class ConsoleStream:
 
     def _on_delay(self) -> None:
         if self._buffer and self._console.may_write(self):
-            self._hand_over(len(self._buffer))
+            self._hand_off(len(self._buffer))
         self.flush()
 
-    def _hand_over(self, size: int) -> None:
+    def _hand_off(self, size: int) -> None:
         data = self._buffer[:size]
         del self._buffer[:size]
         self._console.write(self, data)

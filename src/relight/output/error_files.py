@@ -29,10 +29,10 @@ def read(path: str) -> ErrorReport | None:
 
 def line_in(path: str) -> str:
     """Return a one-line reason for a program's failure from its error file, or an empty string."""
-    return line_of(_text(path))
+    return failure_line(_text(path))
 
 
-def line_of(text: str) -> str:
+def failure_line(text: str) -> str:
     """Return why a program failed, from the text of its error file: an agent's headline if there is
     one, or otherwise the exception.
     """
@@ -64,7 +64,7 @@ def write(path: str, failure: Failure, source: str, headline: str = "") -> None:
                 "message": _message(failure),
                 "extraInfo": {
                     "py_callstack": "\n".join(failure.report.lines) if failure.report else "",
-                    "timestamp": str(_second_of(failure)),
+                    "timestamp": str(_failure_time(failure)),
                 },
             }
         }
@@ -77,7 +77,7 @@ def write(path: str, failure: Failure, source: str, headline: str = "") -> None:
     files.replace(path, json.dumps(record), 0o666)
 
 
-def _second_of(failure: Failure) -> int:
+def _failure_time(failure: Failure) -> int:
     """Return when a worker failed. If there are several files, torch and TorchX treat the earliest
     failure as the cause.
     """

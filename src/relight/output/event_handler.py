@@ -18,13 +18,13 @@ from relight.base import plugins
 from relight.base.errors import UsageError
 from relight.base.text import LineBuffer, closest_match
 from relight.base.values import EVENT_HANDLERS
-from relight.events.event_types import LoggedEvent, line_of
+from relight.events.event_types import LoggedEvent, format_line
 from relight.host.loop import Loop
 from relight.output.journal import Journal
 from relight.processes.helper import Helper
 
 GROUP = "relight.events"
-_MOST_WAITING = 1 << 20
+_MAX_WAITING = 1 << 20
 """Maximum number of bytes queued for the handler; further events are dropped."""
 _END_S = 2.0
 """How long the handler may take for the last events."""
@@ -94,13 +94,13 @@ class EventProcess:
         late = not self.has_ended
         self._end()
         if late or self._dropped:
-            self._tell("it took too long and has not received all events")
+            self._report("it took too long and has not received all events")
 
     def _add(self, recorded: LoggedEvent) -> None:
         if self.has_ended:
             return
-        line = line_of(recorded).encode() + b"\n"
-        if len(self._waiting) + len(line) > _MOST_WAITING:
+        line = format_line(recorded).encode() + b"\n"
+        if len(self._waiting) + len(line) > _MAX_WAITING:
             self._dropped += 1
             return
         self._waiting += line
@@ -126,12 +126,12 @@ class EventProcess:
             data = b""
         for line in self._heard.feed(data):
             if line:
-                self._tell(line.decode(errors="replace"))
+                self._report(line.decode(errors="replace"))
             else:
                 self._is_done = True
         if not data:
             if not self._is_done:
-                self._tell("it has exited and receives no more events")
+                self._report("it has exited and receives no more events")
             self._end()
 
     def _end(self) -> None:
@@ -142,7 +142,7 @@ class EventProcess:
         self._socket.close()
         self._process.close()
 
-    def _tell(self, what: str) -> None:
+    def _report(self, what: str) -> None:
         self._journal.say(f"--event-log-handler={self._name}: {what}")
 
 

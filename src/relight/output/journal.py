@@ -14,8 +14,8 @@ from relight.events.event_types import (
     InternalErrorEvent,
     LoggedEvent,
     StateChanged,
+    format_line,
     is_user_visible,
-    line_of,
 )
 from relight.host.loop import Alarm
 from relight.output.console import Consoles
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from relight.output.status_line import StatusLine
 
 
-_MOST_KEPT = 64 * 1024
+_MAX_KEPT = 64 * 1024
 """Maximum size of the events in memory, in bytes."""
-_MOST_CHANGES = 24
+_MAX_CHANGES = 24
 """Limit of state changes kept in memory per state machine. They are stored separately from other
 events, so that a link that flaps for an hour only evicts its own state changes.
 """
@@ -146,7 +146,7 @@ class Journal:
 
             self.say(describe(event))
 
-    def record_mistake(self, during: str, error: Exception) -> None:
+    def record_internal_error(self, during: str, error: Exception) -> None:
         """Write an unexpected exception to the log, and show it to the user.
 
         It imports none of relight's modules, because the exception may come from a failed import.
@@ -163,7 +163,7 @@ class Journal:
                 listener(recorded)
             except Exception as error:  # listeners must not harm the job
                 self.listeners.remove(listener)
-                self.record_mistake("an event is shown", error)
+                self.record_internal_error("an event is shown", error)
 
 
 class EventLog:
@@ -187,7 +187,7 @@ class EventLog:
     ) -> None:
         self.began = time.monotonic()
         self._say = say
-        self._has_told = False
+        self._has_reported = False
         self._console = console
         self._path = os.path.join(directory, "events.jsonl") if directory else ""
         self._before = ""
@@ -201,7 +201,7 @@ class EventLog:
         recorded = self._recorded(event)
         self._keep(recorded)
         if self._console is not None:
-            self._console(line_of(recorded))
+            self._console(format_line(recorded))
         self._write_file(recorded)
         return recorded
 
@@ -222,12 +222,12 @@ class EventLog:
     def _keep(self, recorded: LoggedEvent) -> None:
         if isinstance(recorded.event, StateChanged):
             core = recorded.event.core
-            self._changes.setdefault(core, deque(maxlen=_MOST_CHANGES)).append(recorded)
+            self._changes.setdefault(core, deque(maxlen=_MAX_CHANGES)).append(recorded)
             return
         size = _SIZE + sum(len(each) for each in recorded.event if isinstance(each, str | tuple))
         self._kept.append((recorded, size))
         self._size += size
-        while self._size > _MOST_KEPT:
+        while self._size > _MAX_KEPT:
             self._size -= self._kept.popleft()[1]
 
     def _write_file(self, recorded: LoggedEvent) -> None:
@@ -235,10 +235,10 @@ class EventLog:
             return
         try:
             with open(self._path, "a") as file:
-                file.write(self._before + line_of(recorded) + "\n")
+                file.write(self._before + format_line(recorded) + "\n")
             self._before = ""
         except OSError as error:
             self._before = "\n"  # the disk is full; part of the line may have been written
-            if not self._has_told:
-                self._has_told = True
+            if not self._has_reported:
+                self._has_reported = True
                 self._say(f"events are missing in {self._path}: {error.strerror}")

@@ -13,7 +13,7 @@ from relight.host.loop import Alarm, Loop
 from relight.output.console import Console, ConsoleStream
 
 
-class TracebackLooks:
+class TracebackInspector:
     """Detects when a worker has printed its last traceback, and whether it continued.
 
     Args:
@@ -52,7 +52,7 @@ class TracebackLooks:
     def look(self) -> bool | None:
         """Examine the worker; return whether it no longer runs its program, or None if unknown."""
         program = self._program()
-        self.core.looked(program, self._loop.now(), self._size())
+        self.core.on_inspected(program, self._loop.now(), self._size())
         self._alarm.set(None)
         return None if program is Program.UNSEEN else program is not Program.RUNS
 
@@ -127,7 +127,7 @@ class TracebackStream(ConsoleStream):
         ends = self._is_shutting_down()
         if ends and self._core.is_late(now):
             self._on_late()
-        self._show(self._core.looked(ends, now))
+        self._show(self._core.on_inspected(ends, now))
 
     def _show(self, data: bytes) -> None:
         self._look.set(self._core.deadline())

@@ -37,17 +37,17 @@ if TYPE_CHECKING:
     from relight.core.workers.repeated_lines import RepeatedLines
     from relight.output.file_tails import FileTail, FileTails
     from relight.output.log_filters import FilteredFile, LineFilter
-    from relight.output.traceback_stream import TracebackLooks, TracebackStream
+    from relight.output.traceback_stream import TracebackInspector, TracebackStream
 
 _NAMES = {STDOUT: "stdout", STDERR: "stderr"}
 _STDOUT_SIZE = 4 * 1024
 """How many bytes of a worker's stdout are read for its failure report."""
-_STEP, _MOST_READ = 1 << 20, 8 << 20
+_STEP, _MAX_READ = 1 << 20, 8 << 20
 """How many bytes of a file are searched for the beginning of a long traceback, per read and in
 total.
 """
 _FRAME = '\n  File "'
-_MOST_UNSHOWN = 3
+_MAX_UNSHOWN = 3
 """Number of ended generations whose output is kept while the consoles are blocked."""
 _SHOW_S = 5.0
 """How long to wait for the consoles after the agent was told to stop."""
@@ -69,8 +69,8 @@ def destination(spec: LaunchSpec, local_rank: int, stream: int) -> Destination:
     """
     if spec.log_dir == os.devnull:
         return Destination(file=False, console=True)
-    tee = bool(spec.tee.of(local_rank) & stream)
-    redirect = bool(spec.redirects.of(local_rank) & stream)
+    tee = bool(spec.tee.streams_of_rank(local_rank) & stream)
+    redirect = bool(spec.redirects.streams_of_rank(local_rank) & stream)
     shown = is_shown(spec, local_rank)
     return Destination(file=tee or redirect, console=shown and (tee or not redirect))
 
@@ -94,7 +94,7 @@ class Logs:
     """
 
     def __init__(self, loop: Loop, consoles: Consoles, spec: LaunchSpec, directory: str) -> None:
-        self.program_of: Callable[[int], Program] | None = None
+        self.inspect_program: Callable[[int], Program] | None = None
         """Returns a worker's state, by local rank."""
         self.on_late: Callable[[], None] = lambda: None
         """Called when a worker whose traceback is held takes a long time to end; set before
@@ -112,7 +112,7 @@ class Logs:
         self._stdout: dict[int, PipeReader | str] = {}
         self._stderr: dict[int, PipeReader | str] = {}
         self._terminals: dict[int, TracebackStream] = {}
-        self._looks: dict[int, TracebackLooks] = {}
+        self._inspectors: dict[int, TracebackInspector] = {}
         self._ranks: dict[int, int] = {}
         self._files: list[str] = []
         self._to_pass_on: list[int] = []
@@ -153,7 +153,7 @@ class Logs:
             source.read()
             found = source.end()
         else:
-            found = _end_of(source)
+            found = _read_end(source)
         tail = found.tail.decode(errors="replace")
         if not found.head or _FRAME in tail:  # so it isn't the message that is long
             return tail
@@ -172,21 +172,21 @@ class Logs:
 
     def printed(self, local_rank: int) -> "PrintedTraceback | None":
         """Return the evidence about a worker's last traceback, or None."""
-        looks = self._looks.get(local_rank)
+        looks = self._inspectors.get(local_rank)
         return looks.core if looks is not None and looks.core.at is not None else None
 
-    def look_before_stop(self, failed: int) -> None:
+    def inspect_before_stop(self, failed: int) -> None:
         """If a failed worker has printed a traceback, examine the other workers that have printed
         one while they still exist.
         """
-        if failed not in self._looks:
+        if failed not in self._inspectors:
             return
         for source in self._stderr.values():
             if isinstance(source, PipeReader):
                 source.read()
         for tail in self._stderr_tails.values():
             tail.read()
-        for looks in self._looks.values():
+        for looks in self._inspectors.values():
             if looks.core.deadline() is not None:
                 looks.look()
 
@@ -287,7 +287,7 @@ class Logs:
                 directory = ""
         for local_rank in local_ranks:
             self._directories[local_rank] = directory
-            for facts in (self._looks, self._terminals, self._stdout, self._stderr):
+            for facts in (self._inspectors, self._terminals, self._stdout, self._stderr):
                 facts.pop(local_rank, None)
             self._stderr_tails.pop(local_rank, None)
 
@@ -303,8 +303,8 @@ class Logs:
             reader.read()
         elif failed and local_rank in self._stderr_tails:
             self._stderr_tails[local_rank].read()
-        if local_rank in self._looks:
-            self._looks[local_rank].worker_ended()
+        if local_rank in self._inspectors:
+            self._inspectors[local_rank].worker_ended()
         if stream is None:
             return False
         stream.worker_ended(failed=failed)
@@ -448,25 +448,25 @@ class Logs:
     def _without_traceback(self, local_rank: int, console: Console) -> "TracebackStream":
         from relight.output.traceback_stream import TracebackStream
 
-        look = lambda: self._looks_at(local_rank).look()  # noqa: E731
+        look = lambda: self._inspector(local_rank).look()  # noqa: E731
         stream = TracebackStream(console, look, self.on_late, self._ranks[local_rank])
         self._terminals[local_rank] = stream
         return stream
 
     def _on_traceback(self, local_rank: int) -> None:
-        self._looks_at(local_rank).on_traceback()
+        self._inspector(local_rank).on_traceback()
 
-    def _looks_at(self, local_rank: int) -> "TracebackLooks":
-        looks = self._looks.get(local_rank)
+    def _inspector(self, local_rank: int) -> "TracebackInspector":
+        looks = self._inspectors.get(local_rank)
         if looks is None:
             from relight.core.diagnosis.printed_traceback import Program
-            from relight.output.traceback_stream import TracebackLooks
+            from relight.output.traceback_stream import TracebackInspector
 
-            program_of = self.program_of or (lambda _: Program.UNSEEN)
+            inspect_program = self.inspect_program or (lambda _: Program.UNSEEN)
             on_terminal = local_rank in self._terminals
-            looks = self._looks[local_rank] = TracebackLooks(
+            looks = self._inspectors[local_rank] = TracebackInspector(
                 self._loop,
-                lambda: program_of(local_rank),
+                lambda: inspect_program(local_rank),
                 lambda: self._written(local_rank),
                 own_time=not on_terminal,
             )
@@ -534,7 +534,7 @@ class UnshownOutput:
         logs.finish()
         self._logs = {number: each for number, each in self._logs.items() if not each.done}
         self._logs[generation] = logs
-        for number in list(self._logs)[:-_MOST_UNSHOWN]:
+        for number in list(self._logs)[:-_MAX_UNSHOWN]:
             self._say(self._logs.pop(number).drop(), f"worker output of generation {number}")
 
     def show(self) -> None:
@@ -568,7 +568,7 @@ def _repeated_lines() -> "RepeatedLines":
     return RepeatedLines()
 
 
-def _end_of(path: str) -> LongOutput:
+def _read_end(path: str) -> LongOutput:
     """Return the end of a file, and the beginning of its last traceback if that isn't too far from
     the end.
     """
@@ -577,7 +577,7 @@ def _end_of(path: str) -> LongOutput:
         file.seek(tail_at)
         tail = file.read()
         at, newlines = tail_at, tail.count(b"\n")
-        while TRACEBACK not in tail and at > max(0, tail_at - _MOST_READ):
+        while TRACEBACK not in tail and at > max(0, tail_at - _MAX_READ):
             before, at = at, max(0, at - _STEP)
             file.seek(at)
             part = file.read(before - at + len(TRACEBACK))  # the header may be split there

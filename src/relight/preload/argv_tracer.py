@@ -7,7 +7,7 @@ from collections.abc import Callable
 from operator import index
 from typing import Any
 
-from relight.preload.env_tracer import module_of
+from relight.preload.env_tracer import importing_module
 
 _READS = (
     "__add__", "__contains__", "__eq__", "__ge__", "__gt__", "__iter__", "__le__", "__len__",
@@ -45,7 +45,7 @@ class Arguments:
         return (module, f"{module} reads the script's arguments") if module else ("", "")
 
     def _note(self) -> None:
-        self._read_by = self._read_by or module_of(sys._getframe(2))
+        self._read_by = self._read_by or importing_module(sys._getframe(2))
 
 
 def _watched(note: Callable[[], None]) -> Any:

@@ -114,27 +114,27 @@ class Watch:
         iterated, at = self._iteration
         if name in self._marks:
             if frame is iterated and (frame.f_lasti == at or name == self._yielded):
-                self._iterated_by = self._iterated_by or module_of(
+                self._iterated_by = self._iterated_by or importing_module(
                     frame
                 )  # part of an iteration over all
                 return
             if not self._first[0]:
-                self._first = module_of(frame), name
+                self._first = importing_module(frame), name
         elif frame is iterated and (frame.f_lasti == at or sys._getframe(2).f_code in _VIEWS):
             return
-        self.reads.setdefault(module_of(frame), set()).add(name)
+        self.reads.setdefault(importing_module(frame), set()).add(name)
 
     def _note_search(self, name: str) -> None:
         """Record a check whether a variable exists. The variables that differ between workers exist
         in every worker.
         """
         if name not in self._marks:
-            self.reads.setdefault(module_of(_caller()), set()).add(name)
+            self.reads.setdefault(importing_module(_caller()), set()).add(name)
 
     def _note_iteration(self, names: Iterator[Any]) -> Iterator[Any]:
         """Record an iteration over all variables."""
         frame = _caller()
-        module = module_of(frame)
+        module = importing_module(frame)
         self._iteration = frame, frame.f_lasti
         if frame.f_code not in self._seen:
             self._seen.add(frame.f_code)
@@ -186,7 +186,7 @@ def _caller() -> Any:
     return frame
 
 
-def module_of(frame: Any) -> str:
+def importing_module(frame: Any) -> str:
     """Return the module on whose behalf a frame is running. If the standard library was called by
     another module, that module is returned.
     """

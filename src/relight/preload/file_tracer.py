@@ -22,13 +22,13 @@ from collections.abc import Iterable, Iterator
 from importlib.machinery import all_suffixes
 from typing import Any, NamedTuple
 
-from relight.preload.env_tracer import module_of
+from relight.preload.env_tracer import importing_module
 
 _SYSTEM = ("/proc/", "/dev/", "/sys/")
 _WRITES = os.O_WRONLY | os.O_RDWR
 _CACHE = "/etc/ld.so.cache"
 _LINKER = ("/etc/ld.so.preload",)
-_MOST_DATA = 1 << 20
+_MAX_DATA = 1 << 20
 """The maximum size in bytes of a file whose content is compared."""
 _LISTINGS = ("os.listdir", "os.scandir")
 _EVENTS = ("open", "os.exec", "os.posix_spawn", "os.system", "subprocess.Popen", *_LISTINGS)
@@ -70,7 +70,7 @@ class Inputs:
 
     def __init__(self, began_ns: int) -> None:
         self.variables: set[str] = {"COVERAGE_"}
-        self.words = _words_of_modules()
+        self.words = _module_words()
         self._began_ns = began_ns - _CLOCK_NS
         self._opened: set[str] = set()
         self._new: dict[str, str] = {}  # data files opened since `problem`, and by which module
@@ -88,7 +88,7 @@ class Inputs:
         """
         self._records = False
         paths = {os.path.abspath(path) for path in self._opened}
-        paths.update(_of_modules(), _of_interpreter(), _LINKER)
+        paths.update(_module_files(), _interpreter_files(), _LINKER)
         paths.discard(_CACHE)
         self._files = {path: _file(path) for path in sorted(paths) if _counts(path)}
         self._libraries = _linked()
@@ -159,7 +159,7 @@ class Inputs:
                 name = os.fsdecode(path)
                 self._opened.add(name)
                 if _is_data(name):
-                    self._new[os.path.abspath(name)] = module_of(sys._getframe(1))
+                    self._new[os.path.abspath(name)] = importing_module(sys._getframe(1))
         else:
             self.variables.add("PATH")
 
@@ -180,10 +180,10 @@ def _content(path: str) -> str:
     """Return a digest of a small file, or a unique value for a large file."""
     try:
         with open(path, "rb") as file:
-            data = file.read(_MOST_DATA + 1)
+            data = file.read(_MAX_DATA + 1)
     except OSError:
         data = b""
-    return hashlib.sha256(data).hexdigest() if len(data) <= _MOST_DATA else os.urandom(16).hex()
+    return hashlib.sha256(data).hexdigest() if len(data) <= _MAX_DATA else os.urandom(16).hex()
 
 
 def _linked() -> str:
@@ -198,7 +198,7 @@ def _linked() -> str:
     return hashlib.sha256(b"\0".join(found)).hexdigest()
 
 
-def _words_of_modules() -> set[str]:
+def _module_words() -> set[str]:
     """Return the quoted words in the modules that have been loaded by now. The standard library is
     excluded, because interpreter startup reads variables with fixed names.
     """
@@ -212,7 +212,7 @@ def _words_of_modules() -> set[str]:
     return words
 
 
-def _of_modules() -> Iterator[str]:
+def _module_files() -> Iterator[str]:
     for module in list(sys.modules.values()):
         path = getattr(module, "__dict__", {}).get("__file__")
         # Some libraries have modules without a file that nevertheless set `__file__` (torch.ops:
@@ -221,7 +221,7 @@ def _of_modules() -> Iterator[str]:
             yield path
 
 
-def _of_interpreter() -> Iterator[str]:
+def _interpreter_files() -> Iterator[str]:
     """Yield the program, its shared libraries, and the files that determine its import path."""
     yield os.path.realpath("/proc/self/exe")
     yield os.path.join(sys.prefix, "pyvenv.cfg")

@@ -89,7 +89,7 @@ class Lasting:
         if changed := self.inputs.end():
             raise UnfitError("", changed, lasting=False)
         mine = {*self._setup["own"], *self._setup["writes"]}
-        self._variables = fork_compat.of_imports(
+        self._variables = fork_compat.import_variables(
             {name: value for name, value in variables.items() if name not in mine},
             self.inputs.words.union(*watch.reads.values()) - mine,
             {*fork_compat.NATIVE, *NATIVE, *self.inputs.variables}.union(*watch.prefixes.values()),

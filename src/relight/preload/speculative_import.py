@@ -20,7 +20,7 @@ from relight.host import linux
 from relight.host.process_handle import ProcessHandle
 from relight.preload.guard import Guard
 
-_LOOK_S = 60.0
+_POLL_S = 60.0
 
 
 class UndoneStep(NamedTuple):
@@ -93,7 +93,7 @@ def attempt(step: Callable[[int], None], guard: Guard) -> UndoneStep | None:
 
 def _take_over(process: ProcessHandle, result: int, guard: Guard) -> UndoneStep:
     """Wait in the copy until the process has exited, then take its place."""
-    while not process.wait(_LOOK_S):
+    while not process.wait(_POLL_S):
         pass  # wait for the imports; the guard ends both processes if they take too long
     guard.inherit()
     linux.become_subreaper()

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from relight.host.files import remove_tree
-from relight.preload.env_tracer import module_of
+from relight.preload.env_tracer import importing_module
 
 
 class _Made(NamedTuple):
@@ -46,7 +46,7 @@ class Temporary:
         if self._notes and event in ("tempfile.mkdtemp", "tempfile.mkstemp"):
             frame: FrameType = sys._getframe(1)
             known = frame.f_locals.get
-            made = _Made(module_of(frame), known("suffix"), known("prefix"), known("dir"))
+            made = _Made(importing_module(frame), known("suffix"), known("prefix"), known("dir"))
             self._made[os.fsdecode(arguments[0])] = made
 
     def problem(self) -> tuple[str, str]:

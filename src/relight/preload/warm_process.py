@@ -38,7 +38,7 @@ from relight.warm.warm_sockets import Description
 
 _ANSWER_S = 2.0
 """How long an agent may take to respond."""
-_MOST_CONNECTIONS = 16
+_MAX_CONNECTIONS = 16
 _END_LIMIT_S = 1.0
 _PRESSURE = b"some 200000 2000000\0"
 """Memory pressure that triggers a check of the free memory: some process was stalled for 0.2 s
@@ -160,7 +160,7 @@ class WarmProcess:
         except OSError:
             return  # the agent has exited, or no descriptor is left
         known = user_sockets.peer(connection)
-        if known.user != os.getuid() or len(self._connections) >= _MOST_CONNECTIONS:
+        if known.user != os.getuid() or len(self._connections) >= _MAX_CONNECTIONS:
             connection.close()
             return
         connection.settimeout(_ANSWER_S)

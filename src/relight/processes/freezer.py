@@ -15,7 +15,7 @@ _ROUNDS = 100
 """Maximum number of passes if a process forks faster than it can be stopped; the next check
 continues from there.
 """
-LOOK_EVERY_S = 0.05
+POLL_S = 0.05
 """How often frozen processes are checked, because another program may continue them."""
 
 
@@ -32,10 +32,10 @@ class Freezer:
         self.frozen = False
         self._frozen_pids: set[int] = set()
 
-    def next_look(self, now: float) -> float | None:
+    def next_check(self, now: float) -> float | None:
         """Return the time of the next `look`, or None if no lease will expire."""
         if self.frozen:
-            return now + LOOK_EVERY_S
+            return now + POLL_S
         return self.until or None
 
     def look(self, now: float) -> bool:

@@ -19,7 +19,7 @@ from relight.host import system
 from relight.host.descriptors import raise_limit
 
 _COUNT = struct.Struct("!I")
-_MOST_AT_ONCE = 250
+_MAX_AT_ONCE = 250
 """Number of descriptors in one message (SCM_MAX_FD is 253 on Linux)."""
 _FEW = 32
 """A number of descriptors that fits within any open-file limit."""
@@ -76,8 +76,8 @@ def send(
             fds += [fd for worker in workers for fd in (worker.stdout, worker.stderr)]
             fds += held
             control.sendall(_COUNT.pack(len(fds)))
-            for first in range(0, len(fds), _MOST_AT_ONCE):
-                socket.send_fds(control, [b"f"], fds[first : first + _MOST_AT_ONCE])
+            for first in range(0, len(fds), _MAX_AT_ONCE):
+                socket.send_fds(control, [b"f"], fds[first : first + _MAX_AT_ONCE])
     except OSError:
         ours.close()
         raise
@@ -98,7 +98,7 @@ def receive(control: socket.socket) -> GenerationPlan | None:
         raise_limit()
     fds: list[int] = []
     while len(fds) < count:
-        data, some, flags, _ = socket.recv_fds(control, 1, _MOST_AT_ONCE)
+        data, some, flags, _ = socket.recv_fds(control, 1, _MAX_AT_ONCE)
         if not data:
             return None
         if flags & socket.MSG_CTRUNC:

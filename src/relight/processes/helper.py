@@ -26,7 +26,7 @@ from relight.processes.generation_pipe import WorkerPlan
 
 _END_S = 1.0
 """How long `run` waits for the guard of a closed helper in order to reap it."""
-_MOST_OUTPUT = 16 << 20
+_MAX_OUTPUT = 16 << 20
 
 
 class Finished(NamedTuple):
@@ -203,7 +203,7 @@ def run(command: Sequence[str], variables: Mapping[str, str], limit_s: float) ->
             helper.close()
         if helper.error is not None:
             raise helper.error
-        return Finished(helper.exitcode or 0, *(os.pread(fd, _MOST_OUTPUT, 0) for fd in files))
+        return Finished(helper.exitcode or 0, *(os.pread(fd, _MAX_OUTPUT, 0) for fd in files))
     finally:
         for fd in files:
             os.close(fd)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from relight.host.loop import Loop
 
 _FINDS = "import importlib.util as u, sys; sys.exit(u.find_spec(sys.argv[1]) is None)"
-_LOOK_S = 1.0
+_POLL_S = 1.0
 """How long to wait for another Python to answer while the loop runs."""
 
 
@@ -69,7 +69,7 @@ def remedy(python: str, env: Environment, module: str, loop: "Loop") -> str:
         finally:
             os.close(null)
         other_python.watch(loop, lambda: None)
-        loop.run_until(lambda: other_python.exitcode is not None, _LOOK_S)
+        loop.run_until(lambda: other_python.exitcode is not None, _POLL_S)
         has_it = other_python.exitcode == 0 and other_python.error is None
         other_python.close()
     except OSError:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from relight.host.loop import Loop
 
-_LOOK_EVERY_S = 0.5
+_POLL_S = 0.5
 
 
 class ParentWatch:
@@ -21,10 +21,10 @@ class ParentWatch:
         self._loop = loop
         self._pid = os.getppid()
         self._on_end = on_end
-        loop.call_after(_LOOK_EVERY_S, self._look)
+        loop.call_after(_POLL_S, self._poll)
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         if os.getppid() != self._pid:
             self._on_end(self._pid)
         else:
-            self._loop.call_after(_LOOK_EVERY_S, self._look)
+            self._loop.call_after(_POLL_S, self._poll)

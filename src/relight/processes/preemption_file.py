@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from relight.host.loop import Loop
 
-_LOOK_EVERY_S = 1.0
+_POLL_S = 1.0
 
 
 class NoticeFile:
@@ -21,10 +21,10 @@ class NoticeFile:
         self._loop = loop
         self._path = path
         self._on_there = on_there
-        loop.call_after(0, self._look)
+        loop.call_after(0, self._poll)
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         if os.path.exists(self._path):
             self._on_there(f"{self._path} was created")
         else:
-            self._loop.call_after(_LOOK_EVERY_S, self._look)
+            self._loop.call_after(_POLL_S, self._poll)

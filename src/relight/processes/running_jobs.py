@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from relight.core.group.node_stacks import NodeStacks
 
 _ENDED, _TOKEN = ".json", ".token"
-_MOST_ENDED = 100
+_MAX_ENDED = 100
 _TIMEOUT_S = 3.0
-MOST_BYTES = 32 << 20
+MAX_BYTES = 32 << 20
 """Maximum size of an answer in bytes."""
 _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-")
 
@@ -115,7 +115,7 @@ class JobDirectory:
         """
         return next((each.pid for each in self.silent(()) if each.id == job), 0)
 
-    def why_silent(self, job: str, pid: int) -> tuple[str, str]:
+    def explain_silence(self, job: str, pid: int) -> tuple[str, str]:
         """Return why a job's agent is alive but has not answered, and what to do about it."""
         agent = f"its agent (pid {pid})"
         if job not in self._unreadable:
@@ -135,7 +135,7 @@ class JobDirectory:
         if own is None or own.nodes == 1 or own.state == ENDED:
             return None if own is None else WholeJob((own,))
         others, silent = list[NodeSnapshot](), list[str]()
-        for host, answer in self._ask_everywhere(job, "").nodes:
+        for host, answer in self._query_all_nodes(job, "").nodes:
             found = None if answer is None else _snapshot(answer)
             if found is None:
                 silent.append(host)
@@ -149,7 +149,7 @@ class JobDirectory:
 
     def output_elsewhere(self, job: str, question: Output) -> str:
         """Return the latest output of a rank on any node."""
-        found = self._ask_everywhere(job, _line(question).decode().strip())
+        found = self._query_all_nodes(job, _line(question).decode().strip())
         return next((each.answer for each in found.nodes if each.answer), "")
 
     def events(self, job: str, question: EventsAfter) -> Iterator[str]:
@@ -172,7 +172,7 @@ class JobDirectory:
         The list is empty for a node that doesn't answer.
         """
         question = _line(EventsAfter(number, follow=False)).decode().strip()
-        found = self._ask_everywhere(job, question).nodes
+        found = self._query_all_nodes(job, question).nodes
         return [(each.host, (each.answer or "").splitlines()) for each in found]
 
     def stacks(self, job: str) -> "list[tuple[str, NodeStacks | None]]":
@@ -184,7 +184,7 @@ class JobDirectory:
         question = _line(Stacks())
         found = [
             (each.host, each.answer)
-            for each in self._ask_everywhere(job, question.decode().strip()).nodes
+            for each in self._query_all_nodes(job, question.decode().strip()).nodes
         ]
         if not found:  # a single-node job, or one without a coordinator
             own = self._answer(job, question).decode(errors="replace")
@@ -205,7 +205,7 @@ class JobDirectory:
         path = os.path.join(self.path, snapshot.id + _ENDED)
         files.replace(path, json.dumps(fields.to_json(snapshot)))
         paths = [os.path.join(self.path, name + _ENDED) for name in self._names(_ENDED)]
-        for old in sorted(paths, key=_age)[:-_MOST_ENDED]:
+        for old in sorted(paths, key=_age)[:-_MAX_ENDED]:
             with contextlib.suppress(OSError):
                 os.unlink(old)
 
@@ -236,7 +236,7 @@ class JobDirectory:
             with contextlib.suppress(OSError):
                 os.unlink(os.path.join(self.path, job + ending))
 
-    def _ask_everywhere(self, job: str, question: str) -> NodeAnswers:
+    def _query_all_nodes(self, job: str, question: str) -> NodeAnswers:
         try:
             found = fields.decode(self._answer(job, _line(ClusterQuery(question))))
             answers: NodeAnswers = fields.record(NodeAnswers, found)
@@ -259,7 +259,7 @@ class JobDirectory:
         data = bytearray()
         with connection, contextlib.suppress(OSError):
             connection.sendall(question)
-            while (more := connection.recv(1 << 20)) and len(data) < MOST_BYTES:
+            while (more := connection.recv(1 << 20)) and len(data) < MAX_BYTES:
                 data += more
             return bytes(data)
         return b""
@@ -267,7 +267,7 @@ class JobDirectory:
     def _read(self, job: str) -> NodeSnapshot | None:
         try:
             with files.opened(os.path.join(self.path, job + _ENDED)) as file:
-                return _snapshot(file.read(MOST_BYTES))
+                return _snapshot(file.read(MAX_BYTES))
         except OSError:
             return None
 

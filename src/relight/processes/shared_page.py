@@ -12,7 +12,7 @@ import weakref
 
 from relight.core.workers.shared_words import SIZE
 
-_LEAST_BLOCK = 512
+_MIN_BLOCK = 512
 """The smallest block size of a file system in bytes."""
 _NAME = "relight-page"
 _TARGET = f"/memfd:{_NAME} (deleted)"
@@ -68,8 +68,8 @@ def _allocate(fd: int) -> None:
         # Either the disk is full, as a write would report too, or this is macOS or musl, which
         # don't emulate the call. glibc emulates it by writing one byte to each block; here that
         # byte is outside all words in use.
-        for block in range(0, SIZE, _LEAST_BLOCK):
-            os.pwrite(fd, b"\0", block + _LEAST_BLOCK - 1)
+        for block in range(0, SIZE, _MIN_BLOCK):
+            os.pwrite(fd, b"\0", block + _MIN_BLOCK - 1)
 
 
 def _in_memory(path: str) -> int:

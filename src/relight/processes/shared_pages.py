@@ -116,7 +116,7 @@ class WorkerMemory:
             call: the number of the `should_checkpoint` call; 0 means the next one.
             deadline: when the workers are stopped, on the loop's clock.
         """
-        latest = self._loop.now() + words.MOST_LEFT_S
+        latest = self._loop.now() + words.MAX_LEFT_S
         self._write(words.DEADLINE, int(min(deadline, latest) * 1e9))
         if self._agreed < 2:
             self._agreed = call or 1
@@ -196,7 +196,7 @@ class WorkerMemory:
         try:
             os.pwrite(self._open[local_rank], value.to_bytes(8, sys.byteorder), 8 * word)
         except OSError as error:  # the worker has left a hole in the file, and the disk is full
-            self._tell(local_rank, error)
+            self._warn(local_rank, error)
 
     def _pages(self) -> Iterator[tuple[int, memoryview]]:
         """Yield a copy of the memory of each worker that has created it, with its local rank."""
@@ -206,7 +206,7 @@ class WorkerMemory:
             try:
                 page = os.pread(self._open[local_rank], words.SIZE, 0)
             except OSError as error:
-                self._tell(local_rank, error)
+                self._warn(local_rank, error)
                 continue
             if len(page) == words.SIZE:
                 yield local_rank, memoryview(page).cast("Q")
@@ -221,11 +221,11 @@ class WorkerMemory:
             except FileNotFoundError:
                 return False  # this worker has not called anything yet
             except OSError as error:
-                self._tell(local_rank, error)
+                self._warn(local_rank, error)
                 return False
         return True
 
-    def _tell(self, local_rank: int, error: OSError) -> None:
+    def _warn(self, local_rank: int, error: OSError) -> None:
         if not self._told:
             self._told = True
             self._say(

@@ -68,7 +68,7 @@ from relight.processes.generation_pipe import GenerationPlan, WorkerPlan
 
 _TELL_S = 1.0
 """How long after SIGKILL processes that still exist are reported."""
-_LOOK_S = 1.0
+_POLL_S = 1.0
 """How often the spawner checks those processes if none of them exits."""
 _ORPHANS_S = 0.5
 """How long an ended worker's descendants may take to exit before its replacement starts."""
@@ -166,7 +166,7 @@ class Spawner:
     def _until_lease_ends(self) -> float | None:
         """Return the milliseconds until the lease must be checked; None without a lease."""
         now = time.monotonic()
-        look_at = self.freezer.next_look(now) if self.freezer is not None else None
+        look_at = self.freezer.next_check(now) if self.freezer is not None else None
         return None if look_at is None else max(0.0, look_at - now) * 1000
 
     def _keep_lease(self) -> None:
@@ -279,7 +279,7 @@ class Spawner:
         them, so none of these pids can have been reused.
         """
         found = []
-        for pid in system.children_of(os.getpid()):
+        for pid in system.child_pids(os.getpid()):
             try:
                 if pid not in self.local_rank_of and os.getsid(pid) == session:
                     found.append(pid)
@@ -360,7 +360,7 @@ class Spawner:
             if is_alone and passed >= limit_s:
                 return False
             ready = dict(poll.poll(wait_s * 1000))
-            wait_s = min(2 * wait_s, _LOOK_S)
+            wait_s = min(2 * wait_s, _POLL_S)
             if self._pipe[0] in ready:
                 os.read(self._pipe[0], 4096)
                 wait_s = 0.01
@@ -439,7 +439,7 @@ class SpawnerProcess:
         self._control.close()
         self._control, self._idle_pid = None, 0
         try:
-            if pid and system.parent_of(pid) == os.getpid():  # its guard was killed
+            if pid and system.parent_pid(pid) == os.getpid():  # its guard was killed
                 os.kill(pid, signal.SIGKILL)
                 system.reap(pid, _REAP_S)
             elif pid:  # in case another program has stopped them
@@ -483,7 +483,7 @@ class SpawnerProcess:
         """
         pid = self._hear_idle(control)
         try:
-            if not pid or system.parent_of(pid) != self._pid:
+            if not pid or system.parent_pid(pid) != self._pid:
                 return False
             self._continue(pid)
         except OSError:
@@ -499,7 +499,7 @@ class SpawnerProcess:
         return self._idle_pid
 
     def _continue(self, pid: int) -> None:
-        system.signal_if(pid, signal.SIGCONT, lambda: system.parent_of(pid) == self._pid)
+        system.signal_if(pid, signal.SIGCONT, lambda: system.parent_pid(pid) == self._pid)
 
 
 def fork(plans: Sequence[WorkerPlan], scratch: str = "") -> tuple[int, socket.socket]:

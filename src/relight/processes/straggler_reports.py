@@ -12,7 +12,7 @@ from relight.events.event_types import RanksSlow
 from relight.host import system
 
 _NAME = "relight-slow-ranks"
-_MOST = 4096
+_MAX = 4096
 """Maximum number of bytes read from the file."""
 
 
@@ -45,7 +45,7 @@ class ShownSlowRanks:
         if told.ranks:
             try:
                 self._fd = system.anonymous_file(_NAME)
-                os.write(self._fd, told.text.encode()[:_MOST])
+                os.write(self._fd, told.text.encode()[:_MAX])
             except OSError:
                 pass  # no descriptor or memory is left; the console also shows the report
 
@@ -63,7 +63,7 @@ def shown_by(pid: int) -> str:
         for name in os.listdir(folder):
             if _NAME in os.path.basename(os.readlink(f"{folder}/{name}")):
                 with open(f"{folder}/{name}", encoding="utf-8", errors="replace") as file:
-                    return file.read(_MOST)
+                    return file.read(_MAX)
     except OSError:
         pass  # it has exited, or has just closed one
     return ""

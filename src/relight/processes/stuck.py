@@ -35,15 +35,15 @@ class StuckWatch:
         self._limit_s = limit_s
         self._on_stuck = on_stuck
         self._since: dict[int, float] = {}
-        self._timer: Timer = loop.call_after(_EVERY_S, self._look)
+        self._timer: Timer = loop.call_after(_EVERY_S, self._poll)
 
     def close(self) -> None:
         """Stop polling."""
         self._timer.cancel()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         now = self._loop.now()
-        self._timer = self._loop.call_after(_EVERY_S, self._look)
+        self._timer = self._loop.call_after(_EVERY_S, self._poll)
         for local_rank, pid in list(self._pids.items()):
             if not system.is_uninterruptible(pid):
                 self._since.pop(local_rank, None)

@@ -194,12 +194,12 @@ class Supervisor:
         for effect in effects:
             match effect:
                 case Signal(local_ranks, number):
-                    self._ask(local_ranks, number)
+                    self._send_stop(local_ranks, number)
                 case Kill():
                     self.workers.kill()
         self._alarm.set(self.core.deadline())
 
-    def _ask(self, local_ranks: Sequence[int], number: int) -> None:
+    def _send_stop(self, local_ranks: Sequence[int], number: int) -> None:
         """Send processes the signal to stop."""
         if self.are_frozen:
             self.workers.kill()  # frozen processes would not see the signal, and must not continue

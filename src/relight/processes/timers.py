@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from relight.base import fields
 from relight.base.text import LineBuffer
-from relight.base.values import MOST_SECONDS
+from relight.base.values import MAX_SECONDS
 from relight.host.loop import Loop, Timer
 
 _LIMIT = 64 * 1024
@@ -92,7 +92,7 @@ class WorkerTimers:
         if previous is not None:
             previous.cancel()
         left = due - time.time()
-        if due < 0 or not left < MOST_SECONDS or number >= signal.NSIG:
+        if due < 0 or not left < MAX_SECONDS or number >= signal.NSIG:
             return  # released, or it never expires
         self._timers[pid, scope] = self._loop.call_after(
             left, lambda: self._expire(pid, number, scope)

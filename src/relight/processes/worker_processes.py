@@ -42,8 +42,8 @@ _LET_END_S = 0.5
 """How long a spawner without a guard may take to end its workers before it is killed."""
 _ORPHANS_LIMIT_S = 10.0
 """How long the search for a killed spawner's descendants may take."""
-_ORPHANS_LOOK_S = 0.01
-_LOOK_S = 0.02
+_ORPHANS_POLL_S = 0.01
+_POLL_S = 0.02
 
 
 class Workers:
@@ -134,13 +134,13 @@ class Workers:
         pids, catches = self.pids, system.catches_signal
         return [r for r in local_ranks if r in pids and catches(pids[r], number, unknown)]
 
-    def worker_of(self, pid: int) -> int | None:
+    def find_worker(self, pid: int) -> int | None:
         """Return the local rank of the worker that is this process or its ancestor; -1 for an ended
         worker's orphan, None for a process that no worker has started.
         """
         local_rank_of = {known: local_rank for local_rank, known in self.pids.items()}
         while pid > 1:
-            parent = system.parent_of(pid)
+            parent = system.parent_pid(pid)
             if any(parent == each._spawner.pid for each in (self, *self._more)):
                 return local_rank_of.get(pid, -1)
             pid = parent
@@ -214,10 +214,10 @@ class Workers:
         """
         until = self._loop.now() + limit_s
         before = [pid for each in self._more for pid in each.left_running(limit_s)]
-        while left := system.children_of(self._holder) if self._holder else []:
+        while left := system.child_pids(self._holder) if self._holder else []:
             if self._spawner_gone or self._loop.now() >= until:
                 break
-            self._loop.run_once(_LOOK_S)
+            self._loop.run_once(_POLL_S)
         return before + left
 
     def close(self, grace_s: float = 0.0) -> bool:
@@ -392,7 +392,7 @@ class Workers:
             return
         if self._spawner.kill_orphans() and self._loop.now() < until:
             self._loop.call_after(
-                _ORPHANS_LOOK_S, lambda: self._end_orphans(exitcode, reason, until)
+                _ORPHANS_POLL_S, lambda: self._end_orphans(exitcode, reason, until)
             )
             return
         self._note_gone()

@@ -21,7 +21,7 @@ from relight.pytest_plugin.rank_reports import shortened
 from relight.pytest_plugin.reports import ReportedTest, collect
 
 _WORKER = "relight.pytest_plugin.rank"
-_LOOK_S = 0.1
+_POLL_S = 0.1
 _STACKS_S = 1.0
 """How long to wait for the other ranks' stacks after the first rank has written its own."""
 _GRACE_S = 0.5
@@ -76,7 +76,7 @@ def run(item: pytest.Item, wanted: Wanted) -> ReportedTest:
 def _wait(agent: "subprocess.Popen[bytes]", folder: Path, wanted: Wanted) -> None:
     """Wait until the job ends, or until the ranks have written their stacks after a timeout."""
     until = float("inf")
-    while time.monotonic() < until and not system.ends_within(agent, _LOOK_S):
+    while time.monotonic() < until and not system.ends_within(agent, _POLL_S):
         stacks = sum(path.stat().st_size > 0 for path in folder.glob("stacks.*"))
         if stacks == wanted.world_size:
             return
@@ -114,14 +114,14 @@ def warm_flags(config: pytest.Config) -> list[str]:
     tops = {name.partition(".")[0] for name in list(sys.modules) if not name.startswith("_")}
     names = ["pytest", *(name for name in sorted(tops - {"pytest"}) if _is_installed(name))]
     names += _WITH_TORCH if "torch" in names else ()
-    names += [name for name in _of_pytest(config) if name not in names]
+    names += [name for name in _pytest_modules(config) if name not in names]
     flags = [f"--preload={','.join(names)}"] if names else []
     if not variables.get("RELIGHT_KEEP_WARM"):
         flags.append(f"--keep-warm=while:{controller()}")
     return flags
 
 
-def _of_pytest(config: pytest.Config) -> list[str]:
+def _pytest_modules(config: pytest.Config) -> list[str]:
     """Return the modules of pytest and of the installed plugins that are in use."""
     names = [name for name in list(sys.modules) if name.startswith("_pytest.") or name == "pdb"]
     return names + [name for name in _plugins(config) if name.partition(".")[0] != "relight"]
@@ -169,7 +169,7 @@ def _request(item: pytest.Item, wanted: Wanted) -> dict[str, Any]:
         "backend": wanted.backend,
         "init": wanted.init,
         "timeout_s": wanted.timeout_s,
-        "modules": _of_pytest(config),
+        "modules": _pytest_modules(config),
         "plugins": [name for name in _plugins(config) if not name.startswith("pytest_cov.")],
         "blocked": _NOT_ON_RANKS,
         "coverage": _coverage(),

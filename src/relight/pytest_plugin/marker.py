@@ -40,25 +40,25 @@ def read(item: pytest.Item, mark: pytest.Mark) -> Wanted:
         Failed: (pytest's) if an argument is invalid, or if the test can't run on ranks.
     """
     if not isinstance(item, pytest.Function) or _is_test_case(item):
-        raise _wrong("is for test functions, and methods of classes other than TestCase")
+        raise _invalid("is for test functions, and methods of classes other than TestCase")
     if iscoroutinefunction(item.function):
-        raise _wrong("is not for async functions; call asyncio.run in the test")
+        raise _invalid("is not for async functions; call asyncio.run in the test")
     if len(mark.args) > 1:
-        raise _wrong(f"takes world_size and names, not {mark.args[1]!r}")
+        raise _invalid(f"takes world_size and names, not {mark.args[1]!r}")
     given = {**dict(zip(_KEYS, mark.args, strict=False)), **mark.kwargs}
     for name in given:
         if name not in _KEYS:
             hint = did_you_mean(name, _KEYS, f"it has {', '.join(_KEYS)}")
-            raise _wrong(f"has no argument {name}; {hint}")
+            raise _invalid(f"has no argument {name}; {hint}")
     size = given.get("world_size", 2)
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise _wrong(f"has world_size={size!r}: expected the number of ranks, at least 1")
+        raise _invalid(f"has world_size={size!r}: expected the number of ranks, at least 1")
     init = given.get("init", True)
     if not isinstance(init, bool):
-        raise _wrong(f"has init={init!r}: expected True or False")
+        raise _invalid(f"has init={init!r}: expected True or False")
     env = given.get("env") or {}
     if not isinstance(env, dict) or not all(isinstance(x, str) for x in (*env, *env.values())):
-        raise _wrong(f"has env={env!r}: expected a dict of strings")
+        raise _invalid(f"has env={env!r}: expected a dict of strings")
     backend = _backend(given.get("backend"))
     return Wanted(size, backend, init, _timeout(item, given.get("timeout")), env)
 
@@ -81,12 +81,12 @@ def _backend(value: Any) -> str:
     if value is None:
         return ""
     if not isinstance(value, str) or not value:
-        raise _wrong(f"has backend={value!r}: expected a name, such as gloo")
+        raise _invalid(f"has backend={value!r}: expected a name, such as gloo")
     for part in value.lower().split(","):  # cpu:gloo,cuda:nccl
         name = part.rpartition(":")[2]
         if name not in BACKENDS:
             hint = did_you_mean(name, BACKENDS, f"known backends: {', '.join(BACKENDS)}")
-            raise _wrong(f"has backend={value}: unknown; {hint}")
+            raise _invalid(f"has backend={value}: unknown; {hint}")
     return value
 
 
@@ -107,9 +107,9 @@ def _timeout(item: pytest.Item, value: Any) -> float:
     except (TypeError, ValueError):
         seconds = -1.0
     if not 0 <= seconds < float("inf"):
-        raise _wrong(f"has timeout={value!r}: expected seconds, 0 for no limit")
+        raise _invalid(f"has timeout={value!r}: expected seconds, 0 for no limit")
     return max(seconds - margin, seconds / 2)
 
 
-def _wrong(what: str) -> BaseException:
+def _invalid(what: str) -> BaseException:
     return pytest.fail.Exception(f"the mark {MARK} {what}", pytrace=False)

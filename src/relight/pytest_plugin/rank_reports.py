@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-MOST_BYTES = 128 << 10
+MAX_BYTES = 128 << 10
 """Size limit for a rank's output; longer output is shortened in the middle."""
 
 
@@ -74,9 +74,9 @@ def shortened(path: Path) -> str:
         with path.open("rb") as file:
             size = file.seek(0, 2)
             file.seek(0)
-            head = file.read(MOST_BYTES // 2 if size > MOST_BYTES else MOST_BYTES)
-            file.seek(max(file.tell(), size - MOST_BYTES // 2))
-            tail = file.read(MOST_BYTES // 2)
+            head = file.read(MAX_BYTES // 2 if size > MAX_BYTES else MAX_BYTES)
+            file.seek(max(file.tell(), size - MAX_BYTES // 2))
+            tail = file.read(MAX_BYTES // 2)
     except FileNotFoundError:
         return ""
     left_out = size - len(head) - len(tail)
@@ -86,9 +86,9 @@ def shortened(path: Path) -> str:
 
 def cut(text: str) -> str:
     """Cut out the middle of a string if it is long."""
-    if len(text) <= MOST_BYTES:
+    if len(text) <= MAX_BYTES:
         return text
-    half = MOST_BYTES // 2
+    half = MAX_BYTES // 2
     return f"{text[:half]}\n… {len(text) - 2 * half:,} characters are left out …\n{text[-half:]}"
 
 

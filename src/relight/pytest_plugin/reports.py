@@ -16,7 +16,7 @@ from relight.pytest_plugin.rank_reports import RankReports, read
 
 _STRICT = "[XPASS(strict)]"
 _PHASES = ("setup", "call", "teardown")
-_MOST_LINES = 60
+_MAX_LINES = 60
 _VERDICT = ("relight: rank ", "relight: ranks ")
 """Strings that the launcher's failure report begins with."""
 _BLAMED = re.compile(r"relight: ranks? (\d+(?:-\d+)?(?:, \d+(?:-\d+)?)*) ")
@@ -77,7 +77,7 @@ class ReportedTest:
         self._exit_code = exit_code
         self._output = output
         self._failure: RanksRepr | None = None
-        self._is_told = False
+        self._is_notified = False
 
     def replay(self, phase: str) -> None:
         """Raise a phase's outcome, unless it passed.
@@ -88,13 +88,13 @@ class ReportedTest:
         """
         self._failure = self._failed(phase) or self._unexplained(phase)
         if self._failure is not None:
-            self._is_told = True
+            self._is_notified = True
             title = next((title for title, _ in self._failure.parts if title), "a rank failed")
             raise RanksFailedError(title)
         for each in self._ranks:
             if each.end and not _has_ended(each, phase):
                 raise pytest.exit.Exception(each.end)
-        reports = [report for _, report in self._of(phase)]
+        reports = [report for _, report in self._in_phase(phase)]
         for report in reports:
             if report.skipped and hasattr(report, "wasxfail"):
                 raise pytest.xfail.Exception(str(report.wasxfail))
@@ -124,7 +124,7 @@ class ReportedTest:
         if call.excinfo is not None and isinstance(call.excinfo.value, RanksFailedError):
             report.longrepr = self._failure
         elif report.skipped and not hasattr(report, "wasxfail"):
-            reasons = [theirs.longrepr for _, theirs in self._of(report.when or "")]
+            reasons = [theirs.longrepr for _, theirs in self._in_phase(report.when or "")]
             report.longrepr = next((x for x in reasons if isinstance(x, tuple)), report.longrepr)
         longest = {phase: self._longest(phase) for phase in _PHASES}
         if report.when == "setup":
@@ -132,18 +132,18 @@ class ReportedTest:
             report.duration = max(longest["setup"], report.duration - others)
         else:
             report.duration = longest[report.when or ""]
-        for rank, theirs in self._of(report.when or ""):
+        for rank, theirs in self._in_phase(report.when or ""):
             for title, text in theirs.sections:
                 report.sections.append((f"{title} (rank {rank})", text))
 
-    def _of(self, phase: str) -> Iterator[tuple[int, pytest.TestReport]]:
+    def _in_phase(self, phase: str) -> Iterator[tuple[int, pytest.TestReport]]:
         """Yield a phase's reports, by rank."""
         for each in self._ranks:
             if phase in each.phases:
                 yield each.rank, each.phases[phase][1]
 
     def _longest(self, phase: str) -> float:
-        return max((report.duration for _, report in self._of(phase)), default=0.0)
+        return max((report.duration for _, report in self._in_phase(phase)), default=0.0)
 
     def _failed(self, phase: str) -> RanksRepr | None:
         """Return the failures in a phase, in the order of their times and without duplicates."""
@@ -166,10 +166,10 @@ class ReportedTest:
         """Return an error if only some of the ranks skipped the test."""
         skips = {
             rank: report
-            for rank, report in self._of(phase)
+            for rank, report in self._in_phase(phase)
             if report.skipped and not hasattr(report, "wasxfail")
         }
-        if not skips or len(skips) == len(list(self._of(phase))):
+        if not skips or len(skips) == len(list(self._in_phase(phase))):
             return None
         reason = _reason(next(iter(skips.values())))
         return RanksRepr([(f"only {_named(list(skips))} skipped the test: {reason}", "")])
@@ -177,18 +177,20 @@ class ReportedTest:
     def _unexplained(self, phase: str) -> RanksRepr | None:
         """Return why ranks did not finish this phase, if the reports don't explain it."""
         missing = [each for each in self._ranks if not _has_ended(each, phase)]
-        if self._is_told or not missing:
+        if self._is_notified or not missing:
             return None
         if collect := {each.collect: each.rank for each in missing if each.collect}:
             return RanksRepr([(f"rank {r} can't collect it", text) for text, r in collect.items()])
-        if self._is_of_later_phase(phase, {each.rank for each in missing}):
+        if self._is_later_phase(phase, {each.rank for each in missing}):
             return None
         if any(each.stacks for each in self._ranks):
             names = _named([each.rank for each in missing])
             parts: list[tuple[str, Any]] = [
                 (f"{names} had not finished after {self._wanted.timeout_s:g} s", "")
             ]
-            parts += [(f"stacks of rank {x.rank}", _of_test(x.stacks)) for x in missing if x.stacks]
+            parts += [
+                (f"stacks of rank {x.rank}", _trim_stacks(x.stacks)) for x in missing if x.stacks
+            ]
             return RanksRepr(parts + [part for each in missing for part in each.printed])
         if any(not report.passed for each in self._ranks for _, report in each.phases.values()):
             return None  # that failure ended this one
@@ -196,7 +198,7 @@ class ReportedTest:
             return None  # `replay` ends the run
         return self._ended(missing)
 
-    def _is_of_later_phase(self, phase: str, missing: set[int]) -> bool:
+    def _is_later_phase(self, phase: str, missing: set[int]) -> bool:
         """Return whether the ranks at fault finished this phase but not a later one. In that case,
         the other ranks were merely slower when they were stopped.
         """
@@ -227,7 +229,7 @@ class ReportedTest:
             names = _named([each.rank for each in missing])
             title = f"{names} exited with code {self._exit_code} before the end of the test"
         printed = [part for each in missing for part in each.printed]
-        return RanksRepr([(title, "\n".join(lines[-_MOST_LINES:])), *printed])
+        return RanksRepr([(title, "\n".join(lines[-_MAX_LINES:])), *printed])
 
 
 def collect(folder: Path, wanted: Wanted, exit_code: int, output: str) -> ReportedTest:
@@ -263,7 +265,7 @@ def _category(known: dict[str, Any]) -> type[Warning]:
     return found if isinstance(found, type) and issubclass(found, Warning) else UserWarning
 
 
-def _of_test(stacks: str) -> str:
+def _trim_stacks(stacks: str) -> str:
     """Return the stacks without frames from pytest and this plugin."""
     return "\n".join(line for line in stacks.splitlines() if not any(x in line for x in _FRAMES))
 

@@ -74,7 +74,7 @@ def take(
             taken.append(Taken("rdzv-conf", conf, "this user's token, for Slurm"))
     names = {each.flag for each in taken}
     if spec.verbose:
-        notes += map(str, [*_given(spec, given, env), *taken])
+        notes += map(str, [*_user_flags(spec, given, env), *taken])
     # With c10d, --master-port is already part of the endpoint.
     used = {"master-port"} if "rdzv-endpoint" in names else set()
     return filled, given - used | names, notes
@@ -215,7 +215,7 @@ def _place(
     return taken
 
 
-def _given(spec: LaunchSpec, given: set[str], env: Environment) -> list[Taken]:
+def _user_flags(spec: LaunchSpec, given: set[str], env: Environment) -> list[Taken]:
     """Return the rendezvous flags that the user set, with their sources."""
     taken = []
     for name in _MEETING:

@@ -128,7 +128,7 @@ def detect(variables: Mapping[str, str], given: set[str], hostname: str) -> Foun
         if nodes.value != found.nnodes.value:
             raise _contradiction(found.nnodes, nodes)
     if found.job is not None and found.port is None:
-        found = found._replace(port=_port_of(found.job))
+        found = found._replace(port=_job_port(found.job))
     return found
 
 
@@ -144,7 +144,7 @@ def _open_mpi(variables: Mapping[str, str], hostname: str) -> FoundFlags:
         nnodes = _number(variables, "OMPI_MCA_orte_num_nodes", least=1)
         if nnodes.value > size.value:
             raise _contradiction(nnodes, size)
-    host, no_host = _first_host_of_mpi(variables, rank.value, here.value, hostname)
+    host, no_host = _mpi_first_host(variables, rank.value, here.value, hostname)
     name = "PMIX_NAMESPACE" if "PMIX_NAMESPACE" in variables else "OMPI_MCA_ess_base_jobid"
     return FoundFlags(
         system="Open MPI",
@@ -160,7 +160,7 @@ def _open_mpi(variables: Mapping[str, str], hostname: str) -> FoundFlags:
     )
 
 
-def _first_host_of_mpi(
+def _mpi_first_host(
     variables: Mapping[str, str], rank: int, here: int, hostname: str
 ) -> tuple[Text | None, str]:
     daemon = variables.get("OMPI_MCA_orte_local_daemon_uri") or variables.get("PMIX_SERVER_URI4")
@@ -298,8 +298,8 @@ def _ranks(variables: Mapping[str, str], given: set[str], hostname: str) -> Foun
     """Read Kubernetes' variables, and other variables that contain node ranks."""
     index = variables.get("JOB_COMPLETION_INDEX")
     address = variables.get("MASTER_ADDR", "")
-    rank_name = _first_of(variables, "NODE_RANK", "GROUP_RANK", "RANK")
-    size_name = _first_of(variables, "NNODES", "WORLD_SIZE" if address else "NNODES")
+    rank_name = _first_set(variables, "NODE_RANK", "GROUP_RANK", "RANK")
+    size_name = _first_set(variables, "NNODES", "WORLD_SIZE" if address else "NNODES")
     if index is None and not (address and rank_name and size_name):
         return NOTHING
     if {"LOCAL_RANK", "LOCAL_WORLD_SIZE"} & variables.keys():
@@ -351,7 +351,7 @@ def _first_pod(found: FoundFlags, hostname: str, index: str) -> FoundFlags:
     return found._replace(
         host=Text(f"{name}-0{dot}{domain}", source),
         job=job,
-        port=_port_of(job),
+        port=_job_port(job),
         notes=() if dot else (note,),
     )
 
@@ -383,7 +383,7 @@ def _master(found: FoundFlags, variables: Mapping[str, str], hostname: str) -> F
 # Parsing values.
 
 
-def _first_of(variables: Mapping[str, str], *names: str) -> str:
+def _first_set(variables: Mapping[str, str], *names: str) -> str:
     return next((name for name in names if name in variables), "")
 
 
@@ -404,7 +404,7 @@ def _text(variables: Mapping[str, str], name: str, prefix: str) -> Text:
     return Text(prefix + safe, f"{name}={text}")
 
 
-def _port_of(job: Text) -> Number:
+def _job_port(job: Text) -> Number:
     number = _FIRST_PORT + zlib.crc32(job.value.encode(errors="surrogateescape")) % _PORTS
     return Number(number, f"the job's id {job.value}")
 

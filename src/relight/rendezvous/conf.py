@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 
 from relight.base.errors import UsageError
 from relight.base.text import did_you_mean
-from relight.base.values import BACKENDS, MOST_SECONDS
+from relight.base.values import BACKENDS, MAX_SECONDS
 
 _TIMEOUT_S = 900.0
 """torchrun's default for `timeout`, which some backends use as `join_timeout` (launcher/api.py)."""
-_MOST_ATTEMPTS = 1_000_000
-LEAST_LOST_AFTER_S = 2.0
+_MAX_ATTEMPTS = 1_000_000
+MIN_LOST_AFTER_S = 2.0
 """Minimum of `lost_after_s`, so that a node that is merely busy is neither lost nor frozen."""
-LEAST_TTL_S = 2.0
+MIN_TTL_S = 2.0
 _LONGEST_INTERVAL_S = 0.5
 _TTL_SHARE = 0.6
 """Default duration of a hold on a register, as a fraction of the time until a silent node is lost.
@@ -73,7 +73,7 @@ class Conf(NamedTuple):
         """How long a hold on a register lasts."""
         if self.lease_ttl is not None:
             return self.lease_ttl
-        return max(LEAST_TTL_S, _TTL_SHARE * self.lost_after_s)
+        return max(MIN_TTL_S, _TTL_SHARE * self.lost_after_s)
 
     @property
     def interval_s(self) -> float:
@@ -109,8 +109,8 @@ def parse_seconds(text: str) -> float:
         seconds = float(text)
     except ValueError:
         raise ValueError("expected a number of seconds") from None
-    if not 0 < seconds <= MOST_SECONDS:
-        raise ValueError(f"expected a number of seconds above 0, up to {MOST_SECONDS:.0f}")
+    if not 0 < seconds <= MAX_SECONDS:
+        raise ValueError(f"expected a number of seconds above 0, up to {MAX_SECONDS:.0f}")
     return seconds
 
 
@@ -121,7 +121,7 @@ def parse_wait(text: str) -> float:
             return 0.0
         return parse_seconds(text)
     except ValueError:
-        raise ValueError(f"expected a number of seconds from 0 to {MOST_SECONDS:.0f}") from None
+        raise ValueError(f"expected a number of seconds from 0 to {MAX_SECONDS:.0f}") from None
 
 
 def parse_attempts(text: str) -> int:
@@ -130,8 +130,8 @@ def parse_attempts(text: str) -> int:
         number = float(text)
     except ValueError:
         raise ValueError("expected a whole number") from None
-    if not 1 <= number <= _MOST_ATTEMPTS or not number.is_integer():
-        raise ValueError(f"expected a whole number above 0, up to {_MOST_ATTEMPTS}")
+    if not 1 <= number <= _MAX_ATTEMPTS or not number.is_integer():
+        raise ValueError(f"expected a whole number above 0, up to {_MAX_ATTEMPTS}")
     return int(number)
 
 
@@ -314,13 +314,13 @@ def has_key(backend: str, key: Key) -> bool:
     return (backend if backend in BACKENDS else "file") in key.backends
 
 
-def keys_of(backend: str) -> tuple[str, ...]:
+def backend_keys(backend: str) -> tuple[str, ...]:
     """Return the names of the keys that a backend uses."""
     return tuple(key.name for key in KEYS if has_key(backend, key))
 
 
 def _unknown(name: str, backend: str) -> str:
-    known = keys_of(backend)
+    known = backend_keys(backend)
     accepted = tuple(key.name for key in KEYS if not key.backends)
     word = name.lower().replace("-", "_")
     remedy = did_you_mean(word, known + accepted, f"known keys: {', '.join(known)}")
@@ -338,22 +338,22 @@ def _check_file(name: str, path: str, read_file: Callable[[str], bytes]) -> None
 
 
 def _check_together(conf: Conf, given: Mapping[str, Any]) -> None:
-    if conf.ttl_s < LEAST_TTL_S:
+    if conf.ttl_s < MIN_TTL_S:
         raise UsageError(
-            f"--rdzv-conf: lease_ttl={conf.ttl_s:g} is less than {LEAST_TTL_S:g} s",
+            f"--rdzv-conf: lease_ttl={conf.ttl_s:g} is less than {MIN_TTL_S:g} s",
             hint=(
                 "leave it out for the default of 0.6 * keep_alive_interval * keep_alive_max_attempt"
             ),
         )
-    if conf.lost_after_s > MOST_SECONDS:
+    if conf.lost_after_s > MAX_SECONDS:
         raise UsageError(
             f"--rdzv-conf: keep_alive_interval * keep_alive_max_attempt is {conf.lost_after_s:g} s;"
-            f" must be at most {MOST_SECONDS:.0f} s"
+            f" must be at most {MAX_SECONDS:.0f} s"
         )
-    if conf.lost_after_s < LEAST_LOST_AFTER_S:
+    if conf.lost_after_s < MIN_LOST_AFTER_S:
         raise UsageError(
             f"--rdzv-conf: keep_alive_interval * keep_alive_max_attempt is {conf.lost_after_s:g} s;"
-            f" must be at least {LEAST_LOST_AFTER_S:g} s",
+            f" must be at least {MIN_LOST_AFTER_S:g} s",
             hint="otherwise a busy node would count as lost",
         )
     missing = [name for name in ("tls_cert", "tls_key", "tls_ca") if name not in given]

@@ -82,7 +82,7 @@ class Seeker:
     def record(self, event: StateChanged) -> None:
         """Write a state change in an election or a candidacy to the event log."""
 
-    def say_refused(self, line: str) -> None:
+    def report_refused(self, line: str) -> None:
         """Report a refused peer."""
 
 

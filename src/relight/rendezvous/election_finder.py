@@ -45,7 +45,7 @@ _PING_S = 0.25
 _SILENT_S = 1.0
 """A connection is closed after this time without an echo; the next ping opens a new one."""
 _HEARD = Ballot | Heartbeat
-_MOST_KEYS = 64
+_MAX_KEYS = 64
 """How many keys from other hosts' connections are kept; older keys are discarded."""
 
 
@@ -335,7 +335,7 @@ class Elector:
 
     def take_ballot(self, data: bytes) -> None:
         """Handle another elector's datagram; drop datagrams from outside this job."""
-        ballot = self._ballots.of_datagram(data)
+        ballot = self._ballots.parse_datagram(data)
         if ballot is not None:
             self._step(BallotReceived(ballot))
 
@@ -372,7 +372,7 @@ class Elector:
         """Forget a connection that has ended; the next ping opens a new one."""
         if connection.session_key and reason != CLOSED:
             # Other reasons are normal, for example if that host is not up yet.
-            self._seeker.say_refused(f"{connection.peer}: {reason}")
+            self._seeker.report_refused(f"{connection.peer}: {reason}")
         self._incoming.pop(connection, None)
         if connection.session_key or connection.refused:
             self._up -= {i for i, each in self._outgoing.items() if each is connection}
@@ -445,8 +445,8 @@ class Ballots:
         """Accept ballots that are authenticated with the key of a connection opened by another
         host.
         """
-        self._admitted[Heartbeats.key_of(key)] = key
-        if len(self._admitted) > _MOST_KEYS:
+        self._admitted[Heartbeats.prefix_key(key)] = key
+        if len(self._admitted) > _MAX_KEYS:
             del self._admitted[next(iter(self._admitted))]
 
     def tell(self, host: int, message: Ballot) -> None:
@@ -457,7 +457,7 @@ class Ballots:
         family = AF_INET6 if ":" in address[0] else AF_INET
         if family not in self._sockets:
             self._sockets[family] = Heartbeats(self._loop, ("", 0), family, lambda *_: None)
-        body = wire.body_of(fields.to_json(message))
+        body = wire.encode_body(fields.to_json(message))
         self._sockets[family].send(Heartbeats.sealed(body, self.keys[host]), address)
 
     def close(self) -> None:
@@ -465,7 +465,7 @@ class Ballots:
         for each in self._sockets.values():
             each.close()
 
-    def of_datagram(self, data: bytes) -> Ballot | None:
+    def parse_datagram(self, data: bytes) -> Ballot | None:
         """Return the message in a datagram, or None if it is not from an elector in this job."""
         key = self._admitted.get(data[:8])
         if key is None or not Heartbeats.is_genuine(data, key):

@@ -15,9 +15,9 @@ from relight.rendezvous.config import Meeting
 from relight.rendezvous.discovery import CoordinatorAt, CoordinatorHere, Finder, NotFound, Seeker
 
 _TRIES = 3
-_LOOK_UP_EVERY = 25
+_LOOKUP_INTERVAL = 25
 """Number of connection attempts before the endpoint's name is looked up again."""
-_LOOK_UP_S = 1.0
+_LOOKUP_S = 1.0
 
 
 class EndpointFinder(Finder):
@@ -49,7 +49,7 @@ class EndpointFinder(Finder):
         if not self.addresses:
             self._look_up(self._on_addresses)
             return
-        if self._turn % _LOOK_UP_EVERY == _LOOK_UP_EVERY - 1:
+        if self._turn % _LOOKUP_INTERVAL == _LOOKUP_INTERVAL - 1:
             self._look_up(self._on_other_addresses)
         self._answer("")
 
@@ -92,7 +92,7 @@ class EndpointFinder(Finder):
             if self._may_host and self._is_here_anyway():
                 not_found = NotFound("the endpoint's port is already in use on this machine")
             else:
-                not_found = NotFound(error, _LOOK_UP_S)
+                not_found = NotFound(error, _LOOKUP_S)
             self._seeker.found(not_found)
             return
         self._turn += 1

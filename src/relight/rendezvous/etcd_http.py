@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 DEFAULT_PORT = 2379
 _LONGEST_ANSWER = 64 * 1024
-_LEAST_TIMEOUT_S = 0.5
-_MOST_TIMEOUT_S = 2.0
+_MIN_TIMEOUT_S = 0.5
+_MAX_TIMEOUT_S = 2.0
 _ANOTHER_MAY_KNOW = (408, 429)
 _NO_SPACE = "database space exceeded"
 """ErrNoSpace (etcd, api/v3rpc/rpctypes/error.go): the NOSPACE alarm is raised. Until it is
@@ -70,19 +70,19 @@ class EtcdMembers:
     """
 
     def __init__(
-        self, addresses: Sequence[tuple[str, int]], tls: Tls, timeout_s: float = _MOST_TIMEOUT_S
+        self, addresses: Sequence[tuple[str, int]], tls: Tls, timeout_s: float = _MAX_TIMEOUT_S
     ) -> None:
         self.own_address = ""
         self._addresses = list(dict.fromkeys(addresses))
         self._tls = tls
-        self._most_timeout_s = self._timeout_s = min(_MOST_TIMEOUT_S, timeout_s)
+        self._most_timeout_s = self._timeout_s = min(_MAX_TIMEOUT_S, timeout_s)
         self._turn = 0
         self._connection: http.client.HTTPConnection | None = None
         self._answered = False
 
     def hurry(self, ttl_s: float) -> None:
         """Leave time to try a second member, because an answer is worthless after `ttl_s`."""
-        self._timeout_s = min(self._most_timeout_s, max(_LEAST_TIMEOUT_S, ttl_s / 2))
+        self._timeout_s = min(self._most_timeout_s, max(_MIN_TIMEOUT_S, ttl_s / 2))
 
     def ask(
         self,
@@ -101,7 +101,7 @@ class EtcdMembers:
         hopeless: list[UsageError] = []
         for _ in self._addresses:
             try:
-                answer = self._ask_one(method, path, body, headers or {})
+                answer = self._request_member(method, path, body, headers or {})
             except UsageError as error:
                 hopeless.append(error)
                 failures.append(error.message)
@@ -111,7 +111,7 @@ class EtcdMembers:
                 self._answered = True
                 if answer.status < 500 and answer.status not in _ANOTHER_MAY_KNOW:
                     return answer
-                failures.append(f"etcd at {answer.member}: {message_of(answer)}")
+                failures.append(f"etcd at {answer.member}: {error_message(answer)}")
             self.move_on()
         if hopeless and (not self._answered or len(hopeless) == len(self._addresses)):
             raise hopeless[0]
@@ -133,7 +133,7 @@ class EtcdMembers:
         host, port = self._addresses[self._turn]
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
-    def _ask_one(
+    def _request_member(
         self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]
     ) -> EtcdAnswer:
         import http.client
@@ -212,7 +212,7 @@ class EtcdMembers:
             )
         if isinstance(error, ssl.SSLError) and _is_about_us(error.reason or ""):
             return UsageError(
-                f"{where} rejects our certificate, or requires one: {_words(error)}",
+                f"{where} rejects our certificate, or requires one: {_describe_tls_error(error)}",
                 hint=f"--rdzv-conf={self._tls.cert}=FILE,{self._tls.key}=FILE",
             )
         if isinstance(error, ConnectionResetError | ssl.SSLError | http.client.BadStatusLine):
@@ -227,7 +227,7 @@ class EtcdMembers:
         ):
             return OSError("it closed the connection without a response")
         if isinstance(error, ssl.SSLError):
-            return OSError(f"the TLS handshake failed: {_words(error)}")
+            return OSError(f"the TLS handshake failed: {_describe_tls_error(error)}")
         if isinstance(error, socket.gaierror):
             return OSError(f"the name does not resolve: {error.strerror}")
         if isinstance(error, OSError):
@@ -324,7 +324,7 @@ def parse_members(endpoint: str, protocol: str = "http") -> list[tuple[str, int]
     return members
 
 
-def message_of(answer: EtcdAnswer) -> str:
+def error_message(answer: EtcdAnswer) -> str:
     """Return the error message in an answer from etcd."""
     error = answer.body.get("error")
     if isinstance(error, dict):
@@ -360,5 +360,5 @@ def _is_about_us(reason: str) -> bool:
     )
 
 
-def _words(error: "ssl.SSLError") -> str:
+def _describe_tls_error(error: "ssl.SSLError") -> str:
     return (error.reason or "unknown").lower().replace("_", " ")

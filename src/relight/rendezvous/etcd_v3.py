@@ -26,7 +26,7 @@ from relight.rendezvous.etcd_http import (
     EtcdAnswer,
     EtcdMembers,
     Login,
-    message_of,
+    error_message,
     nonsense,
 )
 from relight.rendezvous.leader_lock import NOBODY, Record
@@ -102,7 +102,7 @@ class EtcdRegister:
         """Take, renew or read the record; see `LeaderLock`."""
         self._members.hurry(ttl_s)
         try:
-            found = self._hold(value, math.ceil(ttl_s)) if value else self._look()
+            found = self._hold(value, math.ceil(ttl_s)) if value else self._read_key()
         finally:
             self.own_address = self._members.own_address
         if not found.revision:
@@ -119,7 +119,7 @@ class EtcdRegister:
             return False
         if not patience_s:
             return not self._remove(_if_created(int(record.revision))).revision
-        found = self._look()
+        found = self._read_key()
         if str(found.revision) == record.revision and not found.doubted:
             record_of_it = _Stored(found.token, found.value, doubted=True)
             try:
@@ -135,7 +135,7 @@ class EtcdRegister:
         """Release the record if this register holds it."""
         if not self._lease:
             return  # without a lease, no request can have acquired the record
-        found = self._look()
+        found = self._read_key()
         self._held = False
         if found.token == self._token:
             self._remove(_if_created(found.revision))
@@ -146,7 +146,7 @@ class EtcdRegister:
         old = self._lease
         # Renew the lease first: a key that is read after that exists as long as the lease.
         renewed = self._renewed(seconds) if self._held else 0
-        found = self._look()
+        found = self._read_key()
         for _ in range(_TRIES):
             if found.revision and found.token != self._token:
                 self._held = False
@@ -162,7 +162,7 @@ class EtcdRegister:
                 found = self._write(found.revision, value, renewed)
             except _LeaseEnded:
                 renewed = self._lease = 0
-                found = self._look()
+                found = self._read_key()
         raise OSError(f"etcd: the key {self._key} changes faster than it can be read")
 
     def _renewed(self, seconds: int) -> int:
@@ -189,9 +189,9 @@ class EtcdRegister:
         except (_LeaseEnded, OSError):
             pass
 
-    def _look(self) -> _KeyContent:
+    def _read_key(self) -> _KeyContent:
         answer = self._call("/kv/range", self._range())
-        return self._found(answer, answer.body)
+        return self._parse_key(answer, answer.body)
 
     def _write(self, revision: int, value: str, lease: int) -> _KeyContent:
         """Write the key if it has this revision; return its resulting content."""
@@ -216,12 +216,12 @@ class EtcdRegister:
             last = answer.body["responses"][-1]["response_range"]
         except (LookupError, TypeError):
             raise nonsense(answer) from None
-        return self._found(answer, last)
+        return self._parse_key(answer, last)
 
     def _range(self) -> dict[str, Any]:
         return {"key": _encoded(self._key)}
 
-    def _found(self, answer: EtcdAnswer, result: Any) -> _KeyContent:
+    def _parse_key(self, answer: EtcdAnswer, result: Any) -> _KeyContent:
         """Return the record in a range."""
         if not isinstance(result, dict) or not isinstance(answer.body.get("header"), dict):
             raise nonsense(answer)
@@ -263,7 +263,7 @@ class EtcdRegister:
         token = answer.body.get("token")
         if answer.status == 200 and isinstance(token, str) and token.isascii():
             self._session = "".join(token.split())
-        elif "not enabled" in message_of(answer):
+        elif "not enabled" in error_message(answer):
             self._session = ""  # authentication is disabled in etcd
         else:
             raise self._error(answer)
@@ -283,7 +283,7 @@ class EtcdRegister:
 
     def _error(self, answer: EtcdAnswer) -> Exception:
         """Return the error for an answer that rejects a call."""
-        code, text = _code_of(answer), message_of(answer)
+        code, text = _grpc_code(answer), error_message(answer)
         where = f"etcd at {answer.member}"
         if code == _LEASE_ENDED and "lease" in text:
             return _LeaseEnded()
@@ -315,11 +315,11 @@ def _if_modified(revision: int) -> dict[str, str]:
 
 
 def _is_stale(answer: EtcdAnswer) -> bool:
-    text = message_of(answer)
-    return _code_of(answer) == _UNAUTHENTICATED or any(word in text for word in _TOKEN_TOO_OLD)
+    text = error_message(answer)
+    return _grpc_code(answer) == _UNAUTHENTICATED or any(word in text for word in _TOKEN_TOO_OLD)
 
 
-def _code_of(answer: EtcdAnswer) -> int:
+def _grpc_code(answer: EtcdAnswer) -> int:
     """Return an answer's gRPC code, or 0; in streams the code is nested one level deeper."""
     error = answer.body.get("error")
     if isinstance(error, dict):

@@ -138,12 +138,12 @@ class FileRegister:
 
     def _hold(self, value: str, ttl_s: float) -> Record:
         with self._opened() as directory:  # usually no lock is needed
-            found = self._look(directory, ttl_s)
+            found = self._read_lease(directory, ttl_s)
         if not value or (found.revision and found.token != self._token):
             return self._record(found)
         with self._locked() as directory:
             started = time.monotonic()
-            found = self._look(directory, ttl_s)
+            found = self._read_lease(directory, ttl_s)
             if found.revision and found.token != self._token:
                 return self._record(found)
             if not found.revision:
@@ -158,7 +158,7 @@ class FileRegister:
             return NOBODY
         return Record(found.value, found.revision, found.token == self._token)
 
-    def _look(self, directory: int, ttl_s: float) -> _Found:
+    def _read_lease(self, directory: int, ttl_s: float) -> _Found:
         """Return the record, or an empty one if it has not been renewed within its time to live."""
         started = time.monotonic()
         found = self._read(directory)

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from itertools import product
 from math import prod
 
-MOST_HOSTS = 65536
-_MOST_DIGITS = 32
+MAX_HOSTS = 65536
+_MAX_DIGITS = 32
 _RANGE = re.compile(r"([0-9]{1,32})(?:-([0-9]{1,32}))?")
 _PARTS = re.compile(r"\[([^][]*)\]|([^][,]+)")
 _TASKS = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
@@ -21,7 +21,7 @@ def expand(text: str) -> list[str]:
     """Return the hosts in a Slurm list, in list order.
 
     Raises:
-        ValueError: if the text isn't such a list, or has more than `MOST_HOSTS` hosts.
+        ValueError: if the text isn't such a list, or has more than `MAX_HOSTS` hosts.
     """
     return _expand(text, _numbers)
 
@@ -45,7 +45,7 @@ def expand_tasks(text: str) -> list[int]:
     for part in text.split(","):
         match = _TASKS.fullmatch(part)
         times = int(match[2] or 1) if match else 0
-        if match is None or not times or len(tasks) + times > MOST_HOSTS:
+        if match is None or not times or len(tasks) + times > MAX_HOSTS:
             raise ValueError(f"{part[:60]!r} is not a number of tasks")
         tasks += [int(match[1])] * times
     return tasks
@@ -92,11 +92,11 @@ def _numbers_with_digits(text: str) -> list[str]:
     digits, colon, ranges = text.partition(":")
     if not (colon and re.fullmatch("[0-9]{1,2}", digits)):
         raise ValueError(f"{text[:60]!r} does not give the number of digits")
-    if int(digits) > _MOST_DIGITS:
+    if int(digits) > _MAX_DIGITS:
         raise ValueError(f"{digits} digits are too many")
     return [str(int(number)).zfill(int(digits)) for number in _numbers(ranges)]
 
 
 def _check(known: int, choices: Sequence[Sequence[object]]) -> None:
-    if known + prod(map(len, choices)) > MOST_HOSTS:
-        raise ValueError(f"more than {MOST_HOSTS} hosts")
+    if known + prod(map(len, choices)) > MAX_HOSTS:
+        raise ValueError(f"more than {MAX_HOSTS} hosts")

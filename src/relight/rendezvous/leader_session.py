@@ -33,7 +33,7 @@ class CoordinatorAddress(NamedTuple):
         return json.dumps(fields.plain(self))
 
     @classmethod
-    def of(cls, text: str) -> "CoordinatorAddress | None":
+    def parse(cls, text: str) -> "CoordinatorAddress | None":
         """Parse a record's text; return None if it isn't an address."""
         try:
             found: CoordinatorAddress = fields.record(cls, fields.decode(text))
@@ -111,20 +111,20 @@ class Candidate:
         # before it counts.
         def renew(found: Answer) -> None:
             if isinstance(found, Record) and found.ours:
-                self._ask(lambda: self._hold(self._value), finish)
+                self._request(lambda: self._hold(self._value), finish)
             else:
                 done(found)
 
         def finish(found: Answer) -> None:
             if isinstance(found, Exception):
-                self._ask(self.register.release, lambda _: done(found))
+                self._request(self.register.release, lambda _: done(found))
                 return
             if found.ours:
                 self._hold_from(asked_at)
                 self._renew_later()
             done(found)
 
-        return self._ask(look_or_hold, renew)
+        return self._request(look_or_hold, renew)
 
     def evict(
         self, record: Record, patience_s: float, then: Callable[[bool | Exception], None]
@@ -132,7 +132,7 @@ class Candidate:
         """Remove the record of a process that appears to have exited; see `LeaderLock.evict`.
         `then` is called in the loop with whether the record was removed, or with the error.
         """
-        return self._ask(lambda: bool(self.register.evict(record, patience_s)), then)
+        return self._request(lambda: bool(self.register.evict(record, patience_s)), then)
 
     def step_down(self, reason: str) -> None:
         """End the hold and report the reason with `on_step_down`."""
@@ -142,14 +142,14 @@ class Candidate:
     def release(self, reason: str) -> None:
         """End the hold and release the record immediately, so that another process can take it."""
         self._end_hold(reason)
-        self._ask(self.register.release, lambda _: None)
+        self._request(self.register.release, lambda _: None)
 
     def close(self) -> None:
         """End the hold, and release the record if the register answers within 2 s."""
         self._end_hold("the process leaves")
         end = self._loop.now() + _RELEASE_S
         self._loop.run_until(lambda: self.asked_at is None, _RELEASE_S)
-        self._ask(self._release_and_close, lambda _: None)
+        self._request(self._release_and_close, lambda _: None)
         self._loop.run_until(lambda: self.asked_at is None, end - self._loop.now())
 
     def _end_hold(self, reason: str) -> None:
@@ -189,7 +189,7 @@ class Candidate:
                 return
             if isinstance(found, Exception):
                 if self._answers:
-                    self._on_trouble(words(found))
+                    self._on_trouble(describe_error(found))
                 self._answers = False
             elif not found.ours:
                 self.step_down("the register names another coordinator")
@@ -201,7 +201,7 @@ class Candidate:
             if self._candidacy.until:
                 self._renew_later()
 
-        if not self._ask(lambda: self._hold(self._value), on_answer):
+        if not self._request(lambda: self._hold(self._value), on_answer):
             self._renew_later()
 
     def _hold(self, value: str) -> Record:
@@ -214,7 +214,7 @@ class Candidate:
             )
         return found
 
-    def _ask(self, work: Callable[[], object], done: Callable[..., None]) -> bool:
+    def _request(self, work: Callable[[], object], done: Callable[..., None]) -> bool:
         if self.asked_at is not None:
             return False
         self.asked_at = self._loop.now()
@@ -227,6 +227,6 @@ class Candidate:
         return True
 
 
-def words(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """Return a readable reason for a failed request."""
     return str(error) if isinstance(error, OSError | UsageError) and str(error) else repr(error)

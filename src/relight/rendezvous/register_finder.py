@@ -28,12 +28,12 @@ from relight.rendezvous.discovery import (
     Seeker,
 )
 from relight.rendezvous.leader_lock import LeaderLock, Record
-from relight.rendezvous.leader_session import Answer, Candidate, CoordinatorAddress, words
+from relight.rendezvous.leader_session import Answer, Candidate, CoordinatorAddress, describe_error
 
 _SILENT_S = 5.0
 """A register is reported as silent after this time without an answer."""
 _SILENT = f"it has not responded for {_SILENT_S:g} s"
-_ASK_AGAIN_S = 0.3
+_ASK_RETRY_S = 0.3
 _ANSWER_S = 2.0
 _STAND_BACK_S = 3.0
 
@@ -77,7 +77,7 @@ class RegisterFinder(Finder):
         """Why the record of a holder that refuses connections could not be removed."""
         self._answers = False
         self._may_host = False
-        self._alarm = Alarm(loop, self._ask)
+        self._alarm = Alarm(loop, self._request)
         self._closed = False
 
     def open(self, seeker: Seeker) -> None:
@@ -87,7 +87,7 @@ class RegisterFinder(Finder):
     def seek(self, *, may_host: bool) -> None:
         """Read the record; if it is missing and `may_host` is set, write one for this process."""
         self._may_host = may_host and self._meeting.hosted is not False
-        self._ask()
+        self._request()
 
     def answered(self) -> None:
         """Record that the coordinator has answered; a later refusal suggests that it has exited."""
@@ -110,7 +110,7 @@ class RegisterFinder(Finder):
             self._candidate.evict(record, patience_s, self._on_evicted)
         where = (
             f"the coordinator on {contact.host} refuses connections at "
-            f"{dns.text_of(address, contact.port)}"
+            f"{dns.format_address(address, contact.port)}"
         )
         if self._cant_evict:
             where += f", and its record can't be removed: {self._cant_evict}"
@@ -146,7 +146,7 @@ class RegisterFinder(Finder):
         self._own.close()
         self._candidate.close()
 
-    def _ask(self) -> None:
+    def _request(self) -> None:
         self._alarm.set(None)
         if self._closed or self._candidacy.holds(self._loop.now()):
             return
@@ -155,9 +155,9 @@ class RegisterFinder(Finder):
         ):
             self._alarm.set(self._loop.now() + _SILENT_S)
         elif self._candidate.waiting_s() >= _SILENT_S:
-            self._seeker.found(NotFound(_SILENT, _ASK_AGAIN_S))
+            self._seeker.found(NotFound(_SILENT, _ASK_RETRY_S))
         else:
-            self._alarm.set(self._loop.now() + _ASK_AGAIN_S)
+            self._alarm.set(self._loop.now() + _ASK_RETRY_S)
 
     def _on_found(self, found: Answer) -> None:
         if self._closed:
@@ -167,28 +167,30 @@ class RegisterFinder(Finder):
         if isinstance(found, UsageError) and not self._answers:
             self._seeker.found(Misconfigured(found))
         elif isinstance(found, Exception):
-            self._seeker.found(NotFound(words(found), _ASK_AGAIN_S))  # the register may recover
+            self._seeker.found(
+                NotFound(describe_error(found), _ASK_RETRY_S)
+            )  # the register may recover
         elif found.ours:
             sock = self._own.take_socket()
             if sock is not None:
                 self._seeker.listen(sock)
             self._seeker.found(CoordinatorHere(self._candidacy.until))
         elif not found.value:
-            self._seeker.found(NotFound("no node has become the coordinator", _ASK_AGAIN_S))
+            self._seeker.found(NotFound("no node has become the coordinator", _ASK_RETRY_S))
         else:
             self._resolve(found)
 
     def _on_evicted(self, result: bool | Exception) -> None:
-        self._cant_evict = words(result) if isinstance(result, Exception) else ""
-        self._ask()
+        self._cant_evict = describe_error(result) if isinstance(result, Exception) else ""
+        self._request()
 
     def _resolve(self, record: Record) -> None:
         """Resolve and report one of the holder's addresses; every other time it is the first one in
         the record.
         """
-        contact = CoordinatorAddress.of(record.value)
+        contact = CoordinatorAddress.parse(record.value)
         if contact is None:
-            self._seeker.found(NotFound("its record was not written by relight", _ASK_AGAIN_S))
+            self._seeker.found(NotFound("its record was not written by relight", _ASK_RETRY_S))
             return
         self._turn += 1
         first, *others = contact.addresses
@@ -199,7 +201,7 @@ class RegisterFinder(Finder):
             if self._closed:
                 return
             if not addresses:
-                self._seeker.found(NotFound(error, _ASK_AGAIN_S))
+                self._seeker.found(NotFound(error, _ASK_RETRY_S))
                 return
             self._dialled = _Dialled(record, contact, addresses[0][0], is_first)
             timeout_s = _ANSWER_S

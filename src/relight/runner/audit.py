@@ -44,7 +44,8 @@ def record(env: Environment, site: Site, action: str, job: str, detail: str = ""
         return
     event = {
         "v": SCHEMA, "n": 1, "t": time.monotonic(), "time": time.time(), "event": "UserAction",
-        "action": action, "job": job, "detail": detail, "agent": job_origin.of({})._asdict(),
+        "action": action, "job": job, "detail": detail,
+        "agent": job_origin.from_environment({})._asdict(),
     }  # fmt: skip
     command = [sys.executable, "-m", "relight.runner.audit", name]
     try:

@@ -55,7 +55,7 @@ def lines(runner: Jobs, job: Handle, *, follow: bool) -> Lines:
         UsageError: if the job does not exist, or no log contains its events.
     """
     if job.scheduler == RUN:
-        return _of_run(JobDirectory(runner.env.variables), job, follow=follow)
+        return _run_lines(JobDirectory(runner.env.variables), job, follow=follow)
     if job.replicas:
         raise UsageError(
             f"{job} has one event log for all replicas", hint="select a worker with --rank=N"
@@ -63,12 +63,12 @@ def lines(runner: Jobs, job: Handle, *, follow: bool) -> Lines:
     hint = "with relight run --event-log-handler=console, they appear in `relight logs`"
     pattern = _pattern(runner, job, "its events are", hint)
 
-    def goes_on() -> bool:
+    def is_live() -> bool:
         return follow and not runner.status(job).state.is_over
 
-    if not goes_on():
+    if not is_live():
         _check_found(job, pattern)
-    return tail.lines_by_path(lambda: sorted(glob(pattern)), goes_on)
+    return tail.lines_by_path(lambda: sorted(glob(pattern)), is_live)
 
 
 def output(
@@ -95,7 +95,7 @@ def output(
 
     def find() -> list[str]:
         folders = _folders(event_logs()).get(rank, [])
-        wanted = [each for each in folders if attempt in (ALL, _attempt_of(each))]
+        wanted = [each for each in folders if attempt in (ALL, _attempt_number(each))]
         paths = (os.path.join(folder, f"{name}.log") for folder in wanted for name in names)
         return [path for path in paths if os.path.exists(path)]
 
@@ -103,7 +103,7 @@ def output(
         known = _folders(event_logs())
         if rank not in known:
             raise UsageError(f"{job} has no rank {rank}", hint=f"it has {_ranks(sorted(known))}")
-        attempts = dict.fromkeys(_attempt_of(each) for each in known[rank])
+        attempts = dict.fromkeys(_attempt_number(each) for each in known[rank])
         if attempt not in (ALL, *attempts):
             raise UsageError(
                 f"rank {rank} of {job} has no attempt {attempt}",
@@ -135,9 +135,11 @@ def agents(job: Handle, found: AppStatus) -> list[AgentLog]:
     """Return a submitted job's event logs on this machine."""
     logs = []
     for path in glob(_logs_below(job, found.url)) if found.url.startswith("file:") else ():
-        told = [line for _, text in of_file(path, follow=False) if (line := event_lines.read(text))]
+        told = [
+            line for _, text in file_lines(path, follow=False) if (line := event_lines.read(text))
+        ]
         if told:
-            events = [(event, line) for line in told if (event := event_lines.event_of(line))]
+            events = [(event, line) for line in told if (event := event_lines.parse_event(line))]
             logs.append(AgentLog(events, told[0], told[-1]))
     return logs
 
@@ -218,7 +220,7 @@ def _event_logs(runner: Jobs, job: Handle) -> Callable[[], list[str]]:
     return lambda: sorted(glob(pattern))
 
 
-def _attempt_of(folder: str) -> str:
+def _attempt_number(folder: str) -> str:
     """Return the attempt number in `attempt_N/LOCAL_RANK` or
     `attempt_N_generation_M/LOCAL_RANK`.
     """
@@ -256,9 +258,9 @@ def _folders(paths: Sequence[str]) -> dict[int, list[str]]:
     found: list[tuple[float, int, str]] = []
     for path in paths:
         attempt = ""
-        for _, text in of_file(path, follow=False):
+        for _, text in file_lines(path, follow=False):
             line = event_lines.read(text)
-            match event_lines.event_of(line) if line is not None else None:
+            match event_lines.parse_event(line) if line is not None else None:
                 case Formed(generation=generation, restart=restart):
                     attempt = files.attempt_directory(os.path.dirname(path), restart, generation)
                     named = f"_generation_{generation}"
@@ -277,7 +279,7 @@ def _ranks(known: Sequence[int]) -> str:
     return f"ranks {known[0]} to {known[-1]}" if known else "no workers yet"
 
 
-def of_file(path: str, *, follow: bool) -> Lines:
+def file_lines(path: str, *, follow: bool) -> Lines:
     """Return the lines of an event log, or of the one in a run directory; with `follow`, forever.
 
     Raises:
@@ -308,10 +310,10 @@ def check_file(path: str) -> None:
         )
 
 
-def _of_run(jobs: JobDirectory, job: Handle, *, follow: bool) -> Lines:
+def _run_lines(jobs: JobDirectory, job: Handle, *, follow: bool) -> Lines:
     found = jobs.find(job.app_id)
     if found is None and (pid := jobs.silent_pid(job.app_id)):
-        why, hint = jobs.why_silent(job.app_id, pid)
+        why, hint = jobs.explain_silence(job.app_id, pid)
         raise MachineError(f"{job}: {why}", hint=hint)
     if found is None:
         raise UsageError(f"no such job: {job}", hint="see relight list")

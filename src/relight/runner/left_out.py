@@ -37,7 +37,7 @@ def add(
     if place is None:
         return []
     try:
-        known = [each for each in bad_nodes.known(place) if each.scheduler in (name, found.name)]
+        known = [each for each in bad_nodes.current(place) if each.scheduler in (name, found.name)]
     except OSError as error:
         return [f"bad nodes are not avoided: can't read {place.path}: {error.strerror}"]
     excludable = getattr(found, "excludable", None)
@@ -52,7 +52,7 @@ def add(
         values["exclude"] = [*(given or ()), *(each for each in names if each not in (given or ()))]
     else:
         values["exclude"] = ",".join([*([given] if given else []), *names])
-    notes = [f"not using {each.in_words()}" for each in known[:_SHOWN]]
+    notes = [f"not using {each.describe()}" for each in known[:_SHOWN]]
     more = len(known) - len(notes)
     notes += [f"not using {pluralize(more, 'more bad node')}"] if more else []
     return [*notes, f"to let jobs use it again: relight nodes forget {names[0]}"]

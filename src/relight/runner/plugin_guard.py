@@ -72,10 +72,10 @@ class _Guarded:
     def _checked(self, part: str, found: Any) -> Any:
         is_right, expected = _PARTS.get(part, _ANYTHING)
         if not is_right(found):
-            raise self._wrong(part, found, expected)
+            raise self._invalid(part, found, expected)
         return found
 
-    def _wrong(self, part: str, found: Any, expected: str) -> MachineError:
+    def _invalid(self, part: str, found: Any, expected: str) -> MachineError:
         shown = repr(found)
         if len(shown) > _SHOWN or "\n" in shown:  # a request may contain secrets
             shown = f"a {type(found).__name__}"

@@ -42,7 +42,7 @@ from relight.schedulers.api import AppStatus, LogQuery, Request, Scheduler
 DEFAULT_SCHEDULER = "local"
 _POLLS = 20
 """Status queries may use up to 1/N of the time, where N is this number."""
-_LEAST_PAUSE_S, _USUAL_PAUSE_S, _MOST_PAUSE_S = 0.02, 0.5, 10.0
+_MIN_PAUSE_S, _USUAL_PAUSE_S, _MAX_PAUSE_S = 0.02, 0.5, 10.0
 
 
 class Job(NamedTuple):
@@ -160,7 +160,7 @@ class Runner:
             words = (app, *(args if not isinstance(args, Mapping) else map(str, args.values())))
             app, script = self._component(app, args, launcher)
         app = _own_copy(app)
-        workspace = str(workspace) or _workspace_of(app)
+        workspace = str(workspace) or _common_workspace(app)
         values, notes = self._cfg(name, found, cfg, workspace)
         notes = [*notes, *left_out.add(name, found, values, self.env, self.settings.site)]
         app = launcher_file.with_bundled_launcher(app, launcher)
@@ -182,7 +182,7 @@ class Runner:
             workspace=workspace,
         )
 
-    def cfg_of(self, scheduler: str, cfg: Mapping[str, Any]) -> dict[str, Any]:
+    def resolve_cfg(self, scheduler: str, cfg: Mapping[str, Any]) -> dict[str, Any]:
         """Return a scheduler's options with the defaults filled in, as in `dryrun`.
 
         Raises:
@@ -231,7 +231,7 @@ class Runner:
         """
         job = _parsed(handle)
         found = self.scheduler(job.scheduler).status([job.app_id]).get(job.app_id)
-        record = submitted.record_of(job)
+        record = submitted.find_record(job)
         if found is None and record is not None and record.get("state"):
             state = AppState[record["state"]]
             why = "its scheduler no longer knows it"
@@ -277,7 +277,7 @@ class Runner:
             if timeout is not None and now - start >= timeout:
                 raise TimeoutError(f"{handle} is {found.state.name} after {timeout:g} s")
             pause = max(min((now - start) / _POLLS, _USUAL_PAUSE_S), (now - asked) * _POLLS)
-            pause = min(max(pause, _LEAST_PAUSE_S), _MOST_PAUSE_S)
+            pause = min(max(pause, _MIN_PAUSE_S), _MAX_PAUSE_S)
             left = pause if timeout is None else start + timeout - now
             time.sleep(max(0.0, min(pause, left)))
 
@@ -309,7 +309,7 @@ class Runner:
             UsageError: if the job does not exist.
         """
         job = submitted.current_handle(_whole(handle, "deleted"))
-        record = submitted.record_of(job)
+        record = submitted.find_record(job)
         if record is None:
             self.status(job)
         scheduler = self.scheduler(job.scheduler)
@@ -413,7 +413,7 @@ class Runner:
             UsageError: if the job, role or replica does not exist.
         """
         job = _parsed(handle)
-        record, why = submitted.record_of(job), ""
+        record, why = submitted.find_record(job), ""
         if record is not None and record.get("app") is not None:
             found = [
                 (role.name, number)
@@ -441,7 +441,7 @@ class Runner:
         """Return this user's jobs, newest first: the jobs recorded here and, if a scheduler is
         given, all jobs that it knows.
         """
-        cfg = self._cfg_of_settings(scheduler) if scheduler else {}
+        cfg = self._settings_cfg(scheduler) if scheduler else {}
         found = submitted.listed(self.scheduler, scheduler, self.session, cfg)
         return [
             job if job.state is AppState.FAILED else job._replace(message="")
@@ -456,7 +456,7 @@ class Runner:
             UsageError: if the job does not exist.
         """
         job = _parsed(handle)
-        record = submitted.record_of(job)
+        record = submitted.find_record(job)
         if record is None:
             found = self.status(job)
             known = {"message": found.message, "url": found.url}
@@ -473,12 +473,12 @@ class Runner:
         native = getattr(self.scheduler(job.scheduler), "native", None)
         return None if native is None else native(job.app_id)
 
-    def _cfg_of_settings(self, name: str) -> dict[str, Any]:
+    def _settings_cfg(self, name: str) -> dict[str, Any]:
         found = self.scheduler(name)
         optional = [each._replace(required=False) for each in found.options]
-        return options.resolve(name, optional, {}, *self._settings_of(name, found))[0]
+        return options.resolve(name, optional, {}, *self._load_settings(name, found))[0]
 
-    def _settings_of(
+    def _load_settings(
         self, name: str, found: Scheduler
     ) -> tuple[dict[str, str], str, options.SiteOptions]:
         """Return a scheduler's options from the settings files, the names of these files for
@@ -505,7 +505,7 @@ class Runner:
         self, name: str, found: Scheduler, cfg: Mapping[str, Any] | str, workspace: str
     ) -> tuple[dict[str, Any], Sequence[str]]:
         given = dict(options.parse(cfg) if isinstance(cfg, str) else cfg)
-        settings = self._settings_of(name, found)
+        settings = self._load_settings(name, found)
         values, notes = options.resolve(name, found.options, given, *settings)
         if workspace:
             from relight.job import workspaces
@@ -527,7 +527,7 @@ class Runner:
         none.
         """
         function = loading.find(address)
-        signature = arguments.signature_of(address, function)
+        signature = arguments.read_signature(address, function)
         words: Sequence[str] = () if isinstance(args, Mapping) else args
         parsed = arguments.parse(words, signature)
         if parsed.wants_help:
@@ -566,7 +566,7 @@ def _own_copy(app: AppDef) -> AppDef:
     return deepcopy(replace(app, roles=fixed))
 
 
-def _workspace_of(app: AppDef) -> str:
+def _common_workspace(app: AppDef) -> str:
     """Return the roles' common workspace, or an empty string.
 
     Raises:

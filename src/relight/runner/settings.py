@@ -92,7 +92,7 @@ def layers(env: Environment) -> dict[str, dict[str, dict[str, str]]]:
     return {path: _read(path) for path in files(env)}
 
 
-def sections_of(path: str) -> list[str]:
+def section_names(path: str) -> list[str]:
     """Return a file's section names.
 
     Raises:

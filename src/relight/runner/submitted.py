@@ -62,18 +62,18 @@ def current_handle(job: Handle) -> Handle:
     Raises:
         MachineError: if that takes too long.
     """
-    record = record_of(job)
+    record = find_record(job)
     records.wait_until_submitted(job.app_id if record is None else record["id"])
-    record = record_of(job)
+    record = find_record(job)
     if record is None or record["app_id"] == job.app_id:
         return job
     return job._replace(app_id=record["app_id"])  # the scheduler assigned a different id
 
 
-def record_of(job: Handle) -> Record | None:
+def find_record(job: Handle) -> Record | None:
     """Return a job's record, or None if it was not submitted from this machine."""
     for name in (job.scheduler, *_other_names(job.scheduler)):
-        record = records.of_handle(name, job.app_id)
+        record = records.find_by_handle(name, job.app_id)
         if record is not None:
             return record
     return None
@@ -122,7 +122,7 @@ def listed(
         message = str(record.get("message", ""))
         lines.append((record["handle"], record["name"], state, record["submitted"], message))
     if not scheduler:
-        lines += _of_run(find, session)
+        lines += _run_jobs(find, session)
     if scheduler:
         known = {find_job(record["handle"]).app_id for record in found}
         for each in find(scheduler).list(cfg):
@@ -132,7 +132,7 @@ def listed(
     yield from sorted(lines, key=lambda line: records.instant(line[3]), reverse=True)
 
 
-def _of_run(
+def _run_jobs(
     find: Callable[[str], Scheduler], session: str
 ) -> Iterator[tuple[str, str, AppState, str, str]]:
     try:
@@ -198,7 +198,7 @@ def _record(job: Prepared, env: Environment) -> Record:
         "command": redaction.redact_argv(job.words),
         "cfg": _without_secrets(dict(job.request.cfg)),
         "app": serial.to_json(redact_app(job.app)),
-        "environment": redaction.of_environment(env.variables),
+        "environment": redaction.redact_environment(env.variables),
         "user": next(filter(None, map(env.get, _USER)), "") or user_name(),
         "host": socket.gethostname(),
         "directory": os.getcwd(),

@@ -12,7 +12,7 @@ from relight.schedulers.api import Scheduler
 if TYPE_CHECKING:
     from relight.runner.prepared import Prepared
 
-MOST = 100_000
+MAX_REPLICAS = 100_000
 """Maximum number of replicas per role, and of workers per node; a larger number must be a typo."""
 _TYPES: Mapping[str, type | UnionType] = {
     "name": str, "image": str, "entrypoint": str, "num_replicas": int, "max_retries": int,
@@ -51,8 +51,8 @@ def validate(app: AppDef) -> AppDef:
             raise UsageError(
                 f"role {role.name} has num_replicas={role.num_replicas}: must be at least 1"
             )
-        if role.num_replicas > MOST:
-            raise UsageError(f"role {role.name} has more than {MOST} replicas")
+        if role.num_replicas > MAX_REPLICAS:
+            raise UsageError(f"role {role.name} has more than {MAX_REPLICAS} replicas")
         if role.min_replicas is not None and not 0 < role.min_replicas <= role.num_replicas:
             raise UsageError(
                 f"role {role.name} has min_replicas={role.min_replicas}: "

@@ -135,29 +135,29 @@ class _Line:
         value = self._value(action) if shape.value else 0.0
         kind, target = self._target(shape)
         if self._left:
-            raise self._wrong(f"unexpected {self._left[0]!r}", f"for example: {shape.example}")
+            raise self._invalid(f"unexpected {self._left[0]!r}", f"for example: {shape.example}")
         return Fault(number, moment, action, kind, target, value)
 
     def _moment(self) -> Moment:
         word = self._one_of(_WHENS, "moment", {"then": "after", "once": "when", "in": "at"})
-        text = self._take(f"for example: {_WHENS[word]}", f"nothing follows {word}")
+        text = self._next_word(f"for example: {_WHENS[word]}", f"nothing follows {word}")
         if word == "when":
             if not text:
-                raise self._wrong("the text is empty", f"for example: {_WHENS[word]}")
+                raise self._invalid("the text is empty", f"for example: {_WHENS[word]}")
             return Moment(word, text=text)
         return Moment(word, seconds=self._time(text))
 
     def _value(self, action: str) -> float:
         shape = ACTIONS[action]
-        text = self._take(f"for example: {shape.example}", f"{action} needs {shape.value}")
+        text = self._next_word(f"for example: {shape.example}", f"{action} needs {shape.value}")
         if action == "delay":
             seconds = self._time(text)
             if seconds > _LONGEST_DELAY_S:
-                raise self._wrong(f"{text} is too long", f"at most {_LONGEST_DELAY_S:g}s")
+                raise self._invalid(f"{text} is too long", f"at most {_LONGEST_DELAY_S:g}s")
             return seconds
         match = _PERCENT.fullmatch(text)
         if match is None or float(match[1]) > 100:
-            raise self._wrong(f"{text!r} is not {shape.value}", "from 0% to 100%")
+            raise self._invalid(f"{text!r} is not {shape.value}", "from 0% to 100%")
         return float(match[1]) / 100
 
     def _target(self, shape: _Action) -> tuple[str, int]:
@@ -165,47 +165,47 @@ class _Line:
         if not self._left and ALL in shape.kinds:
             return ALL, 0
         kinds = [kind for kind in shape.kinds if kind != ALL]
-        kind = self._take(example, f"the {' or '.join(kinds)} is missing")
+        kind = self._next_word(example, f"the {' or '.join(kinds)} is missing")
         joined = re.fullmatch(r"([a-z]+)(\d+)", kind)
         if joined is not None:  # host2, the host's own name
             kind, number = joined.groups()
             self._left.insert(0, number)
         if kind not in kinds:
-            raise self._wrong(
+            raise self._invalid(
                 f"expected {' or '.join(kinds)}, not {kind!r}", did_you_mean(kind, kinds, example)
             )
-        text = self._take(example, f"the number of the {kind} is missing")
+        text = self._next_word(example, f"the number of the {kind} is missing")
         if not text.isdecimal() or len(text) > 6:
-            raise self._wrong(f"{text!r} is not a number", example)
+            raise self._invalid(f"{text!r} is not a number", example)
         number_of = int(text)
         if kind == HOST and not 1 <= number_of <= self._hosts:
-            raise self._wrong(f"no host {number_of}", f"hosts are 1 to {self._hosts}")
+            raise self._invalid(f"no host {number_of}", f"hosts are 1 to {self._hosts}")
         if kind == RANK and self._ranks and number_of >= self._ranks:
-            raise self._wrong(f"no rank {number_of}", f"ranks are 0 to {self._ranks - 1}")
+            raise self._invalid(f"no rank {number_of}", f"ranks are 0 to {self._ranks - 1}")
         return kind, number_of
 
     def _time(self, text: str) -> float:
         match = _TIME.fullmatch(text)
         if match is None:
             hint = "a number with its unit: 50ms, 5s, 1.5m, 1h, as in `after 5s kill host 2`"
-            raise self._wrong(f"{text!r} is not a time", hint)
+            raise self._invalid(f"{text!r} is not a time", hint)
         return float(match[1]) * _UNITS[match[2]]
 
     def _one_of(self, known: Iterable[str], what: str, meant: dict[str, str]) -> str:
         names = list(known)
-        word = self._take(f"{what}s: {', '.join(names)}", f"the {what} is missing")
+        word = self._next_word(f"{what}s: {', '.join(names)}", f"the {what} is missing")
         if word in names:
             return word
         near = meant.get(word) or closest_match(word, names)
         hint = f"did you mean {near}?" if near else f"{what}s: {', '.join(names)}"
-        raise self._wrong(f"unknown {what}: {word!r}", hint)
+        raise self._invalid(f"unknown {what}: {word!r}", hint)
 
-    def _take(self, hint: str, missing: str) -> str:
+    def _next_word(self, hint: str, missing: str) -> str:
         if not self._left:
-            raise self._wrong(missing, hint)
+            raise self._invalid(missing, hint)
         return self._left.pop(0)
 
-    def _wrong(self, what: str, hint: str) -> UsageError:
+    def _invalid(self, what: str, hint: str) -> UsageError:
         return UsageError(f"{self._place}: {what}", hint=hint)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from relight.base.errors import MachineError, exit_code_of_signal
+from relight.base.errors import MachineError, signal_exit_code
 from relight.base.text import LineBuffer, pluralize
 from relight.host import system
 from relight.host.loop import Alarm, Loop
@@ -30,7 +30,7 @@ _FLUSH_S = 10.0
 Popen = Callable[[Host, int, int], "subprocess.Popen[Any]"]
 
 
-def name_of(host: int) -> str:
+def host_name(host: int) -> str:
     """Return the name of a host; the first one is host1."""
     return f"host{host}"
 
@@ -49,7 +49,7 @@ def run(command: Sequence[str], hosts: int, variables: Mapping[str, str], plan: 
     """
     loop = Loop()
     start = partial(_popen, command, variables)
-    sandbox = Sandbox(loop, Lab(map(name_of, range(1, hosts + 1))), start, plan)
+    sandbox = Sandbox(loop, Lab(map(host_name, range(1, hosts + 1))), start, plan)
     try:
         return sandbox.run()
     finally:
@@ -116,7 +116,7 @@ class Sandbox:
         if self._broken:
             raise MachineError(self._broken, hint="its hosts no longer exist; start it again")
         if self._signals:
-            return exit_code_of_signal(self._signals[0])
+            return signal_exit_code(self._signals[0])
         return self._exit_code() or 0
 
     def _run(self) -> None:
@@ -143,7 +143,7 @@ class Sandbox:
         for host in sorted(self.job.running):
             what = "frozen" if host in self.job.frozen else "cut off"
             self._say(
-                f"{name_of(host)} is {what}; its agent is being killed, because the job is over"
+                f"{host_name(host)} is {what}; its agent is being killed, because the job is over"
             )
         for fault in self.plan.left():
             self._say(f"line {fault.line} of the faults was never reached: {fault}")
@@ -157,10 +157,10 @@ class Sandbox:
         ends = []
         for console in self.consoles:
             ours, theirs = os.pipe()
-            stream = _Output(console, f"[{name_of(host)}] ".encode(), self._on_line)
+            stream = _Output(console, f"[{host_name(host)}] ".encode(), self._on_line)
             self._readers.append(PipeReader(self.loop, ours, stream))
             ends.append(theirs)
-        agent = self._agents[host] = self.popen(self.lab[name_of(host)], *ends)
+        agent = self._agents[host] = self.popen(self.lab[host_name(host)], *ends)
         for end in ends:
             os.close(end)
         self.job.started(host)
@@ -172,7 +172,7 @@ class Sandbox:
         process.close()
         code = agent.wait()
         if self._agents[host] is agent:  # otherwise another one was started since
-            self.job.ended(host, exit_code_of_signal(-code) if code < 0 else code)
+            self.job.ended(host, signal_exit_code(-code) if code < 0 else code)
 
     def _on_line(self, line: str) -> None:
         if self.plan.watches:
@@ -190,7 +190,7 @@ class Sandbox:
             f"got {signal.Signals(number).name}; stopping the agents; a second signal kills them"
         )
         for host in self.job.running & self.job.frozen:
-            self.lab.signal(name_of(host), signal.SIGCONT)
+            self.lab.signal(host_name(host), signal.SIGCONT)
         for host in self.job.running:
             self._agents[host].send_signal(number)
 
@@ -219,7 +219,7 @@ class Sandbox:
     def _change(self, fault: Fault) -> str:
         """Inject a fault. Return the reason if that failed, or an empty string."""
         lab, job = self.lab, self.job
-        host, name = fault.number, name_of(fault.number)
+        host, name = fault.number, host_name(fault.number)
         where = name if fault.kind == HOST else None
         if fault.action in ("kill", "freeze", "continue") and host not in job.running:
             return "no agent runs there"

@@ -5,9 +5,9 @@ may be cut off or frozen. The job ends when no active agent is left. If an agent
 own, agents that are cut off or frozen are not waited for, because the job continues without them.
 """
 
-from relight.base.errors import exit_code_of_signal
+from relight.base.errors import signal_exit_code
 
-_KILLED = exit_code_of_signal(9)
+_KILLED = signal_exit_code(9)
 
 
 class SandboxJob:

@@ -156,7 +156,7 @@ def build(hosts: list[dict[str, str]]) -> dict[str, Port]:
     return ports
 
 
-def network_of(pid: int) -> int:
+def network_namespace(pid: int) -> int:
     """Return the network namespace of a process, or 0 for a zombie."""
     try:
         return os.stat(f"/proc/{pid}/ns/net").st_ino
@@ -164,10 +164,10 @@ def network_of(pid: int) -> int:
         return 0
 
 
-def processes_of(networks: set[int]) -> set[int]:
+def processes_in(networks: set[int]) -> set[int]:
     """Return the pids of all processes in these namespaces."""
     pids = [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
-    return {pid for pid in pids if network_of(pid) in networks}
+    return {pid for pid in pids if network_namespace(pid) in networks}
 
 
 def send(pid: int, number: int, networks: set[int]) -> None:
@@ -177,7 +177,7 @@ def send(pid: int, number: int, networks: set[int]) -> None:
     except ProcessLookupError:
         return
     # The pid may have been reused before it was pinned, so check again.
-    if network_of(pid) in networks:
+    if network_namespace(pid) in networks:
         try:
             process.send(number)
         except ProcessLookupError:
@@ -189,7 +189,7 @@ def kill_all(networks: set[int]) -> None:
     """Kill all processes in these namespaces, including those that are started in the meantime."""
     quiet = 0
     while quiet < 2:  # a process being started may appear after the first pass
-        found = processes_of(networks)
+        found = processes_in(networks)
         for pid in found:
             send(pid, signal.SIGKILL, networks)
         quiet = 0 if found else quiet + 1
@@ -199,7 +199,7 @@ def kill_all(networks: set[int]) -> None:
 def signal_all(network: int, number: int) -> None:
     """Signal all processes in a namespace, including those that are started in the meantime."""
     sent: set[int] = set()
-    while found := processes_of({network}) - sent:
+    while found := processes_in({network}) - sent:
         for pid in found:
             send(pid, number, {network})
         sent |= found

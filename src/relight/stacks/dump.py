@@ -8,7 +8,7 @@ from relight.core.diagnosis.stack_text import Handled, ProcessStack, ThreadStack
 from relight.stacks import elf, exceptions, layouts, py_spy
 from relight.stacks.frames import Thread, Walk
 from relight.stacks.process_memory import Memory, StackError, open_memory
-from relight.stacks.threads import Task, state_of, tasks
+from relight.stacks.threads import Task, process_state, tasks
 
 _ATTEMPTS = 5
 _PAUSE_S = 0.003
@@ -32,7 +32,7 @@ def take(pid: int, *, may_wait: bool = True) -> ProcessStack:
     """
     if not 0 < pid < 1 << 31:
         raise StackError(f"{pid} is not the pid of a process", hint="list processes with ps -ef")
-    state = _lasting_state_of(pid)
+    state = _persistent_state(pid)
     is_finalizing = False
     if state in ("Z", "X"):
         return ProcessStack(pid, state, ())
@@ -44,13 +44,13 @@ def take(pid: int, *, may_wait: bool = True) -> ProcessStack:
         found, handled, is_finalizing = _walk(pid, main_id)
         threads = _merge(found, handled, shown, pid)
     except StackError as error:
-        if state_of(pid) not in ("Z", "X"):
+        if process_state(pid) not in ("Z", "X"):
             if not may_wait:
                 raise
             threads = _by_spy(pid, shown, error)
         else:
             threads = ()
-    return ProcessStack(pid, _lasting_state_of(pid), threads, is_finalizing)
+    return ProcessStack(pid, _persistent_state(pid), threads, is_finalizing)
 
 
 def take_all(pids: Mapping[int, int], *, may_wait: bool = True) -> dict[int, ProcessStack | str]:
@@ -73,12 +73,12 @@ def take_all(pids: Mapping[int, int], *, may_wait: bool = True) -> dict[int, Pro
     return found
 
 
-def _lasting_state_of(pid: int) -> str:
+def _persistent_state(pid: int) -> str:
     """Return the state of a process. D is returned only if it persists, because every page read
     from disk causes that state briefly.
     """
     for _ in range(_ATTEMPTS):
-        state = state_of(pid)
+        state = process_state(pid)
         if state != "D":
             break
         time.sleep(_PAUSE_S)
@@ -98,7 +98,7 @@ def _walk(pid: int, main_id: int) -> tuple[list[Thread], Handled | None, bool]:
     is_finalizing = False
     try:
         memory = Memory(lambda size, address: os.pread(fd, size, address), pid)
-        layout = layouts.of(memory, symbols)
+        layout = layouts.find_layout(memory, symbols)
         for attempt in range(_ATTEMPTS):
             if attempt:
                 time.sleep(_PAUSE_S)

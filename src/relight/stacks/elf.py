@@ -17,10 +17,10 @@ RUNTIME = "_PyRuntime"
 _NAMES = (RUNTIME, "Py_Version", "PyCode_Type", "PyUnicode_Type", "PyBytes_Type")
 _SECTION = b".PyRuntime"
 _PAGE = 4096
-_MOST_HEADERS = 2000
-_MOST_SYMBOLS = 64 << 20
+_MAX_HEADERS = 2000
+_MAX_SYMBOLS = 64 << 20
 """The maximum size of a symbol table in bytes."""
-_MOST_MAPS = 8 << 20
+_MAX_MAPS = 8 << 20
 """The maximum number of bytes read from /proc/PID/maps."""
 _SYMTAB, _DYNSYM = 2, 11
 _LOAD = 1
@@ -60,7 +60,7 @@ def addresses(pid: int) -> dict[str, int]:
         if mapping.path != executable and not name.startswith("libpython"):
             continue
         try:
-            found = _symbols_of(pid, mapping, is_executable=mapping.path == executable)
+            found = _read_symbols(pid, mapping, is_executable=mapping.path == executable)
         except (OSError, struct.error, ValueError, OverflowError):
             continue  # replaced on disk, or not a supported ELF file
         if RUNTIME in found:
@@ -104,7 +104,7 @@ def _may_be_python(path: str) -> bool:
 def _mappings(pid: int) -> list[_Mapping]:
     """Return the first mapping of each file, ordered by address."""
     with open(f"/proc/{pid}/maps", "rb") as file:
-        text = os.fsdecode(file.read(_MOST_MAPS))
+        text = os.fsdecode(file.read(_MAX_MAPS))
     found: dict[str, _Mapping] = {}
     for line in text.splitlines():
         fields = line.split(maxsplit=5)
@@ -121,7 +121,7 @@ def _executable(pid: int) -> str:
         return ""
 
 
-def _symbols_of(pid: int, mapping: _Mapping, *, is_executable: bool) -> dict[str, int]:
+def _read_symbols(pid: int, mapping: _Mapping, *, is_executable: bool) -> dict[str, int]:
     """Return the addresses of the symbols defined by one of a process's files."""
     # Through /proc, this is the file as the process sees it, even if it runs in its own container.
     path = f"/proc/{pid}/exe" if is_executable else f"/proc/{pid}/root{mapping.path}"
@@ -149,7 +149,7 @@ def _bias(fd: int, header: bytes, mapping: _Mapping) -> int:
     if struct.unpack_from("<H", header, 16)[0] != _DYNAMIC_FILE:
         return 0
     offset, size, number = _table(header, 32, 54)
-    for at in range(0, min(number, _MOST_HEADERS) * size, size):
+    for at in range(0, min(number, _MAX_HEADERS) * size, size):
         entry = os.pread(fd, 56, offset + at)
         kind, _, place, address = struct.unpack_from("<IIQQ", entry)
         if kind == _LOAD and place // _PAGE * _PAGE == mapping.offset:
@@ -166,10 +166,10 @@ def _table(header: bytes, place: int, sizes: int) -> tuple[int, int, int]:
 
 def _sections(fd: int, header: bytes) -> Iterator[_Section]:
     offset, size, number = _table(header, 40, 58)
-    data = os.pread(fd, min(number, _MOST_HEADERS) * size, offset)
+    data = os.pread(fd, min(number, _MAX_HEADERS) * size, offset)
     for at in range(0, len(data) - 63, max(size, 64)):
         name, kind, _, address, place, length, link = struct.unpack_from("<IIQQQQI", data, at)
-        yield _Section(name, kind, address, place, min(length, _MOST_SYMBOLS), link)
+        yield _Section(name, kind, address, place, min(length, _MAX_SYMBOLS), link)
 
 
 def _defined(fd: int, table: _Section, sections: Sequence[_Section]) -> dict[str, int]:

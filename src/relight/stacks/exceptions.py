@@ -16,11 +16,11 @@ from relight.stacks.frames import Walk
 from relight.stacks.process_memory import StackError, word_at
 
 _ATTEMPTS = 3
-_MOST_HANDLED, _MOST_BASES = 100, 30
-_MOST_STEPS = 5000
+_MAX_HANDLED, _MAX_BASES = 100, 30
+_MAX_STEPS = 5000
 """The maximum number of traceback entries to follow. Only the innermost entries are kept."""
 _KEPT = 50
-_MOST_ARGUMENTS, _MOST_NAME = 5, 128
+_MAX_ARGUMENTS, _MAX_NAME = 5, 128
 _OB_TYPE, _OB_SIZE = 8, 16
 _EXC_VALUE, _PREVIOUS_ITEM = 0, 8
 _ARGS, _TRACEBACK, _FILENAME = 24, 40, 88
@@ -71,7 +71,7 @@ class _Reader:
         empty.
         """
         item = self._memory.word(thread + self._walk.layout.exc_info)
-        for _ in range(_MOST_HANDLED):
+        for _ in range(_MAX_HANDLED):
             if not item:
                 break
             data = self._memory.read(item, 16)
@@ -92,7 +92,7 @@ class _Reader:
     def _names(self, type_: int) -> list[str]:
         """Return the names of a type and its bases, without module names."""
         found: list[str] = []
-        while type_ and len(found) < _MOST_BASES:
+        while type_ and len(found) < _MAX_BASES:
             data = self._memory.read(type_, _TP_SIZE)
             found.append(self._c_string(word_at(data, _TP_NAME)).rpartition(".")[2])
             type_ = word_at(data, _TP_BASE)
@@ -105,10 +105,10 @@ class _Reader:
         because the next page may be unmapped.
         """
         data = b""
-        while b"\0" not in data and len(data) < _MOST_NAME:
+        while b"\0" not in data and len(data) < _MAX_NAME:
             at = address + len(data)
-            data += self._memory.read(at, min(_MOST_NAME, _PAGE - at % _PAGE))
-        return data[:_MOST_NAME].partition(b"\0")[0].decode(errors="replace")
+            data += self._memory.read(at, min(_MAX_NAME, _PAGE - at % _PAGE))
+        return data[:_MAX_NAME].partition(b"\0")[0].decode(errors="replace")
 
     def _message(self, address: int, names: list[str]) -> str:
         """Return the `str` of an exception whose class doesn't override `__str__`."""
@@ -126,7 +126,7 @@ class _Reader:
     def _arguments(self, address: int) -> list[int]:
         if not self._flags(address) & _TUPLE:
             raise self._memory.broken()
-        count = min(self._memory.word(address + _OB_SIZE), _MOST_ARGUMENTS)
+        count = min(self._memory.word(address + _OB_SIZE), _MAX_ARGUMENTS)
         data = self._memory.read(address + self._walk.layout.tuple_items, 8 * count)
         return [word_at(data, 8 * n) for n in range(count)]
 
@@ -150,7 +150,7 @@ class _Reader:
         entries: deque[tuple[int, int]] = deque(maxlen=_KEPT)
         seen: set[int] = set()
         address = self._memory.word(exception + _TRACEBACK)
-        while address and address not in seen and len(seen) < _MOST_STEPS:
+        while address and address not in seen and len(seen) < _MAX_STEPS:
             seen.add(address)
             data = self._memory.read(address, _TB_SIZE)
             entries.append((word_at(data, _TB_FRAME), word_at(data, _TB_LASTI) & 0xFFFFFFFF))

@@ -14,7 +14,12 @@ from relight.base.env import Environment
 from relight.base.fields import fit
 from relight.base.text import format_size
 from relight.core.failure import ErrorReport
-from relight.core.workers.worker_command import LAUNCH_PASSES, Command, instead_of, same_local_rank
+from relight.core.workers.worker_command import (
+    LAUNCH_PASSES,
+    Command,
+    same_local_rank,
+    suggest_replacement,
+)
 
 _SHM = "/dev/shm"  # noqa: S108
 _SMALL = 64 << 20
@@ -32,7 +37,7 @@ _NO_ROOM = re.compile(
 )
 """Messages of programs that can't write. torch.save does not report the reason."""
 _PATH = re.compile(r"(?<![\w.:/-])/(?:[\w.+@=-]+/)*[\w.+@=-]*")
-_MOST_PATHS = 50
+_MAX_PATHS = 50
 _UNKNOWN_LOCAL_RANK = re.compile(
     r"(?:unrecognized arguments:|[Nn]o such option|unknown (?:option|flag)).*--local-rank"
 )
@@ -61,7 +66,7 @@ def full_disks(texts: Iterable[str], folders: Iterable[str], mounts: str = "/pro
         return ""
     named = [path for line in lines if not _is_frame(line) for path in _PATH.findall(line)]
     seen: set[int] = set()
-    found = [_full(path, seen) for path in (*named[:_MOST_PATHS], *folders)]
+    found = [_full(path, seen) for path in (*named[:_MAX_PATHS], *folders)]
     if not any(found):
         found = [_full(path, seen) for path in _writable(mounts)]
     return "; ".join(list(dict.fromkeys(filter(None, found)))[:2])
@@ -177,7 +182,7 @@ def local_rank(texts: Iterable[str], command: Command, local_world_size: int) ->
     passed, given = command.local_rank_argument, same_local_rank(command.spec.script_args)
     lacked = next(filter(None, map(_LACKS_LOCAL_RANK.search, lines)), None)
     if lacked is not None:
-        return LAUNCH_PASSES if passed else instead_of(lacked[1])
+        return LAUNCH_PASSES if passed else suggest_replacement(lacked[1])
     if passed and any(_UNKNOWN_LOCAL_RANK.search(line) for line in lines):
         return LAUNCH_PASSES
     if given and local_world_size > 1 and any(_TAKEN.search(line) for line in lines):
@@ -233,7 +238,7 @@ def _writable(mounts: str) -> list[str]:
     except OSError:
         return []
     local = [row for row in rows if len(row) > 3 and row[2] in _LOCAL]
-    return [row[1] for row in local if "rw" in row[3].split(",")][:_MOST_PATHS]
+    return [row[1] for row in local if "rw" in row[3].split(",")][:_MAX_PATHS]
 
 
 def _is_frame(line: str) -> bool:

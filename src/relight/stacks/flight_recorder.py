@@ -23,10 +23,10 @@ DUMPS_S = 15.0
 """Time limit for requested dumps. NCCL polls once a second, and then looks up the source lines for
 all collectives, which takes 6 s with torch 2.11.
 """
-_MOST_BYTES = 4 << 20
+_MAX_BYTES = 4 << 20
 _STOP = b"."
 """The last byte of a pickle."""
-_MOST_S = 0.5
+_MAX_S = 0.5
 """Time limit for reading all dumps on this node: 2000 entries take some 20 ms."""
 
 
@@ -38,7 +38,7 @@ def ask(env: Environment, ranks: Iterable[int]) -> list[int]:
         The ranks whose pipes are being read.
     """
     stem = env.get("TORCH_NCCL_DEBUG_INFO_PIPE_FILE")
-    return [rank for rank in ranks if stem and _ask_by(f"{stem}{rank}.pipe")]
+    return [rank for rank in ranks if stem and _request_dump(f"{stem}{rank}.pipe")]
 
 
 def have_dumped(env: Environment, ranks: Iterable[int], since: float) -> bool:
@@ -52,7 +52,7 @@ def have_dumped(env: Environment, ranks: Iterable[int], since: float) -> bool:
     )
 
 
-def _ask_by(path: str) -> bool:
+def _request_dump(path: str) -> bool:
     try:
         fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError):
@@ -76,7 +76,7 @@ def with_collectives(
         since: when the workers' generation began, in seconds since 1970. Older dumps belong to
             other workers.
     """
-    until = time.monotonic() + _MOST_S
+    until = time.monotonic() + _MAX_S
     prefixes = _prefixes(env)
     return tuple(
         each._replace(collectives=_read(prefixes, each.rank, since))
@@ -117,10 +117,10 @@ def _content(path: str, since: float) -> bytes | None:
         return None
     try:
         found = os.fstat(fd)
-        fits = found.st_size <= _MOST_BYTES and found.st_mtime >= since
+        fits = found.st_size <= _MAX_BYTES and found.st_mtime >= since
         if not (stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and fits):
             return None
-        return os.read(fd, _MOST_BYTES)
+        return os.read(fd, _MAX_BYTES)
     except OSError:
         return None
     finally:

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from relight.core.diagnosis.stack_text import Frame
 from relight.stacks.layouts import Layout
-from relight.stacks.line_table import line_of
-from relight.stacks.process_memory import MOST_BYTES, Memory, StackError, word_at
+from relight.stacks.line_table import line_number
+from relight.stacks.process_memory import MAX_BYTES, Memory, StackError, word_at
 
-MOST_INTERPRETERS, MOST_THREADS, MOST_FRAMES, MOST_CHARACTERS = 100, 1000, 500, 1000
+MAX_INTERPRETERS, MAX_THREADS, MAX_FRAMES, MAX_CHARACTERS = 100, 1000, 500, 1000
 _ATTEMPTS = 5
 _PAUSE_S = 0.001
 _BY_GENERATOR, _BY_C = 1, 3
@@ -88,11 +88,11 @@ class Walk:
         """
         layout = self.layout
         interpreters = self._chain(
-            runtime + layout.interpreters, layout.next_interpreter, MOST_INTERPRETERS
+            runtime + layout.interpreters, layout.next_interpreter, MAX_INTERPRETERS
         )
         found: list[Thread] = []
         for interpreter in interpreters:
-            left = MOST_THREADS - len(found)
+            left = MAX_THREADS - len(found)
             for address in self._chain(interpreter + layout.threads, layout.next_thread, left):
                 native_id = self.memory.word(address + layout.native_id)
                 if native_id < 1 << 31 and only in (0, native_id):  # otherwise it has just ended
@@ -140,7 +140,7 @@ class Walk:
             address = self.memory.word(address + layout.frame_in_cframe)
         found: dict[int, _RawFrame] = {}
         steps = 0
-        while address and address not in found and steps < 2 * MOST_FRAMES:
+        while address and address not in found and steps < 2 * MAX_FRAMES:
             steps += 1
             data = self.memory.read(address, self._frame_size)
             found[address] = _RawFrame(
@@ -150,16 +150,16 @@ class Walk:
                 data[layout.frame_owner],
             )
             address = word_at(data, layout.frame_previous)
-        return [frame for frame in found.values() if frame.owner < _BY_C][:MOST_FRAMES]
+        return [frame for frame in found.values() if frame.owner < _BY_C][:MAX_FRAMES]
 
     def _decode(self, raw: _RawFrame) -> Frame | None:
         """Return a frame, or None for a frame that is not complete yet
         (`_PyFrame_IsIncomplete`).
         """
-        code = self._known_code(raw.code)
+        code = self._cached_code(raw.code)
         if raw.owner != _BY_GENERATOR and raw.instruction < code.traceable:
             return None
-        line = line_of(code.table, code.first_line, raw.instruction - code.start)
+        line = line_number(code.table, code.first_line, raw.instruction - code.start)
         return Frame(code.file, line, code.function)
 
     def frame(self, address: int, instruction: int) -> Frame:
@@ -172,10 +172,12 @@ class Walk:
         Raises:
             StackError: if the address isn't that of a code object.
         """
-        code = self._known_code(address)
-        return Frame(code.file, line_of(code.table, code.first_line, instruction), code.function)
+        code = self._cached_code(address)
+        return Frame(
+            code.file, line_number(code.table, code.first_line, instruction), code.function
+        )
 
-    def _known_code(self, address: int) -> _Code:
+    def _cached_code(self, address: int) -> _Code:
         code = self._codes.get(address) or self._code(address)
         self._codes[address] = code
         return code
@@ -203,7 +205,7 @@ class Walk:
         kind, is_compact, is_ascii = state >> 2 & 7, state >> 5 & 1, state >> 6 & 1
         if not is_compact or kind not in _ENCODINGS:
             raise self.memory.broken()
-        length = min(word_at(head, _STR_LENGTH), MOST_CHARACTERS)
+        length = min(word_at(head, _STR_LENGTH), MAX_CHARACTERS)
         place = address + (self.layout.ascii_size if is_ascii else self.layout.compact_size)
         data = self.memory.read(place, length * kind)
         try:  # a file name that is not UTF-8 contains lone surrogates (PEP 383)
@@ -213,7 +215,7 @@ class Walk:
 
     def _bytes(self, address: int) -> bytes:
         self._check_type(address, "PyBytes_Type")
-        size = min(self.memory.word(address + _OB_SIZE), MOST_BYTES)
+        size = min(self.memory.word(address + _OB_SIZE), MAX_BYTES)
         return self.memory.read(address + _BYTES, size)
 
     def _check_type(self, address: int, name: str) -> None:

@@ -125,7 +125,7 @@ _FORMS = {
 """Debug offsets that differ between versions, for interpreters and for frames."""
 
 
-def of(memory: Memory, symbols: dict[str, int]) -> Layout:
+def find_layout(memory: Memory, symbols: dict[str, int]) -> Layout:
     """Return the layout of a process's interpreter.
 
     Args:

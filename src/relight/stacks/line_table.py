@@ -9,7 +9,7 @@ _NO_LINE, _LONG, _NO_COLUMNS, _ONE_LINE_0, _ONE_LINE_2 = 15, 14, 13, 10, 12
 _UNIT = 2
 
 
-def line_of(table: bytes, first_line: int, offset: int) -> int:
+def line_number(table: bytes, first_line: int, offset: int) -> int:
     """Return the line of the instruction at an offset in the code, or 0 if unknown.
 
     Args:

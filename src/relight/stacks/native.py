@@ -17,7 +17,7 @@ from relight.stacks.process_memory import StackError
 
 LIMIT_S = 8.0
 """Time limit. py-spy takes several seconds if torch is loaded."""
-_MOST = 3
+_MAX = 3
 """The maximum number of workers to examine on each node, each at a different place in the code."""
 
 
@@ -41,15 +41,15 @@ def add(
     if not (has_spy or stuck):
         return False
     first_at = {doing[rank].place: rank for rank in sorted(pids, reverse=True) if rank in doing}
-    chosen = sorted(first_at.values())[:_MOST]
+    chosen = sorted(first_at.values())[:_MAX]
 
     def look() -> dict[int, WorkerState]:
         found = {}
         for rank in stuck:
-            found[rank] = _read(rank_processes.python_of(pids[rank]), doing[rank])
+            found[rank] = _read(rank_processes.find_python(pids[rank]), doing[rank])
         for rank in chosen if has_spy else ():
-            pid = rank_processes.python_of(pids[rank])
-            functions = py_spy.native(pid, LIMIT_S / _MOST).get(pid, ())
+            pid = rank_processes.find_python(pids[rank])
+            functions = py_spy.native(pid, LIMIT_S / _MAX).get(pid, ())
             seen = found.get(rank, doing[rank])
             found[rank] = seen._replace(stack=(*seen.stack, *native_lines(functions)))
         return found

@@ -10,9 +10,9 @@ from relight.base.errors import MachineError
 
 _HIGHEST = 2**63
 """Larger than any user-space address, and the limit for the offsets that os.pread accepts."""
-MOST_BYTES = 1 << 20
+MAX_BYTES = 1 << 20
 """The maximum number of bytes per read."""
-_MOST_READS = 500_000
+_MAX_READS = 500_000
 """The maximum number of reads per process, which takes about a second. 100 threads with 100 frames
 each take 20,000.
 """
@@ -47,7 +47,7 @@ class Memory:
     def __init__(self, pread: Callable[[int, int], bytes], pid: int) -> None:
         self._pread = pread
         self.pid = pid
-        self._left = _MOST_READS
+        self._left = _MAX_READS
 
     def read(self, address: int, size: int) -> bytes:
         """Return exactly `size` bytes.
@@ -56,7 +56,7 @@ class Memory:
             StackError: if they can't be read, or the limit is exceeded.
         """
         self._left -= 1
-        if self._left < 0 or not (0 < address < _HIGHEST - MOST_BYTES and 0 <= size <= MOST_BYTES):
+        if self._left < 0 or not (0 < address < _HIGHEST - MAX_BYTES and 0 <= size <= MAX_BYTES):
             raise self.broken()
         try:
             data = self._pread(size, address)

@@ -19,10 +19,10 @@ from relight.stacks.process_memory import StackError
 from relight.stacks.threads import Task
 
 _LIMIT_S = 20.0
-_MOST_NATIVE = 12
-_MOST_OF_NATIVE = 100
+_MAX_NATIVE = 12
+_MAX_NATIVE_PART = 100
 """The maximum length of a native function's name. C++ template names can be very long."""
-_MOST_THREADS, _MOST_FRAMES, _MOST_CHARACTERS = 1000, 500, 1000
+_MAX_THREADS, _MAX_FRAMES, _MAX_CHARACTERS = 1000, 500, 1000
 
 
 def dump(pid: int, tasks: list[Task]) -> tuple[ThreadStack, ...] | None:
@@ -61,7 +61,7 @@ def native(pid: int, limit_s: float = _LIMIT_S) -> dict[int, tuple[str, ...]]:
     if not is_installed():
         return {}
     try:
-        found = json.loads(_run(pid, "--native", limit_s))[:_MOST_THREADS]
+        found = json.loads(_run(pid, "--native", limit_s))[:_MAX_THREADS]
         return {int(each["os_thread_id"] or 0): _native(each["frames"]) for each in found}
     except (StackError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return {}
@@ -70,11 +70,11 @@ def native(pid: int, limit_s: float = _LIMIT_S) -> dict[int, tuple[str, ...]]:
 def _native(frames: list[dict[str, Any]]) -> tuple[str, ...]:
     outside = itertools.takewhile(lambda frame: frame["module"] is not None, frames)
     named = [
-        f"{str(frame['name'])[:_MOST_OF_NATIVE]} ({str(frame['module']).rpartition('/')[2]})"
+        f"{str(frame['name'])[:_MAX_NATIVE_PART]} ({str(frame['module']).rpartition('/')[2]})"
         for frame in outside
         if not str(frame["name"]).startswith(("0x", "pybind11::"))
     ]
-    return tuple(named[:_MOST_NATIVE])
+    return tuple(named[:_MAX_NATIVE])
 
 
 def _run(pid: int, how: str, limit_s: float) -> bytes:
@@ -101,7 +101,7 @@ def parse(pid: int, output: bytes, tasks: list[Task]) -> tuple[ThreadStack, ...]
         StackError: if the format is unknown.
     """
     try:
-        found = json.loads(output)[:_MOST_THREADS]
+        found = json.loads(output)[:_MAX_THREADS]
         return tuple(_thread(each, pid, tasks) for each in found)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise _failed(pid, "it printed output in an unknown format") from None
@@ -113,15 +113,15 @@ def _thread(found: dict[str, Any], pid: int, tasks: list[Task]) -> ThreadStack:
     task = next((task for task in tasks if task.native_id == native_id), None)
     frames = tuple(
         Frame(
-            str(frame["filename"])[:_MOST_CHARACTERS],
+            str(frame["filename"])[:_MAX_CHARACTERS],
             int(frame["line"]),
-            str(frame["name"])[:_MOST_CHARACTERS],
+            str(frame["name"])[:_MAX_CHARACTERS],
         )
-        for frame in found["frames"][:_MOST_FRAMES]
+        for frame in found["frames"][:_MAX_FRAMES]
     )
     return ThreadStack(
         native_id,
-        task.name if task else name[:_MOST_CHARACTERS],
+        task.name if task else name[:_MAX_CHARACTERS],
         task.waits_in if task else "",
         native_id == pid,
         frames,

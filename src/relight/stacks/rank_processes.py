@@ -18,9 +18,9 @@ _LAUNCHERS = (b"worker spawner ", b"warm spawner of", b"worker guard of")
 """The process names of relight's launchers, truncated the way the kernel truncates them
 (`processes/spawner.py`).
 """
-_MOST = 100_000
+_MAX = 100_000
 """Larger than any rank."""
-_MOST_VARIABLES = 1 << 20
+_MAX_VARIABLES = 1 << 20
 """The maximum number of bytes read from an environment."""
 
 
@@ -30,7 +30,7 @@ def below(pid: int) -> dict[int, int]:
     return _ranks([pid, *system.tree(pid)])
 
 
-def of_job(job: str) -> dict[int, int]:
+def find_job_ranks(job: str) -> dict[int, int]:
     """Return the ranks of a job on this machine: pids by rank.
 
     Args:
@@ -42,7 +42,7 @@ def of_job(job: str) -> dict[int, int]:
     mark = os.fsencode(f"RELIGHT_JOB_ID={job}")
     members = {pid for pid in _every() if mark in _variables(pid)}
     ranks: dict[int, int] = {}
-    for root in sorted(pid for pid in members if system.parent_of(pid) not in members):
+    for root in sorted(pid for pid in members if system.parent_pid(pid) not in members):
         for rank, pid in below(root).items():
             if ranks.setdefault(rank, pid) != pid:
                 raise UsageError(
@@ -53,7 +53,7 @@ def of_job(job: str) -> dict[int, int]:
     return ranks
 
 
-def python_of(pid: int) -> int:
+def find_python(pid: int) -> int:
     """Return the process itself if it runs Python, or otherwise its first descendant that does."""
     return next((each for each in (pid, *system.tree(pid)) if elf.is_python(each)), pid)
 
@@ -62,20 +62,20 @@ def _ranks(pids: Iterable[int]) -> dict[int, int]:
     found: dict[int, int] = {}
     inside: set[int] = set()
     for pid in pids:
-        if system.parent_of(pid) in inside:
+        if system.parent_pid(pid) in inside:
             inside.add(pid)
             continue
         rank = _rank(pid)
         if rank is not None and not _launches(pid):
             inside.add(pid)
-            found.setdefault(rank, python_of(pid))
+            found.setdefault(rank, find_python(pid))
     return found
 
 
 def _rank(pid: int) -> int | None:
     mark = b"RANK="
     value = next((v[len(mark) :] for v in _variables(pid) if v.startswith(mark)), b"")
-    return int(value) if value.isdigit() and len(value) < 7 and int(value) < _MOST else None
+    return int(value) if value.isdigit() and len(value) < 7 and int(value) < _MAX else None
 
 
 def _launches(pid: int) -> bool:
@@ -100,6 +100,6 @@ def _variables(pid: int) -> list[bytes]:
 def _read(path: str) -> bytes:
     try:
         with open(path, "rb") as file:
-            return file.read(_MOST_VARIABLES)
+            return file.read(_MAX_VARIABLES)
     except OSError:
         return b""  # it has ended, or belongs to another user

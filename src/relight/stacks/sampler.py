@@ -11,7 +11,7 @@ from relight.core.diagnosis.stack_text import Frame
 from relight.stacks import elf, layouts
 from relight.stacks.frames import Walk
 from relight.stacks.process_memory import Memory, open_memory
-from relight.stacks.threads import state_of, tasks
+from relight.stacks.threads import process_state, tasks
 
 
 class MainThread:
@@ -30,7 +30,7 @@ class MainThread:
         self._symbols = elf.addresses(pid)
         self._fd = open_memory(pid)
         try:
-            self._layout = layouts.of(self._memory(), self._symbols)
+            self._layout = layouts.find_layout(self._memory(), self._symbols)
         except BaseException:
             self.close()
             raise
@@ -41,7 +41,7 @@ class MainThread:
         Raises:
             StackError: if the process has ended, or its memory doesn't have the expected content.
         """
-        state = state_of(self._pid)
+        state = process_state(self._pid)
         if state == "D":  # reading its memory might block
             return state, ()
         walk = Walk(self._memory(), self._layout, self._symbols)

@@ -27,7 +27,7 @@ _CALLS = {
 """System calls that wait, by number (arch/x86/entry/syscalls/syscall_64.tbl,
 include/uapi/asm-generic/unistd.h).
 """
-_MOST = 1000
+_MAX = 1000
 
 
 class Task(NamedTuple):
@@ -52,10 +52,10 @@ def tasks(pid: int) -> list[Task]:
     except OSError as error:
         raise forbidden(pid, error) from None
     numbers.sort(key=lambda number: (number != pid, number))
-    return [_task(f"/proc/{pid}/task/{number}", number) for number in numbers[:_MOST]]
+    return [_task(f"/proc/{pid}/task/{number}", number) for number in numbers[:_MAX]]
 
 
-def state_of(pid: int) -> str:
+def process_state(pid: int) -> str:
     """Return the letter that proc(5) shows for the state of a process.
 
     Raises:

@@ -12,12 +12,12 @@ from relight.core.diagnosis import stack_text
 from relight.core.group.straggler_detector import WINDOWS
 from relight.host.loop import Loop, Timer
 from relight.stacks.process_memory import StackError
-from relight.stacks.rank_processes import python_of
+from relight.stacks.rank_processes import find_python
 from relight.stacks.sampler import MainThread
 
 _LOOKS = 100
 """The number of samples per window, if the window is long enough."""
-_LEAST_S = 0.025
+_MIN_S = 0.025
 """Minimum average interval between samples."""
 _TELL_AFTER = 3
 """How many windows must be unreadable before the user is notified: workers may still be
@@ -52,7 +52,7 @@ class PaceWatch:
     ) -> None:
         self._loop = loop
         self._window_s = seconds / WINDOWS
-        self._every_s = max(self._window_s / _LOOKS, _LEAST_S)
+        self._every_s = max(self._window_s / _LOOKS, _MIN_S)
         self._running = running
         self._steps = steps
         self._report = report
@@ -60,41 +60,41 @@ class PaceWatch:
         self._threads: dict[int, MainThread] = {}
         self._window = _Window(size, steps())
         self._unreadable = 0  # consecutive windows in which a worker was unreadable
-        self._look_timer = self._window_timer = self._next_look()
+        self._sample_timer = self._window_timer = self._schedule_sample()
         self._next_window()
 
     def close(self) -> None:
         """Stop observing."""
-        self._look_timer.cancel()
+        self._sample_timer.cancel()
         self._window_timer.cancel()
         for thread in self._threads.values():
             thread.close()
 
-    def _next_look(self) -> Timer:
+    def _schedule_sample(self) -> Timer:
         # Sampling at regular intervals could synchronize with the training loop.
         wait_s = random.uniform(0.5, 1.5) * self._every_s  # noqa: S311
-        self._look_timer = self._loop.call_after(wait_s, self._look_at_all)
-        return self._look_timer
+        self._sample_timer = self._loop.call_after(wait_s, self._sample_all)
+        return self._sample_timer
 
     def _next_window(self) -> None:
         self._window_timer = self._loop.call_after(self._window_s, self._end_window)
 
-    def _look_at_all(self) -> None:
-        self._next_look()
+    def _sample_all(self) -> None:
+        self._schedule_sample()
         for local_rank, pid in (self._running() or {}).items():
             if local_rank not in self._window.errors:
                 try:
-                    self._look_at(local_rank, pid)
+                    self._sample(local_rank, pid)
                 except StackError as error:
                     self._window.errors[local_rank] = error
                     thread = self._threads.pop(local_rank, None)
                     if thread is not None:
                         thread.close()
 
-    def _look_at(self, local_rank: int, pid: int) -> None:
+    def _sample(self, local_rank: int, pid: int) -> None:
         thread = self._threads.get(local_rank)
         if thread is None:
-            thread = self._threads[local_rank] = MainThread(python_of(pid))
+            thread = self._threads[local_rank] = MainThread(find_python(pid))
         state, frames = thread.look()
         self._window.looks[local_rank] += 1
         self._window.waits[local_rank] += stack_text.waits_for_all(frames, state)

@@ -13,9 +13,9 @@ from relight.host import system
 from relight.stacks import elf, rank_processes
 from relight.stacks.dump import take, take_all
 from relight.stacks.process_memory import StackError
-from relight.stacks.threads import state_of, tasks
+from relight.stacks.threads import process_state, tasks
 
-_MOST_CHILDREN = 32
+_MAX_CHILDREN = 32
 """The maximum number of a worker's child processes to examine. Each takes a few milliseconds."""
 
 
@@ -28,17 +28,17 @@ def doing(pids: Mapping[int, int], *, are_frozen: bool) -> dict[int, WorkerState
             is examined.
         are_frozen: whether relight itself stopped them; that is then not reported.
     """
-    found = stacks_of(pids, are_frozen=are_frozen)
+    found = take_stacks(pids, are_frozen=are_frozen)
     return {rank: stack_text.doing(stack, _child(stack)) for rank, stack in found.items()}
 
 
-def stacks_of(pids: Mapping[int, int], *, are_frozen: bool) -> dict[int, ProcessStack | str]:
+def take_stacks(pids: Mapping[int, int], *, are_frozen: bool) -> dict[int, ProcessStack | str]:
     """Return the stacks of workers by local rank, or the reason why a stack is missing. The
     arguments and the run time are the same as for `doing`.
     """
     found: dict[int, ProcessStack | str] = {}
     for rank, pid in pids.items():
-        stack = _stack_of(rank_processes.python_of(pid))
+        stack = _take_stack(rank_processes.find_python(pid))
         if isinstance(stack, str) and elf.has_left(pid):
             stack = ProcessStack(pid, "Z", ())
         if are_frozen and isinstance(stack, ProcessStack) and stack.state == "T":
@@ -47,13 +47,13 @@ def stacks_of(pids: Mapping[int, int], *, are_frozen: bool) -> dict[int, Process
     return found
 
 
-def _stack_of(pid: int) -> ProcessStack | str:
+def _take_stack(pid: int) -> ProcessStack | str:
     """Return the stack of a process, or the reason why it is missing. For a process in state D,
     whose memory may be locked, only the system call is returned.
     """
     stack = take_all({0: pid}, may_wait=False)[0]
     try:
-        if isinstance(stack, str) and state_of(pid) == "D":
+        if isinstance(stack, str) and process_state(pid) == "D":
             main = tasks(pid)[0]
             thread = ThreadStack(pid, main.name, main.waits_in, True, ())
             return ProcessStack(pid, "D", (thread,))
@@ -67,20 +67,20 @@ def _child(stack: ProcessStack | str) -> ProcessStack | None:
     if isinstance(stack, str) or not stack_text.waits_for_children(stack):
         return None
     children = [pid for pid in system.tree(stack.pid) if elf.is_python(pid)]
-    for pid in children[:_MOST_CHILDREN]:
-        child = _stack_of(pid)
+    for pid in children[:_MAX_CHILDREN]:
+        child = _take_stack(pid)
         at_work = stack_text.child_at_work(child) if isinstance(child, ProcessStack) else None
         if at_work is not None:
             return at_work
     return None
 
 
-def program_of(pid: int) -> Program:
+def inspect_program(pid: int) -> Program:
     """Return the state of a worker's main thread. This takes a few milliseconds and never
     blocks.
     """
     try:
-        stack = take(rank_processes.python_of(pid), may_wait=False)
+        stack = take(rank_processes.find_python(pid), may_wait=False)
     except StackError:
         return Program.LEFT if elf.has_left(pid) else Program.UNSEEN
     if stack.state in ("Z", "X"):

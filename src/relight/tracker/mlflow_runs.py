@@ -21,7 +21,7 @@ _OF_ARTIFACT = "torchx.artifact.metadata."
 _SOURCES = "relight.sources"
 _INTERNAL = ("mlflow.", _OF_ARTIFACT, _SOURCES)
 """Prefixes of tags that don't belong to the user."""
-_MOST_RUNS = 1000
+_MAX_RUNS = 1000
 
 
 class MLflowTracker(TrackerBase):
@@ -62,7 +62,7 @@ class MLflowTracker(TrackerBase):
 
     def artifacts(self, run_id: str) -> dict[str, TrackerArtifact]:
         """Return a run's artifacts, by directory."""
-        run = self._found(run_id)
+        run = self._find_run(run_id)
         if run is None:
             return {}
         found: dict[str, TrackerArtifact] = {}
@@ -92,7 +92,7 @@ class MLflowTracker(TrackerBase):
 
     def metadata(self, run_id: str) -> dict[str, object]:
         """Return a run's tags, without MLflow's own tags."""
-        run = self._found(run_id)
+        run = self._find_run(run_id)
         tags = run.data.tags if run is not None else {}
         return {key: value for key, value in tags.items() if not key.startswith(_INTERNAL)}
 
@@ -110,7 +110,7 @@ class MLflowTracker(TrackerBase):
         """
         return [
             TrackerSource(source, artifact)
-            for source, artifact in _sources(self._found(run_id))
+            for source, artifact in _sources(self._find_run(run_id))
             if artifact_name is None or artifact == artifact_name
         ]
 
@@ -121,11 +121,11 @@ class MLflowTracker(TrackerBase):
         del kwargs
         return [
             run.info.run_name
-            for run in self._client.search_runs([self._experiment], max_results=_MOST_RUNS)
+            for run in self._client.search_runs([self._experiment], max_results=_MAX_RUNS)
             if not parent_run_id or parent_run_id in [source for source, _ in _sources(run)]
         ]
 
-    def _found(self, run_id: str) -> Any:
+    def _find_run(self, run_id: str) -> Any:
         """Return the oldest run with this id, or None."""
         name = run_id.replace("'", "\\'")
         runs = self._client.search_runs(
@@ -140,10 +140,10 @@ class MLflowTracker(TrackerBase):
         """Return a run, creating it if necessary. If several ranks create it simultaneously, all of
         them use the oldest one.
         """
-        found = self._found(run_id)
+        found = self._find_run(run_id)
         if found is None:
             made = self._client.create_run(self._experiment, run_name=run_id)
-            found = self._found(run_id) or made
+            found = self._find_run(run_id) or made
             if found.info.run_id != made.info.run_id:
                 self._client.delete_run(made.info.run_id)
         return found
@@ -173,14 +173,14 @@ def create(config: str | None) -> MLflowTracker:
             "tracker mlflow requires the mlflow package", hint="pip install 'mlflow-skinny>=2.14'"
         ) from None
     env = environment.read()
-    section = settings.load(_where(config) if config else env).section("tracker:mlflow")
+    section = settings.load(_environment(config) if config else env).section("tracker:mlflow")
     default = f"default-experiment/{getpass.getuser()}/{socket.getfqdn()}"
     name = env.get("TORCHX_TRACKING_EXPERIMENT_NAME", section.get("experiment_name", default))
     client = MlflowClient(section.get("tracking_uri"))
     return MLflowTracker(client, name, section.get("artifact_location"))
 
 
-def _where(config: str) -> Environment:
+def _environment(config: str) -> Environment:
     """Return an environment in which settings are only read from that file or directory."""
     paths = [os.path.join(config, name) for name in settings.NAMES]
     path = next(filter(os.path.isfile, paths), config)

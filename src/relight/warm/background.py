@@ -91,7 +91,7 @@ class BackgroundPreload:
             return self._cold.fork(plans, scratch)
         self._watched.begin()
         held = self._cold.fork(plans, scratch)
-        self._watched.poll(self._look)
+        self._watched.poll(self._poll)
         return held
 
     def fork_beside(self) -> "Fork | None":
@@ -115,7 +115,7 @@ class BackgroundPreload:
         elif self._watched is not None:
             self._watched.close()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         """Start the warm spawner if it is time to do so."""
         watched = self._watched
         if watched is None or not import_ahead.are_complete(watched.seen()):

@@ -107,7 +107,7 @@ def difference(made: Mapping[str, str], now: Mapping[str, str]) -> str:
     return ""
 
 
-def of_imports(
+def import_variables(
     variables: Mapping[str, str],
     reads: Collection[str],
     prefixes: Collection[str],
@@ -188,7 +188,7 @@ def _limits() -> dict[str, str]:
             number = getattr(resource, name)
             limits = resource.getrlimit(number)
             if number == resource.RLIMIT_NOFILE:
-                limits = descriptors.of_workers(limits)
+                limits = descriptors.worker_limits(limits)
             found[f"limit {name[len('RLIMIT_') :]}"] = "{}:{}".format(*limits)
     return found
 

@@ -30,7 +30,7 @@ from relight.host import files
 from relight.warm import script_scan
 from relight.warm.worker_program import WorkerProgram
 
-_MOST_FILES = 100
+_MAX_FILES = 100
 _LONGEST = 4 << 20
 _SUFFIX = ".json"
 
@@ -306,6 +306,6 @@ def _remove_oldest(folder: str) -> None:
     for path in _files(folder):
         with contextlib.suppress(OSError):
             ages.append((os.stat(path).st_mtime_ns, path))
-    for _, path in sorted(ages)[:-_MOST_FILES]:
+    for _, path in sorted(ages)[:-_MAX_FILES]:
         with contextlib.suppress(OSError):
             os.unlink(path)

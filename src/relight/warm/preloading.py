@@ -86,7 +86,7 @@ _SILENT_S = 10.0
 _PATIENCE_S = 120.0
 """How long the first generation waits for named modules. Cold workers import them anyway."""
 _TRIES = 3
-_LOOK_S = 0.02
+_POLL_S = 0.02
 _LONG_S = 2.0
 _LONGEST_START_S = 120.0
 """If a cold start took longer than this, its duration says nothing about the time for imports."""
@@ -247,7 +247,7 @@ class Preload:
             self._await_other(otherwise)
         if self.is_settled():
             return
-        silent = self._loop.call_after(_SILENT_S, self._tell_slow)
+        silent = self._loop.call_after(_SILENT_S, self._report_slow)
         self._loop.run_until(lambda: self.is_settled() or otherwise(), _PATIENCE_S)
         silent.cancel()
         if not self.is_settled() and not otherwise():
@@ -263,10 +263,10 @@ class Preload:
             is_made, made = self._processes.are_being_made()
             self._is_held_up = is_made and self._pays_to_wait(made, self._loop.now() - began)
             if self._is_held_up:
-                alarm.set_after(_LOOK_S)
+                alarm.set_after(_POLL_S)
 
         alarm = Alarm(self._loop, look)
-        silent = self._loop.call_after(_LONG_S, self._tell_held_up)
+        silent = self._loop.call_after(_LONG_S, self._report_held_up)
         look()
         self._loop.run_until(lambda: not self._is_held_up or otherwise())
         silent.cancel()
@@ -300,7 +300,7 @@ class Preload:
         if not modules.names or (self._spawner or self._next) is not None or not self._tries:
             return
         if self._generations or not _sets_variables(self._worker_program, modules.learned):
-            self._take_leave()
+            self._reclaim()
             self._start(low_priority=True)  # a generation may begin before it is done
 
     def variables(self, local_rank: int, variables: Mapping[str, str]) -> dict[str, str]:
@@ -318,13 +318,13 @@ class Preload:
         Raises:
             OSError: if no process can be forked, or no descriptor is left.
         """
-        self._take_leave()
-        self._take_over()
+        self._reclaim()
+        self._end_outdated()
         self._generations += 1
         if self._watched is not None:
             self._watched.begin()
         self.replace_if_ready()
-        self._take_other()
+        self._adopt_other()
         warm = self._spawner
         if warm is not None and warm.is_ready:
             connection = self._fork_warm(warm, plans, scratch)
@@ -350,9 +350,9 @@ class Preload:
     def _learn_from_worker(self) -> None:
         """Check periodically whether the first worker imports a module that is not preloaded."""
         if self._watched is not None and self._modules.is_auto:
-            self._watched.poll(self._look)
+            self._watched.poll(self._poll)
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         watched, modules = self._watched, self._modules
         assert watched is not None
         seen = watched.seen()
@@ -391,7 +391,7 @@ class Preload:
             self._end(self._next)
             self._next = None
 
-    def _take_other(self) -> None:
+    def _adopt_other(self) -> None:
         """Take over a warm process that was not ready when this job started."""
         is_free = self._spawner is self._next is None and not self._worker_program.in_background
         if self._generations > 1 and is_free and self._tries:
@@ -418,7 +418,7 @@ class Preload:
         self._stop()
         if self._next is not None:
             self._end(self._next, is_kept=self._worker_program.keep is not None)
-        self._take_leave()
+        self._reclaim()
         self._leftovers.end()
         watched, self._watched = self._watched, None
         if watched is not None:
@@ -507,7 +507,7 @@ class Preload:
         self._record(PreloadUnfit(reason, not self._modules.is_auto))
         self._stop()
         if not self._lent:
-            self._take_leave()
+            self._reclaim()
             self._leftovers.end()
         if not retry:
             self._tries = 0
@@ -521,13 +521,13 @@ class Preload:
                 reason = f"its import took longer than {format_duration(seconds)}"
                 learned.note_endless(warm.importing, reason, seconds)
 
-    def _tell_held_up(self) -> None:
+    def _report_held_up(self) -> None:
         self._say(
             "preload: another job's process for this script is importing its modules; the workers "
             "start when it has finished, or without it if a cold start is faster"
         )
 
-    def _tell_slow(self) -> None:
+    def _report_slow(self) -> None:
         if self._spawner is not None and not self.is_settled():
             importing = self._spawner.importing
             what = f"{importing} is being imported" if importing else "it is starting"
@@ -572,7 +572,7 @@ class Preload:
         if self._generations == 1:
             self._learn_from_worker()
 
-    def _take_over(self) -> None:
+    def _end_outdated(self) -> None:
         """End a warm spawner that imported its modules with other variable values than the script
         sets.
         """
@@ -649,11 +649,11 @@ class Preload:
             warm_processes.stop_imports(spawner.pid)
             end = self._loop.now() + _GUARD_S
             while self._processes.are_being_made()[0] and self._loop.now() < end:
-                time.sleep(_LOOK_S)
+                time.sleep(_POLL_S)
         spawner.stop()
         self._leftovers.await_guard(spawner.guard)
 
-    def _take_leave(self) -> None:
+    def _reclaim(self) -> None:
         self._lent = False
         self._leftovers.reap()
 

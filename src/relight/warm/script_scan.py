@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from relight.host import files
 
-_MOST_FILES = 50
+_MAX_FILES = 50
 _LONGEST = 1 << 20
 _IMPORT = re.compile(
     rb"^[ \t]*(?:from[ \t]+(\.*)((?:\w[\w.]*)?)[ \t]+import\b|import\b)(.*)$", re.MULTILINE
@@ -64,7 +64,7 @@ def _texts(argv: Sequence[str]) -> Iterator[bytes]:
     folder, left = _start(argv)
     seen = set(left)
     read = 0
-    while left and read < _MOST_FILES:
+    while left and read < _MAX_FILES:
         path = left.pop()
         try:
             with files.opened(path) as file:

@@ -26,7 +26,7 @@ ANSWER_S = 5.0
 """The total time that warm processes have to describe themselves. They normally take milliseconds,
 but may take seconds under load, in which case cold imports take even longer.
 """
-_MOST = 3
+_MAX = 3
 """The maximum number of warm processes per user. Each of them holds its modules in memory."""
 _LONGEST = 16 << 20
 _NO_SESSION = "4294967295"
@@ -178,7 +178,7 @@ class _Questions:
                 if fd in ready and self._has_ended(path):
                     poll.unregister(fd)
                     del paths[fd]
-                    if (found := self._found(path)) is not None:
+                    if (found := self._probe(path)) is not None:
                         yield found
 
     def close(self) -> None:
@@ -202,7 +202,7 @@ class _Questions:
         text = self._texts[path]
         return not more or text.endswith(b"\n") or len(text) > _LONGEST
 
-    def _found(self, path: str) -> FoundProcess | None:
+    def _probe(self, path: str) -> FoundProcess | None:
         """Take over the connection if there is a description; close it otherwise."""
         connection = self._open.pop(path)
         assert connection is not None
@@ -242,7 +242,7 @@ def stop_imports(guard: int) -> None:
 
 def script(argv: Sequence[str]) -> str:
     """Return a worker's program, in a form for people."""
-    return " ".join(warm_spawner.of_program(argv)[2:])
+    return " ".join(warm_spawner.program_part(argv)[2:])
 
 
 def _sends(connection: socket, word: bytes) -> bool:
@@ -254,7 +254,7 @@ def _sends(connection: socket, word: bytes) -> bool:
 
 
 def _name(worker: WorkerProgram) -> str:
-    program = warm_spawner.of_program(worker.argv)
+    program = warm_spawner.program_part(worker.argv)
     return warm_sockets.name(worker.program, *program, *sorted(worker.own), os.getcwd())
 
 
@@ -281,7 +281,7 @@ def _end_oldest(directory: SocketDirectory) -> None:
     idle.sort(key=lambda each: each.description.idle_s)
     for each in found:
         each.connection.close()
-    while len(found) >= _MOST and idle:
+    while len(found) >= _MAX and idle:
         oldest = idle.pop()
         found.remove(oldest)
         stop(oldest.path)
@@ -295,7 +295,7 @@ def _session() -> int:
     mine = _identity("self")
     top, pid = 0, os.getppid() if mine[1] not in ("", _NO_SESSION) else 0
     while pid > 1 and _identity(pid) == mine:
-        top, pid = pid, linux.parent_of(pid)
+        top, pid = pid, linux.parent_pid(pid)
     return top
 
 

@@ -163,7 +163,7 @@ class WarmSpawner:
         except OSError:
             data = b""
         if not data:
-            self._owner.lost(self.describe_progress(self._how_it_ended()), retry=True)
+            self._owner.lost(self.describe_progress(self._describe_exit()), retry=True)
             return
         *lines, self._buffer = (self._buffer + data).split(b"\n")
         for line in lines:
@@ -200,7 +200,7 @@ class WarmSpawner:
                 self._owner.lost(rest, retry=False)  # the next one would fail in the same way
                 return
 
-    def _how_it_ended(self) -> str:
+    def _describe_exit(self) -> str:
         """Describe how the warm spawner ended after it closed its socket, without reaping it."""
         if self._child is None:
             return "it has ended"
@@ -257,10 +257,10 @@ def lasting_argv(argv: Sequence[str]) -> tuple[str, ...]:
     """Return the command line for a process that outlives the job, based on that of a worker. It
     omits the script's arguments, and has room for those of other jobs in /proc/PID/cmdline.
     """
-    return (*of_program(argv), _ROOM)
+    return (*program_part(argv), _ROOM)
 
 
-def of_program(argv: Sequence[str]) -> tuple[str, ...]:
+def program_part(argv: Sequence[str]) -> tuple[str, ...]:
     """Return the part of a worker's command line that precedes the script's arguments."""
     return tuple(argv[: 4 if argv[2] == "-m" else 3])
 

@@ -12,8 +12,8 @@ from relight.host import linux
 from relight.host.loop import Callback, Loop, Timer
 from relight.warm.worker_program import hook, variable
 
-_LOOK_S = 0.25
-_SLOWEST_LOOK_S = 5.0
+_POLL_S = 0.25
+_SLOWEST_POLL_S = 5.0
 _SIZE = 1 << 20
 _OPTIMIZER, _STEP = b"!optimizer", b"!step"
 """Lines that report that torch's optimizers have been imported, and that one of them has taken a
@@ -62,7 +62,7 @@ class WatchedWorker:
 
         def run() -> None:
             self._timer = self._loop.call_after(
-                min(_SLOWEST_LOOK_S, max(_LOOK_S, self.seen().quiet_s / 10)), run
+                min(_SLOWEST_POLL_S, max(_POLL_S, self.seen().quiet_s / 10)), run
             )
             look()
 
@@ -75,12 +75,12 @@ class WatchedWorker:
 
         def look() -> None:
             if self._loop.now() < end and not set(self.imports()).intersection(modules):
-                self._timer = self._loop.call_after(_LOOK_S, look)
+                self._timer = self._loop.call_after(_POLL_S, look)
             else:
                 self._timer = None
                 done()
 
-        self._timer = self._loop.call_after(_LOOK_S, look)
+        self._timer = self._loop.call_after(_POLL_S, look)
 
     def seen(self) -> WorkerImports:
         """Return the progress of the worker's imports."""

@@ -18,8 +18,8 @@ from relight.core.workers.shared_words import (
     CALLS,
     FIRST_AT,
     INSIDE,
-    MOST_CALLS,
-    MOST_STEP,
+    MAX_CALLS,
+    MAX_STEP,
     SIZE,
     STEP,
     STEP_AT,
@@ -75,7 +75,7 @@ def should_checkpoint() -> bool:
     """
     page = _page or _open()
     call = page[CALLS] + 1
-    if call > MOST_CALLS:  # the script has overwritten the memory
+    if call > MAX_CALLS:  # the script has overwritten the memory
         call = 1
     page[CALLS] = call
     if page[0] == 0 and page[1] == 0:  # LIMIT and AGREED: each read takes a tenth of a call
@@ -112,9 +112,9 @@ def progress(step: int, total: int | None = None) -> None:
         ValueError: if `step` or `total` is negative or above 2**62.
         RuntimeError: if a rank was replaced, and `Generation.share` was not called.
     """
-    if not 0 <= step <= MOST_STEP:
+    if not 0 <= step <= MAX_STEP:
         raise ValueError(f"step {step} is not between 0 and 2**62")
-    if total is not None and not 0 <= total <= MOST_STEP:
+    if total is not None and not 0 <= total <= MAX_STEP:
         raise ValueError(f"total {total} is not between 0 and 2**62")
     if replicas._unshared is not None:
         replicas.check_shared()

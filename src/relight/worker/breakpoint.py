@@ -33,7 +33,7 @@ NAME = "\0relight-breakpoint-"
 _TERMINAL = "\0relight-terminal-"
 _OWN = ("bdb", "pdb", __name__)
 """Modules that the debugger does not step into."""
-_MOST_SHOWN = 64 * 1024
+_MAX_SHOWN = 64 * 1024
 """The maximum number of characters of earlier output shown to a terminal that attaches late."""
 
 _own = threading.local()
@@ -58,7 +58,7 @@ def wait(*, header: str | None = None, commands: list[str] | None = None) -> Non
         debugger.message(header)
     if commands is not None:
         debugger.rcLines.extend(commands)
-    debugger.place = _place_of(frame)
+    debugger.place = _frame_location(frame)
     debugger.set_trace(frame)
 
 
@@ -151,7 +151,7 @@ class _Debugger(pdb.Pdb):
 
     def current_place(self) -> str:
         """Return this thread's current location, such as `train.py:41 in step`."""
-        return self.place or _place_of(self.curframe)
+        return self.place or _frame_location(self.curframe)
 
     def do_interact(self, arg: str) -> None:
         """Start an interpreter at the same terminal, as pdb does."""
@@ -267,7 +267,7 @@ class _Remote(io.TextIOBase):
 
     def _print(self, text: str) -> None:
         if text:
-            self._shown = (self._shown + text)[-_MOST_SHOWN:]
+            self._shown = (self._shown + text)[-_MAX_SHOWN:]
             self._send({"print": text})
 
     def _send(self, message: dict[str, Any]) -> None:
@@ -294,7 +294,7 @@ class _Remote(io.TextIOBase):
         return message
 
 
-def _place_of(frame: FrameType | None) -> str:
+def _frame_location(frame: FrameType | None) -> str:
     if frame is None:
         return "a thread without Python code"
     path, function = frame.f_code.co_filename, frame.f_code.co_name

@@ -89,7 +89,7 @@ def main(directory: str) -> None:
         if function is None and isinstance(error, UsageError):  # its message is already complete
             save_error(error, "")
             sys.exit(EXIT_FAILED)
-        error.__traceback__ = _of_function(error.__traceback__)
+        error.__traceback__ = _user_frames(error.__traceback__)
         save_error(_portable(error), "".join(traceback.format_exception(error)))
         if sys.excepthook is sys.__excepthook__:
             sys.excepthook = _show
@@ -97,14 +97,14 @@ def main(directory: str) -> None:
     try:
         _save(directory, f"{rank}.{RESULT}", (begun.attempt, result))
     except Exception as error:
-        why = f"what the function returned on rank {rank} can't be sent: {_said(error)}"
+        why = f"what the function returned on rank {rank} can't be sent: {_describe(error)}"
         hint = "return values that can be pickled, such as numbers, strings or tensors"
         save_error(WorkersFailedError(why, hint=hint), "")
         sys.exit(EXIT_FAILED)
     leave(EXIT_OK)
 
 
-def _of_function(found: types.TracebackType | None) -> types.TracebackType | None:
+def _user_frames(found: types.TracebackType | None) -> types.TracebackType | None:
     """Return the part of a traceback that begins in the user's function, if it includes that
     function.
     """
@@ -123,7 +123,7 @@ def _show(
     source lines of code without a file, which Python 3.12 and earlier don't show
     (Python/traceback.c).
     """
-    error.__traceback__ = found = _of_function(found)
+    error.__traceback__ = found = _user_frames(found)
     if sys.version_info < (3, 13):
         traceback.print_exception(error)
     else:
@@ -188,7 +188,7 @@ def _save(directory: str, name: str, value: Any) -> None:
     os.replace(path + ".new", path)
 
 
-def _said(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 Sources = dict[str, list[str]]
 """The lines of files that only the caller has, by the file names shown in tracebacks."""
-_MOST = 1 << 20
+_MAX = 1 << 20
 """The maximum number of source characters to send. Tracebacks lack source lines beyond that."""
 
 
@@ -76,5 +76,5 @@ def _add(sources: Sources, file: str, shown: str) -> None:
         return
     lines = linecache.getlines(file)
     size = sum(len(line) for each in (lines, *sources.values()) for line in each)
-    if lines and size <= _MOST:
+    if lines and size <= _MAX:
         sources[shown] = lines

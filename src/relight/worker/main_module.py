@@ -77,7 +77,7 @@ class Unpickler(pickle.Unpickler):
             ) from None
 
 
-def of_this_process() -> MainModule | None:
+def detect_main_module() -> MainModule | None:
     """Return the origin of `__main__`; None if no other process could import it, as with `python
     -c`, standard input or a notebook.
     """

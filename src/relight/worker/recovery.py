@@ -84,7 +84,7 @@ def run(page: memoryview, function: Callable[[Generation], T]) -> T:
             except Exception as error:
                 # Code that used the undefined data of an aborted collective may raise anything.
                 is_victim = watch.has_aborted and _must_leave(page)
-                if not (is_victim or (_is_of_group(error) and _is_told(page))):
+                if not (is_victim or (_is_group_error(error) and _is_notified(page))):
                     raise
             else:
                 # The order matters. This rank sets INSIDE before it reads LEAVE. The agent writes
@@ -114,7 +114,7 @@ def _must_leave(page: memoryview) -> bool:
     return page[words.LEAVE] > page[words.LEFT]
 
 
-def _is_told(page: memoryview) -> bool:
+def _is_notified(page: memoryview) -> bool:
     """Return whether the agent reports that a rank has failed. Wait up to RELIGHT_RECOVERY seconds
     for that report.
     """
@@ -124,14 +124,14 @@ def _is_told(page: memoryview) -> bool:
     return _must_leave(page)
 
 
-def _is_of_group(error: BaseException | None) -> bool:
+def _is_group_error(error: BaseException | None) -> bool:
     """Return whether an exception, or one that caused it, comes from a broken group."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
         kinds = {kind.__name__ for kind in type(error).__mro__}
         if kinds & {"DistError", "GroupBrokenError"} or (
-            "RuntimeError" in kinds and blame.is_of_peer(str(error))
+            "RuntimeError" in kinds and blame.blames_peer(str(error))
         ):
             return True
         error = error.__cause__ or error.__context__

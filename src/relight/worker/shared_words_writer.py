@@ -22,11 +22,11 @@ def open_page() -> memoryview:
         try:
             return mapped(path + words.SUFFIX, make=True)
         except OSError as error:
-            _tell(error, path + words.SUFFIX)
+            _warn(error, path + words.SUFFIX)
     return memoryview(bytearray(words.SIZE)).cast("Q")
 
 
-def _tell(error: OSError, path: str) -> None:
+def _warn(error: OSError, path: str) -> None:
     """Warn the user that reports don't reach the launcher. Only one worker per node does this."""
     if os.environ.get("LOCAL_RANK", "0") != "0":
         return
@@ -48,15 +48,15 @@ def report(page: memoryview, values: Mapping[str, float]) -> None:
     """
     global _writes
     places = {**_places, **{name: 0 for name in values if name not in _places}}
-    long = [name for name in values if len(name.encode()) > words.MOST_NAME_BYTES]
-    if len(places) > words.MOST_VALUES or long:
+    long = [name for name in values if len(name.encode()) > words.MAX_NAME_BYTES]
+    if len(places) > words.MAX_VALUES or long:
         raise ValueError(
-            f"report() takes {words.MOST_VALUES} names of {words.MOST_NAME_BYTES} bytes at most"
+            f"report() takes {words.MAX_VALUES} names of {words.MAX_NAME_BYTES} bytes at most"
         )
     page[words.WRITES] = _writes + 1
     for name, value in values.items():
         place = _places.setdefault(name, len(_places))
-        text = name.encode().ljust(words.MOST_NAME_BYTES, b"\0")
+        text = name.encode().ljust(words.MAX_NAME_BYTES, b"\0")
         start = words.VALUES + place * (words.NAME_WORDS + 1)
         end = start + words.NAME_WORDS + 1
         page[start:end] = memoryview(text + struct.pack("d", value)).cast("Q")

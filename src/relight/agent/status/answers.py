@@ -28,11 +28,11 @@ from relight.core.status.snapshot import (
     RankUse,
     Stacks,
 )
-from relight.events.event_types import LoggedEvent, line_of
+from relight.events.event_types import LoggedEvent, format_line
 from relight.host import background, job_origin, system
 from relight.processes.running_jobs import JobDirectory
 
-_MOST_WORDS, _MOST_WORD, _MOST_LINE = 200, 1000, 300
+_MAX_WORDS, _MAX_WORD, _MAX_LINE = 200, 1000, 300
 _LAST = 4096
 """Number of bytes at the end of a stream in which to find the last line."""
 
@@ -61,7 +61,7 @@ def answer(served: ServedJob, question: bytes, reply: Callable[[bytes, bool], No
 
 def event_line(recorded: LoggedEvent) -> bytes:
     """Return an event as one line of an answer."""
-    return line_of(recorded).encode() + b"\n"
+    return format_line(recorded).encode() + b"\n"
 
 
 def _output(workers: WorkerGroup | None, local_rank: int, name: str, rank: int | None) -> bytes:
@@ -107,7 +107,7 @@ def answer_node(served: ServedJob, question: str, reply: Callable[[str], None]) 
 def _take_stacks(served: ServedJob, reply: Callable[[str], None]) -> None:
     """Read the workers' stacks in a thread because each one takes a few milliseconds."""
     from relight.core.group import node_stacks
-    from relight.stacks.worker_state import stacks_of
+    from relight.stacks.worker_state import take_stacks
 
     workers = served.look().workers
     if workers is None or (supervisor := workers.supervisor) is None:
@@ -118,7 +118,7 @@ def _take_stacks(served: ServedJob, reply: Callable[[str], None]) -> None:
     ranks, generation = supervisor.workers.ranks, workers.formed.generation.number
 
     def work() -> str:
-        found = stacks_of(pids, are_frozen=are_frozen)
+        found = take_stacks(pids, are_frozen=are_frozen)
         stacks = {ranks[local]: (pids[local], stack) for local, stack in found.items()}
         return node_stacks.written(generation, stacks)
 
@@ -144,16 +144,16 @@ def snapshot(served: ServedJob) -> NodeSnapshot:
     spec = config.command.spec
     formed = view.workers.formed if view.workers is not None else None
     formed = view.state if isinstance(view.state, GenerationFormed) else formed
-    words = redaction.redact_argv((spec.script, *spec.script_args[:_MOST_WORDS]))
+    words = redaction.redact_argv((spec.script, *spec.script_args[:_MAX_WORDS]))
     exit_code, reason = served.end or (None, "")
-    origin = job_origin.of(config.command.env.variables)
+    origin = job_origin.from_environment(config.command.env.variables)
     return NodeSnapshot(
         id=served.id,
         name=served.name,
         pid=os.getpid(),
         host=origin.host,
         run_id=config.command.run_id,
-        command=tuple(word[:_MOST_WORD] for word in words),
+        command=tuple(word[:_MAX_WORD] for word in words),
         directory=os.getcwd(),
         role=spec.role,
         started=served.began,
@@ -258,5 +258,5 @@ def _last_line(workers: WorkerGroup, local_rank: int) -> str:
         if found := last_line(
             workers.logs.tail(local_rank, stream, _LAST).decode(errors="replace")
         ):
-            return found[-_MOST_LINE:]
+            return found[-_MAX_LINE:]
     return ""

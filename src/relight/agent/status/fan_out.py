@@ -44,7 +44,7 @@ class OpenQuestions:
             self._link.send(AskNodes(question))
         self._open[question].replies.append(reply)
 
-    def heard(self, message: NodeAnswered) -> None:
+    def on_answer(self, message: NodeAnswered) -> None:
         """Process a node's answer."""
         opened = self._open.get(message.question)
         if opened is None:

@@ -13,7 +13,7 @@ from relight.base.text import format_duration
 from relight.base.values import EVENT_HANDLERS
 from relight.core.group.messages import NodeAnswered, Question
 from relight.core.status.cold_cause import ColdCause
-from relight.core.status.goodput import Account, Ledger, in_words, is_worth_telling
+from relight.core.status.goodput import Account, Ledger, format_account, is_worth_telling
 from relight.events.event_types import LoggedEvent, StoreReached
 from relight.host import job_origin
 from relight.host.loop import Loop
@@ -64,7 +64,7 @@ class JobInspector:
         for recorded in log.after(0):
             self._ledger.step(recorded.event, recorded.t, recorded.time)
             self._cold.step(recorded.event)
-        journal.listeners.append(self._take)
+        journal.listeners.append(self._on_event)
         name = spec.event_log_handler
         if name not in EVENT_HANDLERS:
             loop.run_guarded(lambda: self._open_events(name), f"--event-log-handler={name}")
@@ -79,7 +79,7 @@ class JobInspector:
             self._loop.run_guarded(self._close_numbers, what)
         if (shown := self._socket) is not None:
             self._loop.run_guarded(lambda: shown.close(exit_code, reason), what)
-        self._loop.run_guarded(self._tell_account, what)
+        self._loop.run_guarded(self._report_account, what)
         if self._events is not None:
             self._loop.run_guarded(self._events.close, what)
         if self._page is not None:
@@ -98,21 +98,21 @@ class JobInspector:
         span = workers.span() if workers is not None else None
         return self._ledger.account(self._loop.now(), span[0] if span is not None else None)
 
-    def _take(self, recorded: LoggedEvent) -> None:
+    def _on_event(self, recorded: LoggedEvent) -> None:
         event = recorded.event
         self._ledger.step(event, recorded.t, recorded.time)
         self._cold.step(event)
         if isinstance(event, StoreReached) and event.workers >= event.world_size:
-            self._tell_cold_restart()
+            self._report_cold_restart()
 
-    def _tell_account(self) -> None:
+    def _report_account(self) -> None:
         """Print how the time was spent if the job was restarted; one node does this for all."""
         account, workers = self._account(), self._look().workers
         is_first = workers is not None and workers.formed.place.group_rank == 0
         if account.generations > 1 and is_first and is_worth_telling(account):
-            self._journal.say("\n  ".join(in_words(account)))
+            self._journal.say("\n  ".join(format_account(account)))
 
-    def _tell_cold_restart(self) -> None:
+    def _report_cold_restart(self) -> None:
         """Report the cost of a restart whose workers may have had to import their modules again, or
         of a start that could have been warm.
         """
@@ -178,7 +178,7 @@ class JobInspector:
         from relight.output.event_handler import EventProcess
 
         try:
-            origin = job_origin.of(self._job.command.env.variables)._asdict()
+            origin = job_origin.from_environment(self._job.command.env.variables)._asdict()
             self._events = EventProcess(self._loop, name, self._journal, origin)
         except OSError as error:
             self._journal.say(

@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from relight.agent.link import RemoteLink
     from relight.agent.status.fan_out import OpenQuestions
 
-_MOST_QUESTION = 4096
-_MOST_CLIENTS = 16
+_MAX_QUESTION = 4096
+_MAX_CLIENTS = 16
 _BUFFER = 1 << 20
 """Requested size of the kernel's send buffer in bytes; most answers fit into it."""
-_MOST_UNSENT = 1 << 20
+_MAX_UNSENT = 1 << 20
 """Maximum number of bytes queued for a client that follows the events."""
 _LIMIT_S = 5.0
 """Time limit for a client, unless it follows the events."""
@@ -106,8 +106,8 @@ class JobSocket:
 
         of_all = answers.for_all_nodes(question)
         if of_all is None:
-            if self._tell not in (listeners := self.job.look().journal.listeners):
-                listeners.append(self._tell)
+            if self._publish not in (listeners := self.job.look().journal.listeners):
+                listeners.append(self._publish)
             answers.answer(self.job, question, reply)
             return
         from relight.agent.status.fan_out import OpenQuestions
@@ -120,13 +120,13 @@ class JobSocket:
         if isinstance(message, Question):
             self.loop.run_guarded(lambda: self._answer_node(message), "a question of another node")
         elif self._open is not None:
-            self._open.heard(message)
+            self._open.on_answer(message)
 
     def forget(self, client: "_Connection") -> None:
         """Forget a client that has been served."""
         self._clients.discard(client)
 
-    def _tell(self, recorded: LoggedEvent) -> None:
+    def _publish(self, recorded: LoggedEvent) -> None:
         following = [client for client in self._clients if client.follows]
         if following:
             from relight.agent.status import answers
@@ -149,7 +149,7 @@ class JobSocket:
         except OSError:
             return
         own = user_sockets.peer(connection).user in (os.getuid(), 0)
-        if own and len(self._clients) < _MOST_CLIENTS:
+        if own and len(self._clients) < _MAX_CLIENTS:
             self._clients.add(_Connection(self.loop, self, connection))
         else:
             connection.close()
@@ -181,7 +181,7 @@ class _Connection:
 
     def add(self, line: bytes) -> None:
         """Send another line; a client that doesn't read is disconnected."""
-        if len(self._answer) > _MOST_UNSENT:
+        if len(self._answer) > _MAX_UNSENT:
             self.close()
         else:
             self._answer += line
@@ -189,13 +189,13 @@ class _Connection:
 
     def _receive(self) -> None:
         try:
-            data = self._socket.recv(_MOST_QUESTION)
+            data = self._socket.recv(_MAX_QUESTION)
         except BlockingIOError:
             return
         except OSError:
             data = b""
         self._question += data
-        if not data or len(self._question) > _MOST_QUESTION:
+        if not data or len(self._question) > _MAX_QUESTION:
             self.close()
         elif b"\n" in data and not self.follows:
             self._loop.on_readable(self._socket, None)

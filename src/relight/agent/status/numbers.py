@@ -16,7 +16,7 @@ from relight.host.loop import Loop, Timer
 if TYPE_CHECKING:
     from relight.base.metric_patterns import MetricFinder
 
-_MOST_EVERY_S = 10.0
+_MAX_EVERY_S = 10.0
 _TAIL = 16 * 1024
 """Number of bytes searched at the end of a stream."""
 
@@ -81,7 +81,7 @@ class Numbers:
 
     def _sample(self) -> None:
         self._loop.run_guarded(self._add, "the numbers of the workers")
-        after_s = min(self._charts.every_s, _MOST_EVERY_S)
+        after_s = min(self._charts.every_s, _MAX_EVERY_S)
         self._next: Timer = self._loop.call_after(after_s, self._sample)
 
     def _add(self) -> None:

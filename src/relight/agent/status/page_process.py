@@ -16,7 +16,7 @@ from relight.base.values import PageAddress
 from relight.host.loop import Loop, Timer
 from relight.processes.helper import Helper
 
-_LOOK_S = 1.0
+_POLL_S = 1.0
 _END_S = 2.0
 """How long the page may take to show the end of the job to browsers."""
 
@@ -48,7 +48,7 @@ class PageProcess:
         ]
         self._process: Helper | None = None
         self._next: Timer | None = None
-        self._look()
+        self._poll()
 
     def close(self) -> None:
         """Stop the page, and start no further one."""
@@ -61,12 +61,12 @@ class PageProcess:
         self._loop.run_until(lambda: process.exitcode is not None, _END_S)
         process.close()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         if not self._has_rank_0():
-            self._next = self._loop.call_after(_LOOK_S, self._look)
+            self._next = self._loop.call_after(_POLL_S, self._poll)
             return
         if find_spec("relight.cli.inspect.status") is None:
-            _tell(
+            _report(
                 "the launcher that is sent with a job does not include it; install relight on "
                 "this node"
             )
@@ -78,10 +78,10 @@ class PageProcess:
             finally:
                 os.close(null)
         except OSError as error:
-            _tell(str(error))
+            _report(str(error))
             return
         self._process.watch(self._loop, lambda: None)
 
 
-def _tell(why: str) -> None:
+def _report(why: str) -> None:
     sys.stderr.write(f"relight: no status page: {why}\n")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from relight.agent.agent_config import AgentConfig
 from relight.agent.worker_group import WorkerGroup
-from relight.base.values import MOST_NAME
+from relight.base.values import MAX_NAME
 from relight.core.group.messages import GenerationFormed, JobEnded, NodeReady
 from relight.core.status.goodput import Account
 from relight.core.status.preload_status import PreloadStatus
@@ -62,21 +62,21 @@ class ServedJob:
         self.numbers = numbers
         self.end: tuple[int, str] | None = None
         self.uses: dict[int, RankUse] = {}
-        self.id = id_of(config.command.spec)
+        self.id = format_job_id(config.command.spec)
         self.name = self.id.rpartition("-")[0]
 
 
-def id_of(spec: LaunchSpec) -> str:
+def format_job_id(spec: LaunchSpec) -> str:
     """Return the id of this process's job, `NAME-PID`."""
-    return f"{spec.name or _name_of(spec.script)}-{os.getpid()}"
+    return f"{spec.name or _script_name(spec.script)}-{os.getpid()}"
 
 
-def _name_of(script: str) -> str:
+def _script_name(script: str) -> str:
     """Return a script's name without its extension, or the last part of a module's name."""
     base = os.path.basename(script)
     if "/" in script or base.endswith(".py"):
         base = base.removesuffix(".py")
     else:
         base = base.rpartition(".")[2]
-    plain = "".join(each if each in _LETTERS else "-" for each in base)[:MOST_NAME].strip("-._")
+    plain = "".join(each if each in _LETTERS else "-" for each in base)[:MAX_NAME].strip("-._")
     return plain or "job"

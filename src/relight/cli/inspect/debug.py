@@ -45,7 +45,7 @@ _SOON_S = 1.0
 """If a command takes longer than this, a message is printed."""
 _NONE = -1
 """The rank number used for a process that is not a rank."""
-_MOST_LISTED = 8
+_MAX_LISTED = 8
 _DELIMITERS = " \t\n`@#$%^&*()=+[{]}\\|;:'\",<>?"
 """The characters that delimit words for completion, as in pdb."""
 
@@ -58,7 +58,7 @@ def main(argv: list[str]) -> int:
     """
     parsed = read_arguments(argv, PAGE, 1, 1, "the pid of a process, or a job")
     target = parsed.command[0]
-    found = ranks.of(target, "debug")
+    found = ranks.resolve(target, "debug")
     rank, pid = _choose(found, breakpoints.waiting(), parsed.values["rank"], target)
     who = f"rank {rank}" if found.get(rank) == pid else f"process {pid}"
     terminal = _Terminal(breakpoints.connect(pid), who)
@@ -125,8 +125,8 @@ def _attaching() -> str:
 
 
 def _several(free: Sequence[tuple[int, int]], target: str) -> UsageError:
-    listed = ", ".join(f"rank {rank} (pid {pid})" for rank, pid in free[:_MOST_LISTED])
-    more = f" and {len(free) - _MOST_LISTED} more" if len(free) > _MOST_LISTED else ""
+    listed = ", ".join(f"rank {rank} (pid {pid})" for rank, pid in free[:_MAX_LISTED])
+    more = f" and {len(free) - _MAX_LISTED} more" if len(free) > _MAX_LISTED else ""
     rank, pid = free[0]
     differ = len({each for each, _ in free}) == len(free)
     choice = f"{target} --rank {rank}" if differ else str(pid)
@@ -160,7 +160,7 @@ class _Terminal:
                     sys.stdout.write(printable(str(message["print"]), lines=True))
                     sys.stdout.flush()
                 elif "ask" in message:
-                    line = self._ask(str(message["ask"]))
+                    line = self._prompt(str(message["ask"]))
                     if line is None:
                         return f"\ndetached: {self._who} is still waiting"
                     self._send({"line": line})
@@ -172,7 +172,7 @@ class _Terminal:
             pass
         return f"{self._who} has ended"
 
-    def _ask(self, prompt: str) -> str | None:
+    def _prompt(self, prompt: str) -> str | None:
         while True:
             try:
                 return input(prompt)

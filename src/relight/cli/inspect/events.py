@@ -120,7 +120,9 @@ class _Nodes:
 
     def take(self, log: str, line: Line) -> None:
         """Process a line from a log."""
-        if line.name == Formed.__name__ and isinstance(event := event_lines.event_of(line), Formed):
+        if line.name == Formed.__name__ and isinstance(
+            event := event_lines.parse_event(line), Formed
+        ):
             self._found[log] = event.host, event.group_rank
 
     def keys(self, log: str) -> dict[str, Any]:
@@ -164,7 +166,7 @@ def _read(source: Handle | str, *, follow: bool) -> Iterator[tuple[str, Line]]:
     """Yield the lines from a job's event logs or from a file, each with the name of its log."""
     if isinstance(source, str):
         event_log.check_file(source)
-        texts = event_log.of_file(source, follow=follow)
+        texts = event_log.file_lines(source, follow=follow)
         yield from _lines(texts)
         return
     with Runner() as runner:

@@ -13,7 +13,7 @@ from relight.runner.runner import Runner
 from relight.stacks import rank_processes
 
 
-def of(target: str, command: str) -> dict[int, int]:
+def resolve(target: str, command: str) -> dict[int, int]:
     """Return the pids of the ranks in a job or below a process, by rank. The result is empty if the
     process is neither a rank nor the ancestor of one.
 
@@ -26,7 +26,7 @@ def of(target: str, command: str) -> dict[int, int]:
     """
     pid = whole(target)
     if pid is None:
-        return _of_job(target, command)
+        return _job_ranks(target, command)
     if not _exists(pid):
         raise UsageError(_why_missing(target), hint="relight status shows the agents")
     return rank_processes.below(pid)
@@ -62,20 +62,20 @@ def _is_over(handle: handles.Handle) -> bool:
         return False  # the user's directory does not exist
 
 
-def _agent_of(handle: handles.Handle) -> int:
+def _agent_pid(handle: handles.Handle) -> int:
     return whole(handle.app_id.rpartition("-")[2]) or 0
 
 
-def _of_job(text: str, command: str) -> dict[int, int]:
+def _job_ranks(text: str, command: str) -> dict[int, int]:
     handle = find_job(text)
     if handle.role:
         raise UsageError(f"{text} is only a part of a job", hint=f"relight {command} {handle}")
     if handle.scheduler != handles.RUN:
-        found = rank_processes.of_job(str(handle))
+        found = rank_processes.find_job_ranks(str(handle))
     elif _is_over(handle):  # the agent's pid may have been reused by another process
         found = {}
     else:
-        found = rank_processes.below(_agent_of(handle))
+        found = rank_processes.below(_agent_pid(handle))
     if found:
         return found
     status = _status(handle)

@@ -65,13 +65,13 @@ def main(argv: list[str]) -> int:
     target, values = parsed.command[0], parsed.values
     process = whole(target)
     if process is None and not (values["all"] or values["native"] or values["json"]):
-        text, is_taken = _of_several_nodes(target)
+        text, is_taken = _multi_node_stacks(target)
         if text:
             print(text)
             return EXIT_OK if is_taken else EXIT_MACHINE
-    pids = ranks.of(target, "stacks")
+    pids = ranks.resolve(target, "stacks")
     if not pids and process is not None:
-        pids = {_ALONE: rank_processes.python_of(process)}
+        pids = {_ALONE: rank_processes.find_python(process)}
     found: Taken = {_ALONE: take(pids[_ALONE])} if _ALONE in pids else take_all(pids)
     if values["native"]:
         if not py_spy.is_installed():
@@ -85,7 +85,7 @@ def main(argv: list[str]) -> int:
     return EXIT_MACHINE if all(isinstance(each, str) for each in found.values()) else EXIT_OK
 
 
-def of_job(jobs: JobDirectory, job: handles.Handle) -> str:
+def job_stacks(jobs: JobDirectory, job: handles.Handle) -> str:
     """Return the output of `relight stacks JOB` for a job started with `relight run`: the ranks on
     all nodes or, if its agent does not respond, those on this machine.
 
@@ -96,15 +96,15 @@ def of_job(jobs: JobDirectory, job: handles.Handle) -> str:
     Raises:
         RelightError: if the job does not exist on this machine.
     """
-    text, _ = _of_nodes(jobs, job.app_id)
+    text, _ = _node_stacks(jobs, job.app_id)
     if text:
         return text
-    pids = ranks.of(str(job), "stacks")
+    pids = ranks.resolve(str(job), "stacks")
     return _text(take_all(pids), pids, every=False)
 
 
-def _of_several_nodes(target: str) -> tuple[str, bool]:
-    """Return the same as `_of_nodes` for a multi-node job; otherwise an empty text."""
+def _multi_node_stacks(target: str) -> tuple[str, bool]:
+    """Return the same as `_node_stacks` for a multi-node job; otherwise an empty text."""
     handle = find_job(target)
     if handle.scheduler != handles.RUN or handle.role:
         return "", False
@@ -113,10 +113,10 @@ def _of_several_nodes(target: str) -> tuple[str, bool]:
     except OSError:
         return "", False
     own = jobs.ask(handle.app_id)
-    return _of_nodes(jobs, handle.app_id) if own is not None and own.nodes > 1 else ("", False)
+    return _node_stacks(jobs, handle.app_id) if own is not None and own.nodes > 1 else ("", False)
 
 
-def _of_nodes(jobs: JobDirectory, job: str) -> tuple[str, bool]:
+def _node_stacks(jobs: JobDirectory, job: str) -> tuple[str, bool]:
     """Return the stacks of the ranks on all nodes, and whether any stack was captured. The text is
     empty if no agent responds.
     """
@@ -146,16 +146,16 @@ def _with_native(found: Taken) -> Taken:
     """Add the C and C++ frames of threads to stacks, in parallel because each process takes
     seconds.
     """
-    stacks_of = {rank: stack for rank, stack in found.items() if isinstance(stack, ProcessStack)}
+    take_stacks = {rank: stack for rank, stack in found.items() if isinstance(stack, ProcessStack)}
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        native = pool.map(py_spy.native, [stack.pid for stack in stacks_of.values()])
-        for (rank, stack), functions in zip(list(stacks_of.items()), native, strict=True):
+        native = pool.map(py_spy.native, [stack.pid for stack in take_stacks.values()])
+        for (rank, stack), functions in zip(list(take_stacks.items()), native, strict=True):
             threads = (
                 thread._replace(native=functions.get(thread.native_id, ()))
                 for thread in stack.threads
             )
-            stacks_of[rank] = stack._replace(threads=tuple(threads))
-    return {**found, **stacks_of}
+            take_stacks[rank] = stack._replace(threads=tuple(threads))
+    return {**found, **take_stacks}
 
 
 def _report(
@@ -166,11 +166,11 @@ def _report(
 ) -> Iterator[str]:
     groups = stack_text.groups(found)
     yield from stack_text.render(groups, named)
-    for group in () if every else groups[: stack_text.MOST_LINES]:
-        yield from _of_group(group, found, pids, named)
+    for group in () if every else groups[: stack_text.MAX_LINES]:
+        yield from _format_group(group, found, pids, named)
     if every:
         for rank in sorted(found):
-            yield from _of_rank(named([rank]), found[rank])
+            yield from _format_rank(named([rank]), found[rank])
 
 
 def _naming(pids: Mapping[int, int]) -> Callable[[Sequence[int]], str]:
@@ -179,7 +179,7 @@ def _naming(pids: Mapping[int, int]) -> Callable[[Sequence[int]], str]:
     return stack_text.few_or_many
 
 
-def _of_group(
+def _format_group(
     group: RankGroup, found: Taken, pids: Mapping[int, int], named: Callable[[Sequence[int]], str]
 ) -> Iterator[str]:
     """Yield the lines for a group of identical stacks, taken from its first rank."""
@@ -195,7 +195,7 @@ def _of_group(
     yield from _frames(thread)
 
 
-def _of_rank(name: str, stack: ProcessStack | str) -> Iterator[str]:
+def _format_rank(name: str, stack: ProcessStack | str) -> Iterator[str]:
     """Yield the lines for all threads of a rank."""
     if isinstance(stack, str):
         return

@@ -126,9 +126,9 @@ def main(argv: list[str]) -> int:
     for text in number_lines(found):
         print(f"  {text}")
     if found.account is not None:
-        from relight.core.status.goodput import in_words, is_worth_telling
+        from relight.core.status.goodput import format_account, is_worth_telling
 
-        for text in in_words(found.account) if is_worth_telling(found.account) else ():
+        for text in format_account(found.account) if is_worth_telling(found.account) else ():
             print(f"  {text}")
     if found.preload is not None:
         from relight.core.status import preload_status

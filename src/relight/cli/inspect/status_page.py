@@ -41,7 +41,7 @@ from relight.processes import agent_processes
 from relight.processes.running_jobs import JobDirectory
 from relight.runner.runner import Runner
 
-_LOOK_S = 0.5
+_POLL_S = 0.5
 """How often `--until-end` checks whether the job's agent still exists."""
 _ALL = ("0.0.0.0", "::")
 _LOCAL = ("127.0.0.1", "::1", "localhost")
@@ -196,15 +196,15 @@ def _actions(jobs: JobDirectory, job: handles.Handle) -> Mapping[str, Callable[[
             runner.cancel(job)
         return f"{job.app_id} has been cancelled\n"
 
-    return {"stacks": partial(stacks.of_job, jobs, job), "cancel": cancel}
+    return {"stacks": partial(stacks.job_stacks, jobs, job), "cancel": cancel}
 
 
 def _wait_for_end(watched: WatchedJob, stop: threading.Event) -> None:
     agent = watched.reading().job.nodes[0]
-    while not stop.wait(_LOOK_S) and agent_processes.lives(agent.pid):
+    while not stop.wait(_POLL_S) and agent_processes.lives(agent.pid):
         pass
     # The final snapshot is about to appear.
-    wait_until(lambda: watched.reading(now=True).job.nodes[0].state == ENDED, _LOOK_S, _LOOK_S / 10)
+    wait_until(lambda: watched.reading(now=True).job.nodes[0].state == ENDED, _POLL_S, _POLL_S / 10)
 
 
 def _shown(host: str) -> str:

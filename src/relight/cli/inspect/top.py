@@ -12,7 +12,7 @@ from relight.base.values import one_of, parse_interval
 from relight.cli.jobs import common
 from relight.cli.jobs.common import HELP, Page, read_arguments
 from relight.flags.spec import Flag
-from relight.host.gpus import Gpus, use_of
+from relight.host.gpus import Gpus, gpu_use
 from relight.inspect import top_rows
 from relight.inspect.top_rows import JobLook, SampleHistory
 from relight.job import handles
@@ -49,7 +49,7 @@ PAGE = Page(
     ),
     "exit code: 0, or 2 if the job does not exist",
 )  # fmt: skip
-_MOST_ENDED = 20
+_MAX_ENDED = 20
 """How many jobs that ended while `top` was running are still shown."""
 _BETWEEN_S = 1.0
 """The interval between the two samples for a single table; computing rates requires two."""
@@ -88,7 +88,7 @@ def _print_once(look: Callable[[], list[JobLook]], order: str, words: str) -> in
         time.sleep(_BETWEEN_S)
         found = look()
     here = Gpus().look()
-    rows = looks.rows(found, partial(use_of, here))
+    rows = looks.rows(found, partial(gpu_use, here))
     if not found:
         common.say("no jobs")
         return EXIT_OK
@@ -149,7 +149,7 @@ class WatchedJobs:
             {each: JobLook(each, found[each], self._names.get(each, "")) for each in found},
         )
         ended = [top_rows.gone(before[each]) for each in before if each not in found]
-        self._seen |= {each.handle: each for each in ended[-_MOST_ENDED:]}
+        self._seen |= {each.handle: each for each in ended[-_MAX_ENDED:]}
         return list(self._seen.values())
 
     def _one(self, handle: handles.Handle) -> dict[str, AppStatus]:

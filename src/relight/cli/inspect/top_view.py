@@ -23,7 +23,7 @@ from textual.widgets import DataTable, Footer, Input, RichLog, Static
 
 from relight.base.errors import EXIT_SIGNAL_BASE, RelightError
 from relight.base.fields import printable
-from relight.host.gpus import Gpus, use_of
+from relight.host.gpus import Gpus, gpu_use
 from relight.inspect import top_rows
 from relight.inspect.top_rows import JobLook, Row, SampleHistory
 from relight.job import handles
@@ -99,7 +99,7 @@ class TopView(App[None]):
         self._rows: list[Row] = []
         self._shown: list[Row] = []
         self._gpus = self._error = ""
-        self._has_looked = False
+        self._has_sampled = False
         self._again = threading.Event()
         """Set to request another sample immediately."""
 
@@ -124,7 +124,7 @@ class TopView(App[None]):
             began = time.monotonic()
             try:
                 jobs, here = self._look(), gpus.look()
-                rows = looks.rows(jobs, partial(use_of, here))
+                rows = looks.rows(jobs, partial(gpu_use, here))
                 show = partial(self._take, jobs, rows, top_rows.gpus_line(here))
             except RelightError as error:
                 show = partial(self._fail, error.message)
@@ -148,7 +148,7 @@ class TopView(App[None]):
         message.is_shown.set()
 
     def _take(self, jobs: list[JobLook], rows: list[Row], gpus: str) -> None:
-        self._gpus, self._has_looked = gpus, True
+        self._gpus, self._has_sampled = gpus, True
         self._jobs, self._rows, self._error = {job.handle: job for job in jobs}, rows, ""
         self._show()
 
@@ -198,7 +198,7 @@ class TopView(App[None]):
         if self._error:
             lines.append(f"the last refresh failed: {self._error}")
         elif not self._jobs:
-            lines.append("no jobs" if self._has_looked else _LOOKING)
+            lines.append("no jobs" if self._has_sampled else _LOOKING)
         elif row is not None:
             lines += top_rows.headline(self._jobs[row.handle])
         self.query_one("#summary", Static).update("\n".join(lines))
@@ -295,7 +295,7 @@ class TopView(App[None]):
         """Run a relight command in a thread, and pass its output to `then`."""
 
         def run() -> None:
-            text = _output_of(words)
+            text = _command_output(words)
             self._again.set()
             self._pass_on(lambda: then(text))
 
@@ -370,7 +370,7 @@ def _cell(head: str, text: str, width: int) -> Text:
     return Text(cut, no_wrap=True, overflow="ellipsis")
 
 
-def _output_of(words: tuple[str, ...]) -> str:
+def _command_output(words: tuple[str, ...]) -> str:
     """Return the output of a relight command, including errors."""
     command = [sys.executable, "-m", "relight", *words]
     try:

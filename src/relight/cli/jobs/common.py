@@ -29,7 +29,7 @@ HANDLE = "SCHEDULER://SESSION/JOB"
 EXIT_TIMEOUT = 124
 """The exit code that timeout(1) uses."""
 _JOIN_S = 10.0
-_MOST_LINES = 10_000
+_MAX_LINES = 10_000
 """The maximum number of lines waiting to be printed."""
 _GATHER_S = 0.05
 """Lines that arrive within this time are printed together."""
@@ -174,7 +174,7 @@ class Follower:
         self._runner, self._handle, self._where = runner, handle, where
         self._filters = query
         self._errors: list[RelightError] = []
-        self._lines: queue.Queue[str | None] = queue.Queue(_MOST_LINES)
+        self._lines: queue.Queue[str | None] = queue.Queue(_MAX_LINES)
         """The lines to print, plus a None for each reader that has finished."""
         self._steps = 0
         self._is_writing = False

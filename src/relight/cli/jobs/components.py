@@ -49,17 +49,17 @@ def main(argv: list[str]) -> int:
         if parsed.values["print"]:
             print(_source(function))
             return EXIT_OK
-        signature = arguments.signature_of(name, function)
+        signature = arguments.read_signature(name, function)
         if parsed.values["json"]:
             print_json(_object(signature))
         else:
             print(arguments.usage(signature, "relight submit [flags]"))
         return EXIT_OK
     found = {name: loading.find(name) for name in components.names()}
-    signatures = [arguments.signature_of(name, each) for name, each in found.items()]
+    signatures = [arguments.read_signature(name, each) for name, each in found.items()]
     for name, each in loading.registered().items():
         with suppress(UsageError):  # a function in the same module that is not a component
-            signatures.append(arguments.signature_of(name, each))
+            signatures.append(arguments.read_signature(name, each))
     if parsed.values["json"]:
         print_json([_object(signature) for signature in signatures])
         return EXIT_OK

@@ -62,7 +62,7 @@ def main(argv: list[str]) -> int:
     if parsed.values["print"]:
         print("\n\n".join(sections.values()))
         return EXIT_OK
-    known = settings.sections_of(FILE) if os.path.exists(FILE) else []
+    known = settings.section_names(FILE) if os.path.exists(FILE) else []
     if parsed.values["schedulers"]:
         there = [name for name in names if name in known]
         if there:

@@ -40,17 +40,17 @@ def lines(env: Environment, schedulers: Sequence[str], *, every: bool) -> list[s
         RelightError: if a value is wrong, or a scheduler is unknown.
     """
     site, files = sites.load(env), settings.layers(env)
-    groups = {"run": _of_run(env, site)}
+    groups = {"run": _run_settings(env, site)}
     for name in schedulers or registry.names():
         try:
-            groups[name] = _of_scheduler(name, files, site)
+            groups[name] = _scheduler_settings(name, files, site)
         except RelightError:
             if schedulers:
                 raise  # a broken plug-in must not hide the others
     names = dict.fromkeys(name for each in (*files.values(), site.sections) for name in each)
     for name in names:
         if name not in groups:
-            groups[name] = _of_section(name, files, site)
+            groups[name] = _section_settings(name, files, site)
     found = []
     for group, values in groups.items():
         shown = [each for each in values if every or each.locked or each.origin != _DEFAULT]
@@ -60,7 +60,7 @@ def lines(env: Environment, schedulers: Sequence[str], *, every: bool) -> list[s
     return found or ["no values are set; all options have their defaults"]
 
 
-def _of_run(env: Environment, site: Site) -> list[Setting]:
+def _run_settings(env: Environment, site: Site) -> list[Setting]:
     values = parse([], env, FLAGS, site).values  # rejects invalid or locked values
     found = []
     for flag in FLAGS:
@@ -68,7 +68,7 @@ def _of_run(env: Environment, site: Site) -> list[Setting]:
         text = env.variables.get(variable) if flag.from_env or flag.variable else None
         locked = site.locks(flag.name)
         if flag.name == CONF:
-            found += _of_conf(values[flag.field], site, variable)
+            found += _conf_settings(values[flag.field], site, variable)
         elif text is not None:
             found.append(Setting(flag.name, text, variable, locked))
         elif flag.name in site.run:
@@ -78,7 +78,7 @@ def _of_run(env: Environment, site: Site) -> list[Setting]:
     return found
 
 
-def _of_conf(given: Sequence[tuple[str, str]], site: Site, variable: str) -> list[Setting]:
+def _conf_settings(given: Sequence[tuple[str, str]], site: Site, variable: str) -> list[Setting]:
     pairs = {key: (value, site.path) for key, value in site.conf}
     pairs |= {key: (value, variable) for key, value in given}
     return [
@@ -87,7 +87,7 @@ def _of_conf(given: Sequence[tuple[str, str]], site: Site, variable: str) -> lis
     ]
 
 
-def _of_scheduler(name: str, files: Files, site: Site) -> list[Setting]:
+def _scheduler_settings(name: str, files: Files, site: Site) -> list[Setting]:
     known = [option._replace(required=False) for option in registry.find(name).options]
     of_site = SiteOptions(site.schedulers.get(name, {}), site.locked_options(name), site.path)
     layers: dict[str, Mapping[str, Any]] = {}
@@ -105,7 +105,7 @@ def _of_scheduler(name: str, files: Files, site: Site) -> list[Setting]:
     return found
 
 
-def _of_section(name: str, files: Files, site: Site) -> list[Setting]:
+def _section_settings(name: str, files: Files, site: Site) -> list[Setting]:
     layers = [(site.path, site.sections), *reversed(list(files.items()))]
     found: dict[str, Setting] = {}
     for path, sections in layers:

@@ -11,14 +11,14 @@ from contextlib import suppress
 
 from relight.base.errors import EXIT_OK
 from relight.job import records
-from relight.job.lookup import names_of_run
+from relight.job.lookup import run_job_names
 from relight.processes.running_jobs import is_id
 
 
 def main(_: list[str]) -> int:
     """Print the jobs started with `relight run` on this machine and the jobs submitted from it."""
     found = set[str]()
-    for jobs in (names_of_run, _submitted):
+    for jobs in (run_job_names, _submitted):
         with suppress(Exception):
             found |= set(filter(is_id, jobs()))
     print("\n".join(sorted(found)))

@@ -125,7 +125,7 @@ def main(argv: list[str]) -> int:
         silent = set(replicas)
         name = partial(handles.shown_replica, handle.scheduler)
         if values["follow"] or values["tail"]:
-            _say_why(runner, handle, silent, (AppState.SUBMITTED, AppState.PENDING))
+            _explain_missing_output(runner, handle, silent, (AppState.SUBMITTED, AppState.PENDING))
         if (values["follow"] or values["tail"]) and len(replicas) > 1 and not values["json"]:
             Follower(runner, handle, sys.stdout, **query).join(None)
             return EXIT_OK
@@ -140,11 +140,11 @@ def main(argv: list[str]) -> int:
                 else:
                     shown = line if len(replicas) == 1 else f"{name(role, replica)} {line}"
                 print(shown, flush=query["follow"])
-        _say_why(runner, handle, silent, tuple(AppState))
+        _explain_missing_output(runner, handle, silent, tuple(AppState))
     return EXIT_OK
 
 
-def _say_why(
+def _explain_missing_output(
     runner: Runner,
     handle: handles.Handle,
     silent: set[tuple[str, int]],

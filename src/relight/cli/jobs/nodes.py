@@ -62,7 +62,7 @@ def main(argv: list[str]) -> int:
 
 
 def _list(place: BadNodesDirectory, as_json: bool) -> int:
-    found = bad_nodes.known(place)
+    found = bad_nodes.current(place)
     if as_json:
         print_json([each._asdict() for each in found])
         return EXIT_OK
@@ -70,7 +70,7 @@ def _list(place: BadNodesDirectory, as_json: bool) -> int:
         say(f"no node is remembered as bad in {place.path}")
         return EXIT_OK
     rows = [
-        (each.name, each.until_text(), each.scheduler or "-", each.user, each.job, each.reason)
+        (each.name, each.expiry_text(), each.scheduler or "-", each.user, each.job, each.reason)
         for each in found
     ]
     print("\n".join(table(rows, ("NODE", "UNTIL", "SCHEDULER", "USER", "JOB", "REASON"))))

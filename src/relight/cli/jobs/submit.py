@@ -9,7 +9,7 @@ from inspect import signature
 from typing import Any, NoReturn
 
 from relight.base.env import Environment
-from relight.base.errors import EXIT_OK, RelightError, UsageError, exit_code_of_signal
+from relight.base.errors import EXIT_OK, RelightError, UsageError, signal_exit_code
 from relight.base.text import did_you_mean
 from relight.cli.jobs.common import (
     HELP,
@@ -269,7 +269,7 @@ def _watch(runner: Runner, handle: Handle, *, logs: bool) -> Any:
 
 
 def _exit_on_signal(number: int, _: object) -> NoReturn:
-    raise SystemExit(exit_code_of_signal(number))
+    raise SystemExit(signal_exit_code(number))
 
 
 def _forgotten_component(given: Sequence[str], left: Sequence[str]) -> UsageError | None:

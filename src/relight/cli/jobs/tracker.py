@@ -75,7 +75,7 @@ def main(argv: list[str]) -> int:
         )
     tracker = _tracker(dict(parsed.values["tracker"]))
     try:
-        rows, heads = _LISTED[what](tracker, _found(tracker, run[0]) if run else "", parsed)
+        rows, heads = _LISTED[what](tracker, _find_run(tracker, run[0]) if run else "", parsed)
     except RelightError:
         raise
     except Exception as error:  # raised by a file system, a server or another package
@@ -104,7 +104,7 @@ def _tracker(chosen: Mapping[str, str]) -> Any:
     )
 
 
-def _found(tracker: Any, run_id: str) -> str:
+def _find_run(tracker: Any, run_id: str) -> str:
     """Return a run's id from its handle (with relight's or TorchX's session) or from its last part.
 
     Raises:

@@ -67,12 +67,12 @@ _KEY_OF_RANK = re.compile(r"keys: /default_pg/0//(?:cpu|cuda)//0/(\d+)\b")
 OTHER_ADDRESS = "relight had set MASTER_ADDR="
 
 
-def is_of_peer(message: str) -> bool:
+def blames_peer(message: str) -> bool:
     """Return whether an exception message blames a peer or the other end of a connection."""
     return bool(_PEER.search(message) or _CONNECTION.search(message))
 
 
-def of(report: ErrorReport | None, last_lines: Sequence[str], words: str = "") -> Blame:
+def determine(report: ErrorReport | None, last_lines: Sequence[str], words: str = "") -> Blame:
     """Determine whom a worker blames.
 
     Args:
@@ -81,23 +81,23 @@ def of(report: ErrorReport | None, last_lines: Sequence[str], words: str = "") -
         words: the most informative line in its other output.
     """
     lines = report.lines if report is not None else ()
-    text = text_of(report, last_lines)
+    text = last_messages(report, last_lines)
     if report is not None and report.kind is FailureKind.CRASHED:
         text += f"\n{words}"  # may be a library's message before an abort
-    found = _of_text(text, lines)
+    found = _from_text(text, lines)
     if report is not None and report.kind is FailureKind.PRINTED and found is Blame.CONNECTION:
         return Blame.NOBODY  # it did not end the worker
     return found
 
 
-def of_failure(failure: Failure) -> Blame:
+def from_failure(failure: Failure) -> Blame:
     """Determine whom a worker blames, based on the exception that it was handling when it was
     stopped, or otherwise on its last messages.
     """
     doing = failure.doing
     if failure.stop_signal and doing is not None and doing.handling:
-        return _of_text(doing.handling, ())
-    found = of(failure.report, failure.last_lines, failure.words)
+        return _from_text(doing.handling, ())
+    found = determine(failure.report, failure.last_lines, failure.words)
     if found is Blame.CONNECTION and failure.evidence and not is_at_other_address(failure):
         return Blame.NOBODY  # the machine has reported the defect
     return found
@@ -114,7 +114,7 @@ def lost_a_loader(lines: Sequence[str]) -> bool:
     return loads and _is_pipe(frames[-1])
 
 
-def _of_text(text: str, lines: Sequence[str]) -> Blame:
+def _from_text(text: str, lines: Sequence[str]) -> Blame:
     if _OWN.search(text) or lost_a_loader(lines):
         return Blame.NOBODY
     if _PEER.search(text):
@@ -152,7 +152,7 @@ def is_at_other_address(failure: Failure) -> bool:
     return OTHER_ADDRESS in failure.evidence
 
 
-def text_of(report: ErrorReport | None, last_lines: Sequence[str]) -> str:
+def last_messages(report: ErrorReport | None, last_lines: Sequence[str]) -> str:
     """Return a worker's last messages: its exception, with the first one in its chain."""
     if report is None:
         return "\n".join(last_lines)
@@ -161,4 +161,4 @@ def text_of(report: ErrorReport | None, last_lines: Sequence[str]) -> str:
 
 
 def _text(failure: Failure) -> str:
-    return text_of(failure.report, failure.last_lines)
+    return last_messages(failure.report, failure.last_lines)

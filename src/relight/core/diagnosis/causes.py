@@ -36,7 +36,7 @@ _BY_REQUEST = re.compile(
 processes that were killed by the signal."""
 _IN = (" in ", " is ")
 """The prefix of a worker's place, if it is known."""
-_MOST_PRINTED = 200
+_MAX_PRINTED = 200
 _AT_ONCE_S = 1.0
 """On a busy machine, failures within this time may be noticed in a different order."""
 _ENDED = " has ended"
@@ -71,7 +71,7 @@ class Known(NamedTuple):
     world_size: int = 0
     told: tuple[Failure, ...] = ()
 
-    def of(self, *roles: Role) -> list[Failure]:
+    def with_role(self, *roles: Role) -> list[Failure]:
         """Return the ends with one of these roles, in the order of failure."""
         found = [failure for failure in self.ends if role(failure) in roles]
         return sorted(found, key=lambda failure: (since(failure), failure.rank))
@@ -125,13 +125,13 @@ def judge(ends: Iterable[Failure], succeeded_ranks: Sequence[int], world_size: i
 def role(failure: Failure) -> Role:
     """Return one worker's role."""
     if not failure.stop_signal:
-        return Role.OWN if blame.of_failure(failure) is Blame.NOBODY else Role.VICTIM
+        return Role.OWN if blame.from_failure(failure) is Blame.NOBODY else Role.VICTIM
     had_failed = had_failed_before(failure)
     if had_failed is False:
         return Role.STOPPED
     if had_failed is None and not failure.is_explained:
         return Role.STOPPED
-    if blame.of_failure(failure) is not Blame.NOBODY:
+    if blame.from_failure(failure) is not Blame.NOBODY:
         return Role.VICTIM
     return Role.REPORTED if had_failed else Role.STOPPED
 
@@ -183,7 +183,7 @@ def is_by_request(failure: Failure) -> bool:
     report = failure.report
     if report is not None and report.is_interrupted:
         return True
-    return bool(_BY_REQUEST.search(blame.text_of(report, failure.last_lines)))
+    return bool(_BY_REQUEST.search(blame.last_messages(report, failure.last_lines)))
 
 
 def since(failure: Failure) -> float:
@@ -247,7 +247,7 @@ def left_script(failure: Failure) -> bool:
 
 def own_failure(known: Known) -> Verdict | None:
     """The first worker to fail without blaming anybody is the cause."""
-    found = known.of(Role.OWN, Role.REPORTED)
+    found = known.with_role(Role.OWN, Role.REPORTED)
     if _lost_a_peer(known):
         found = [failure for failure in found if not left_script(failure)]
     found = [
@@ -258,7 +258,7 @@ def own_failure(known: Known) -> Verdict | None:
     root = found[0]
     # A rank that lost a peer was not the first to fail. But a rank that lost some other connection
     # may have been the first.
-    victims = [f for f in known.of(Role.VICTIM) if blame.of_failure(f) is Blame.CONNECTION]
+    victims = [f for f in known.with_role(Role.VICTIM) if blame.from_failure(f) is Blame.CONNECTION]
     earlier = [failure for failure in victims if since(failure) < since(root)]
     if role(root) is Role.REPORTED:
         handled = handling(root)
@@ -299,7 +299,7 @@ def _may_be_well(failure: Failure, known: Known) -> bool:
     others = [each for each in known.ends if each is not failure]
     if any(_shares(each, handling(failure)) for each in others):
         return True
-    blames = [blame.of_failure(each) for each in others]
+    blames = [blame.from_failure(each) for each in others]
     lost = [each for each in blames if each is Blame.CONNECTION]
     return Blame.PEER not in blames and not 1 < len(lost) == len(others)
 
@@ -327,11 +327,11 @@ def raised_about_then(known: Known) -> Verdict | None:
     """A rank raised its own exception at about the time when it was stopped, and another rank had
     lost it as a peer.
     """
-    if not any(blame.of_failure(f) is Blame.PEER for f in known.of(Role.VICTIM)):
+    if not any(blame.from_failure(f) is Blame.PEER for f in known.with_role(Role.VICTIM)):
         return None
     for failure in sorted(known.ends, key=lambda failure: (failure.at, failure.rank)):
         unknown = failure.stop_signal and had_failed_before(failure) is None
-        if unknown and failure.is_explained and blame.of_failure(failure) is Blame.NOBODY:
+        if unknown and failure.is_explained and blame.from_failure(failure) is Blame.NOBODY:
             why = "it may have raised this before it was stopped; another rank had lost a peer"
             return Verdict("raised_about_then", Certainty.LIKELY, why, failure, failure)
     return None
@@ -339,7 +339,7 @@ def raised_about_then(known: Known) -> Verdict | None:
 
 def missing_rank(known: Known) -> Verdict | None:
     """Ranks wait for a rank that does not exist in the job."""
-    for failure in known.of(Role.VICTIM):
+    for failure in known.with_role(Role.VICTIM):
         missing = blame.missing_rank(failure)
         if missing is not None and 0 < known.world_size <= missing:
             why = f"it is waiting for rank {missing}, but this job has {known.world_size} ranks"
@@ -350,7 +350,7 @@ def missing_rank(known: Known) -> Verdict | None:
 
 def other_address(known: Known) -> Verdict | None:
     """A rank tries to reach the store at an address that differs from relight's."""
-    for failure in known.of(Role.VICTIM):
+    for failure in known.with_role(Role.VICTIM):
         if blame.is_at_other_address(failure):
             why = failure.evidence
             return Verdict("other_address", Certainty.PROVEN, why, failure, failure)
@@ -359,12 +359,12 @@ def other_address(known: Known) -> Verdict | None:
 
 def lost_connection(known: Known) -> Verdict | None:
     """One of the script's own connections broke, and no other worker had failed."""
-    found = [f for f in known.of(Role.VICTIM) if blame.of_failure(f) is Blame.CONNECTION]
+    found = [f for f in known.with_role(Role.VICTIM) if blame.from_failure(f) is Blame.CONNECTION]
     if not found:
         return None
     root = found[0]
     over = [failure for failure in _left_script(known) if failure is not root]
-    gone = (*known.succeeded_ranks, *_ranks_of(over))
+    gone = (*known.succeeded_ranks, *_failed_ranks(over))
     if gone:
         why = f"the connection may have been to {format_ranks(gone)}, which had left the script"
         ranks = tuple(sorted((*gone, root.rank)))
@@ -376,7 +376,7 @@ def lost_connection(known: Known) -> Verdict | None:
             return left._replace(rule="lost_connection", why=why, hint="")
     odd = _odd_one_out(found) if len(found) == max(len(known.ends), known.world_size) else None
     if odd is not None and odd is not root:
-        alike = _ranks_of([each for each in found if each is not odd])
+        alike = _failed_ranks([each for each in found if each is not odd])
         why = f"{format_ranks(alike)} lost a connection at the same time, all in the same function"
         return Verdict("lost_connection", Certainty.LIKELY, why, odd, odd)
     others = [f for f in known.ends if f is not root and role(f) is Role.STOPPED]
@@ -424,7 +424,7 @@ def _odd_one_out(found: Sequence[Failure]) -> Failure | None:
 
 def different_sizes(known: Known) -> Verdict | None:
     """Ranks passed tensors of different sizes to the same collective."""
-    for failure in known.of(Role.VICTIM):
+    for failure in known.with_role(Role.VICTIM):
         sizes = blame.mismatch(failure)
         if sizes is None:
             continue
@@ -454,13 +454,13 @@ def _sender(collective: str, rank: int, world_size: int) -> int | None:
 def left_early(known: Known) -> Verdict | None:
     """A rank reached the end of its script while others still needed it."""
     aborted = [failure for failure in known.ends if left_script(failure)]
-    victims = _lost_a_peer(known) if aborted else known.of(Role.VICTIM)
+    victims = _lost_a_peer(known) if aborted else known.with_role(Role.VICTIM)
     if not victims:
         return None
     if aborted:
-        says = f"{format_ranks(_ranks_of(aborted))} reached the end of the script"
+        says = f"{format_ranks(_failed_ranks(aborted))} reached the end of the script"
         says += " and aborted at exit (SIGABRT)"
-        return _left_early(victims[0], aborted[0], _ranks_of(aborted), says, _printed(aborted))
+        return _left_early(victims[0], aborted[0], _failed_ranks(aborted), says, _printed(aborted))
     if known.succeeded_ranks:
         root = known.told[0] if known.told else victims[0]
         says = f"{format_ranks(known.succeeded_ranks)} had already exited with code 0"
@@ -469,17 +469,17 @@ def left_early(known: Known) -> Verdict | None:
     if not over:
         return None
     root = next((each for each in over if _printed([each])), over[0])
-    says = f"{format_ranks(_ranks_of(over))} had left the script"
-    return _left_early(victims[0], root, _ranks_of(over), says, _printed([root]))
+    says = f"{format_ranks(_failed_ranks(over))} had left the script"
+    return _left_early(victims[0], root, _failed_ranks(over), says, _printed([root]))
 
 
 def _lost_a_peer(known: Known) -> list[Failure]:
     """Return the victims, or otherwise the workers that lost a peer while they were being stopped,
     because a worker that aborts at exit may be noticed before its peers fail.
     """
-    stopped = known.of(Role.STOPPED)
-    return known.of(Role.VICTIM) or [
-        each for each in stopped if each.is_explained and blame.of_failure(each) is Blame.PEER
+    stopped = known.with_role(Role.STOPPED)
+    return known.with_role(Role.VICTIM) or [
+        each for each in stopped if each.is_explained and blame.from_failure(each) is Blame.PEER
     ]
 
 
@@ -539,14 +539,14 @@ def _left_early(
     )
 
 
-def _ranks_of(failures: Sequence[Failure]) -> tuple[int, ...]:
+def _failed_ranks(failures: Sequence[Failure]) -> tuple[int, ...]:
     return tuple(sorted(failure.rank for failure in failures))
 
 
 def elsewhere(known: Known) -> Verdict | None:
     """A rank was seen in a different place while others were waiting for it."""
-    victims = known.of(Role.VICTIM)
-    found = [f for f in known.of(Role.STOPPED, Role.REPORTED) if is_elsewhere(f)]
+    victims = known.with_role(Role.VICTIM)
+    found = [f for f in known.with_role(Role.STOPPED, Role.REPORTED) if is_elsewhere(f)]
     if not victims or not found:
         return None
     ranks = tuple(sorted(failure.rank for failure in found))
@@ -570,7 +570,7 @@ def _printed(failures: Sequence[Failure]) -> str:
             report = None  # unrelated to the end
         if report is not None and report.type:
             at = f" at {report.where}" if report.where else ""
-            said = f"{report.type}: {headline(report, _MOST_PRINTED)}{at}"
+            said = f"{report.type}: {headline(report, _MAX_PRINTED)}{at}"
         if said and AT_EXIT not in said:
             return f"rank {failure.rank} had printed {said}"
     return ""
@@ -588,7 +588,7 @@ def _was_handling(failure: Failure, known: Known) -> str:
 
 def different_collectives(known: Known) -> Verdict | None:
     """The ranks were waiting for each other in different calls."""
-    victims = known.of(Role.VICTIM)
+    victims = known.with_role(Role.VICTIM)
     where = {f.rank: found for f in known.ends if (found := collective(f))}
     calls: dict[tuple[str, str], list[int]] = {}
     for rank, call in sorted(where.items()):
@@ -607,7 +607,7 @@ def different_collectives(known: Known) -> Verdict | None:
 
 def first_victim(known: Known) -> Verdict | None:
     """No rank is known to have failed on its own."""
-    victims = known.of(Role.VICTIM)
+    victims = known.with_role(Role.VICTIM)
     if not victims:
         return None
     why = "every failed rank blames another rank"

@@ -75,7 +75,7 @@ def excerpt(lines: Sequence[str], rows: int) -> list[str]:
     last = max((number for number, line in enumerate(lines) if is_exception(line)), default=-1)
     sizes = {last: WIDTH * max(_LINE, rows - _BESIDE)}
     lines = [_cut_line(line, sizes.get(n, WIDTH * _LINE)) for n, line in enumerate(lines)]
-    order = _least_telling(lines)
+    order = _droppable_lines(lines)
 
     def kept(dropped: int) -> list[str]:
         return with_gaps(lines, order[:dropped])
@@ -83,8 +83,8 @@ def excerpt(lines: Sequence[str], rows: int) -> list[str]:
     low, high = 0, len(order)
     while low < high:
         middle = (low + high) // 2
-        low, high = (low, middle) if rows_of(kept(middle)) <= rows else (middle + 1, high)
-    return _end_of(kept(low), max(rows, 3))
+        low, high = (low, middle) if count_rows(kept(middle)) <= rows else (middle + 1, high)
+    return _last_rows(kept(low), max(rows, 3))
 
 
 def headline(report: ErrorReport, most: int) -> str:
@@ -151,15 +151,15 @@ def cut_left(text: str, size: int) -> str:
     return text if len(text) <= size else f"…{text[1 - size :]}"
 
 
-def rows_of(lines: Sequence[str]) -> int:
+def count_rows(lines: Sequence[str]) -> int:
     """Return how many rows the lines take up on a terminal."""
     return sum(max(1, -(-len(line) // WIDTH)) for line in lines)
 
 
-def _end_of(lines: Sequence[str], rows: int) -> list[str]:
+def _last_rows(lines: Sequence[str], rows: int) -> list[str]:
     """Return as many last lines as fit into `rows` rows."""
     first = len(lines)
-    while first and (rows := rows - rows_of(lines[first - 1 : first])) >= 0:
+    while first and (rows := rows - count_rows(lines[first - 1 : first])) >= 0:
         first -= 1
     return list(lines[first:])
 
@@ -192,7 +192,7 @@ def without_starters(lines: Sequence[str]) -> list[str]:
     return kept
 
 
-def frames_of_torch(lines: Sequence[str]) -> list[list[int]]:
+def torch_frames(lines: Sequence[str]) -> list[list[int]]:
     """Return the line numbers of each frame in torch's own files."""
     frames: list[list[int]] = []
     inside = False
@@ -209,7 +209,7 @@ def frames_of_torch(lines: Sequence[str]) -> list[list[int]]:
     return frames
 
 
-def _least_telling(lines: Sequence[str]) -> list[list[int]]:
+def _droppable_lines(lines: Sequence[str]) -> list[list[int]]:
     """Return groups of line numbers that may be dropped, in the order in which to drop them."""
     library: list[list[int]] = []
     own: list[list[int]] = []

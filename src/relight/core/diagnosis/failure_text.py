@@ -10,12 +10,12 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from relight.base.errors import exit_code_of_signal, signal_name
+from relight.base.errors import signal_exit_code, signal_name
 from relight.base.fields import fit
 from relight.base.text import format_duration, format_ranks
 from relight.core.diagnosis import blame, causes
 from relight.core.diagnosis.causes import Certainty, Role, Verdict, role
-from relight.core.diagnosis.excerpts import WIDTH, cut, cut_left, excerpt, headline, rows_of
+from relight.core.diagnosis.excerpts import WIDTH, count_rows, cut, cut_left, excerpt, headline
 from relight.core.diagnosis.last_words import is_error, record
 from relight.core.diagnosis.traceback_lines import (
     TracebackLine,
@@ -33,7 +33,7 @@ _FOLLOWED = 2 * WIDTH - 40
 """The same maximum in the list of consequences."""
 _LOG = 8 * WIDTH - len("log: ")
 """Maximum number of characters of the log path. A longer path would crowd out the traceback."""
-_LEAST_EVIDENCE = 5
+_MIN_EVIDENCE = 5
 """If there are fewer rows for the traceback and its blank lines, the consequences are shortened."""
 _OF_CHILD = re.compile(
     r"CalledProcessError|BrokenPipeError|BrokenProcessPool|^EOFError|"
@@ -55,7 +55,7 @@ _MAX_RECORDED = 7
 _RECORDED = 1000
 """Maximum number of characters of each string in a failure that is sent to other nodes."""
 _MAX_LINES, _MAX_LAST = 200, 10
-_MOST_OTHERS = 100
+_MAX_OTHERS = 100
 _NOTED_S = 0.3
 """Exceptions printed longer than this before the exit are reported with their age."""
 _AGED_S = 2.0
@@ -96,7 +96,7 @@ class Diagnosis(NamedTuple):
 
     def headline(self) -> str:
         """Return what happened, in one line."""
-        root, where = self.root, _where(self.verdict.symptom)
+        root, where = self.root, _location(self.verdict.symptom)
         at = f" at {where}" if where and not self.verdict.says else ""
         return f"{self._what()}{at} (pid {root.pid} on {root.host})"
 
@@ -113,7 +113,7 @@ class Diagnosis(NamedTuple):
         """
         root, symptom = self.root, self.verdict.symptom
         lines = [self._what(), *self._reasons()]
-        where = _where(symptom)
+        where = _location(symptom)
         # The first line begins with a different rank.
         is_other = root is not symptom or bool(self.verdict.says and self.verdict.joint)
         if where:
@@ -136,19 +136,19 @@ class Diagnosis(NamedTuple):
         end = [f"log: {cut_left(root.log, _LOG)}"] if root.log else []
         end.append(f"exit code {self.exit_code}; {verdict}")
         # The agent's prefix takes up a little of the first row.
-        room = _ROWS - rows_of([f"relight: {lines[0]}", *lines[1:], *end])
+        room = _ROWS - count_rows([f"relight: {lines[0]}", *lines[1:], *end])
         followed = _consequences(self.consequences, symptom.at, 2)
         recorded = self._recorded(_MAX_RECORDED)
-        if room - rows_of([*followed, *recorded]) < _LEAST_EVIDENCE:
+        if room - count_rows([*followed, *recorded]) < _MIN_EVIDENCE:
             followed = _consequences(self.consequences, symptom.at, 1)
-        evidence = _evidence(symptom, room - rows_of([*followed, *recorded]))
+        evidence = _evidence(symptom, room - count_rows([*followed, *recorded]))
         caller = _caller(symptom) if where else None
         if caller is not None and not any(frame_of(line) == caller for line in evidence):
             at = f"  called at {caller.file.rpartition('/')[2]}:{caller.line}"
             lines.insert(after_place, cut(at, WIDTH))
             room -= 1
-            evidence = _evidence(symptom, room - rows_of([*followed, *recorded]))
-        left = room - rows_of([*evidence, *followed])
+            evidence = _evidence(symptom, room - count_rows([*followed, *recorded]))
+        left = room - count_rows([*evidence, *followed])
         recorded = self._recorded(min(left, _MAX_RECORDED))
         return [*lines, *evidence, *followed, *recorded, *end]
 
@@ -229,7 +229,7 @@ class Diagnosis(NamedTuple):
         verdict, symptom = self.verdict, self.verdict.symptom
         if symptom.aborted_at_exit or causes.left_script(symptom):
             return "a C++ thread was still running at exit (SIGABRT)"
-        if blame.text_of(symptom.report, ()).startswith(("BdbQuit", "bdb.BdbQuit")):
+        if blame.last_messages(symptom.report, ()).startswith(("BdbQuit", "bdb.BdbQuit")):
             return "pdb was quit, or had no terminal; breakpoint() waits for `relight debug`"
         if verdict.hint:
             return verdict.hint
@@ -252,14 +252,14 @@ class Diagnosis(NamedTuple):
 
 def shell_exit_code(exitcode: int) -> int:
     """Return the exit code as reported by a shell: the process's own, or 128 + n for signal n."""
-    return exit_code_of_signal(-exitcode) if exitcode < 0 else exitcode
+    return signal_exit_code(-exitcode) if exitcode < 0 else exitcode
 
 
 def waited_for_others(failure: Failure) -> bool:
     """Return whether a worker may have been waiting for others, because its place is known or it
     blames a peer.
     """
-    return failure.doing is not None or blame.of_failure(failure) is not blame.Blame.NOBODY
+    return failure.doing is not None or blame.from_failure(failure) is not blame.Blame.NOBODY
 
 
 def diagnose(
@@ -297,7 +297,7 @@ def with_others(failures: Iterable[Failure]) -> list[Failure]:
         if not each.stop_signal
         and each.report is not None
         and each.report.kind in (FailureKind.RAISED, FailureKind.PRINTED)
-        and (ranks := tuple(sorted(went_on.get(_printed(each.report), ()))[:_MOST_OTHERS]))
+        and (ranks := tuple(sorted(went_on.get(_printed(each.report), ()))[:_MAX_OTHERS]))
         else each
         for each in ends
     ]
@@ -327,7 +327,7 @@ def _in_signal_handler(report: ErrorReport | None) -> bool:
     return bool(frames) and frames[-1].file.endswith(_SIGCHLD_HANDLER)
 
 
-def _where(failure: Failure) -> str:
+def _location(failure: Failure) -> str:
     """Return where a worker failed, in the user's own code."""
     report = failure.report
     if report is not None and (failure.is_explained or _may_have_ended(failure)):
@@ -527,7 +527,7 @@ def _printed_exception(report: ErrorReport, most: int) -> str:
     return said
 
 
-def _is_of_thread(report: ErrorReport) -> bool:
+def _ended_thread(report: ErrorReport) -> bool:
     """Return whether an exception ended a thread because it was not handled."""
     is_printed = report.kind is FailureKind.PRINTED and not report.others
     return is_printed and bool(report.lines) and report.lines[0].startswith(_IN_THREAD)
@@ -535,7 +535,7 @@ def _is_of_thread(report: ErrorReport) -> bool:
 
 def _explains(report: ErrorReport, failure: Failure) -> bool:
     """Return whether an exception that was printed before a worker's last words adds a reason."""
-    if _is_of_thread(report):
+    if _ended_thread(report):
         return True
     is_printed = report.kind is FailureKind.PRINTED and report.type and not report.others
     at_the_end = failure.printed_s is not None and failure.printed_s < _AGED_S
@@ -578,7 +578,7 @@ def _evidence(root: Failure, room: int) -> list[str]:
     lines = [cut(f"  {line}", size) for line in last]
     if lines:
         lines = ["", "its last output:", *lines]
-    left = room - rows_of(lines) - 3
+    left = room - count_rows(lines) - 3
     if report is not None and printed and left >= 3:
         title = "its last traceback:"
         if root.printed_s is not None and root.printed_s >= _AGED_S:
@@ -623,7 +623,7 @@ def _in_rows(text: str) -> str:
     return row if row == text or row.endswith((". …", "; …")) else cut(text, 2 * WIDTH)
 
 
-def how_it_ended(failure: Failure) -> str:
+def describe_exit(failure: Failure) -> str:
     """Describe how a worker ended, as part of a line in the list of consequences and in JSON."""
     return _consequence(failure, many=False)
 

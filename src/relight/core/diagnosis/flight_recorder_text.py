@@ -15,9 +15,9 @@ from relight.base.text import format_ranks
 from relight.core.diagnosis.excerpts import WIDTH, cut
 from relight.core.failure import Collective, Failure
 
-MOST_GROUPS = 8
+MAX_GROUPS = 8
 """Maximum number of process groups to compare per rank. Those it is waiting in come first."""
-_MOST_SIZES = 60
+_MAX_SIZES = 60
 """Maximum number of characters for tensor sizes."""
 _DEFAULT = "default_pg"
 """Torch's name for the group of all ranks."""
@@ -50,7 +50,7 @@ def last_collectives(dump: object) -> tuple[Collective, ...]:
         if not entry.is_p2p and entry.process_group:
             last[entry.process_group[0]] = entry
     found = [_collective(entry) for entry in last.values()]
-    return tuple(sorted(found, key=lambda each: each.is_done)[:MOST_GROUPS])
+    return tuple(sorted(found, key=lambda each: each.is_done)[:MAX_GROUPS])
 
 
 def lines(failures: Iterable[Failure], most: int = 7) -> list[str]:
@@ -69,18 +69,18 @@ def lines(failures: Iterable[Failure], most: int = 7) -> list[str]:
         absent = known.keys() - last.keys() if group == _DEFAULT else set()
         same = len({each[:4] for each in last.values()}) == 1 and not absent
         if len(known) > 1 and not (same and all(each.is_done for each in last.values())):
-            rows += _of_group(last, absent)
+            rows += _format_group(last, absent)
     if len(rows) > most - 1:
         rows = [*rows[: most - 2], f"  … and {len(rows) - most + 2} more lines"]
     return ["torch's flight recorder:", *rows] if rows and most > 2 else []
 
 
-def _of_group(last: Mapping[int, Collective], absent: Iterable[int]) -> list[str]:
+def _format_group(last: Mapping[int, Collective], absent: Iterable[int]) -> list[str]:
     """Return a line for all ranks of a group with the same last collective, furthest first."""
-    ranks_of: dict[Collective, list[int]] = {}
+    ranked_workers: dict[Collective, list[int]] = {}
     for rank, each in sorted(last.items()):
-        ranks_of.setdefault(each, []).append(rank)
-    ordered = sorted(ranks_of.items(), key=lambda item: (-item[0].number, -len(item[1])))
+        ranked_workers.setdefault(each, []).append(rank)
+    ordered = sorted(ranked_workers.items(), key=lambda item: (-item[0].number, -len(item[1])))
     furthest, rows = ordered[0][0].number, []
     for each, ranks in ordered:
         be, have = ("are", "have") if len(ranks) > 1 else ("is", "has")
@@ -107,7 +107,7 @@ def _collective(entry: DumpEntry) -> Collective:
         group=f"group {name}" if unnamed else description,
         number=entry.collective_seq_id,
         name=entry.profiling_name.rpartition(":")[2],  # gloo:all_reduce
-        sizes=cut(sizes, _MOST_SIZES),
+        sizes=cut(sizes, _MAX_SIZES),
         is_done=entry.retired or entry.state == "completed",
     )
 

@@ -15,12 +15,12 @@ from typing import NamedTuple
 from relight.base.errors import EXIT_HUNG
 from relight.base.text import format_duration, format_ranks
 from relight.core.diagnosis import blame, stack_text
-from relight.core.diagnosis.excerpts import WIDTH, cut, cut_left, excerpt, headline, rows_of
+from relight.core.diagnosis.excerpts import WIDTH, count_rows, cut, cut_left, excerpt, headline
 from relight.core.failure import ErrorReport, Failure, FailureKind
 
 _ROWS = 25
-_MOST_GROUPS = 8
-_MOST_RAISED = 2 * WIDTH
+_MAX_GROUPS = 8
+_MAX_RAISED = 2 * WIDTH
 _STATES = (" is ", " has ", " runs ")
 _MANY = {" is ": " are ", " has ": " have ", " runs ": " run "}
 _UNKNOWN = ": location unknown"
@@ -75,7 +75,7 @@ class Hang(NamedTuple):
         end = [f"exit code {self.exit_code}; {verdict}"]
         ranks = [root, *self.same, *(each for group in self.others for each in group)]
         elsewhere = [*self._elsewhere(), *flight_recorder_text.lines(ranks)]
-        room = _ROWS - rows_of([f"relight: {lines[0]}", *lines[1:], *elsewhere, *end]) - 3
+        room = _ROWS - count_rows([f"relight: {lines[0]}", *lines[1:], *elsewhere, *end]) - 3
         stack = [f"  {line}" for line in root.doing.stack] if root.doing else []
         shown = raised.lines if raised is not None else stack
         lines += ["", *excerpt(shown, room), ""] if shown and room > 0 else [""]
@@ -122,8 +122,8 @@ class Hang(NamedTuple):
         ended = [f"  {format_ranks(over)} had already exited with code 0"] if over else []
         if not (self.others or ended):
             return ["all ranks are at the same place"]
-        rows = [cut(f"  {_line(group)}", WIDTH) for group in self.others[:_MOST_GROUPS]]
-        left = [failure.rank for group in self.others[_MOST_GROUPS:] for failure in group]
+        rows = [cut(f"  {_line(group)}", WIDTH) for group in self.others[:_MAX_GROUPS]]
+        left = [failure.rank for group in self.others[_MAX_GROUPS:] for failure in group]
         rows += [cut(f"  {format_ranks(left)} elsewhere", WIDTH)] if left else []
         return ["other ranks:", *rows, *ended]
 
@@ -159,7 +159,7 @@ def raised_before(failure: Failure) -> ErrorReport | None:
     if doing is None or doing.in_program or report is None:
         return None
     ended = report.kind in (FailureKind.RAISED, FailureKind.RECORDED)
-    blames = blame.of(report, failure.last_lines, failure.words)
+    blames = blame.determine(report, failure.last_lines, failure.words)
     return report if ended and blames is not blame.Blame.PEER else None
 
 
@@ -192,7 +192,7 @@ def _exception(failure: Failure) -> str:
     report = raised_before(failure)
     if report is None:
         return ""
-    said = headline(report, _MOST_RAISED)
+    said = headline(report, _MAX_RAISED)
     return f"{report.type}: {said}" if said else report.type
 
 

@@ -84,7 +84,7 @@ def words(stderr_tail: str, stdout_tail: str, elsewhere: Collection[str] = ()) -
     Args:
         stderr_tail: the end of stderr.
         stdout_tail: the end of stdout.
-        elsewhere: the lines printed by healthy ranks, as returned by `lines_of`.
+        elsewhere: the lines printed by healthy ranks, as returned by `lines_without_numbers`.
     """
     before, after = map(_telling, besides(stderr_tail))
     if after and without_numbers(after[-1]) not in elsewhere:
@@ -121,7 +121,7 @@ def weighed(report: ErrorReport, more: str) -> ErrorReport:
     return report._replace(doubt=f"it printed more after that: {more}")
 
 
-def lines_of(texts: Iterable[str]) -> frozenset[str]:
+def lines_without_numbers(texts: Iterable[str]) -> frozenset[str]:
     """Return the lines of the given texts, without numbers."""
     return frozenset(without_numbers(line.strip()) for text in texts for line in text.split("\n"))
 

@@ -44,7 +44,7 @@ class PrintedTraceback:
         """Return when to inspect the worker and call `looked`, or None for never."""
         return self._due
 
-    def looked(self, program: Program, now: float, size: int = 0) -> None:
+    def on_inspected(self, program: Program, now: float, size: int = 0) -> None:
         """Process an inspection of the worker. `size` is the maximum number of bytes that it can
         have printed by then.
         """

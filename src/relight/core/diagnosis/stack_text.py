@@ -16,7 +16,7 @@ from typing import NamedTuple
 from relight.base.text import format_ranks, pluralize
 from relight.core.failure import WorkerState
 
-MOST_LINES = 10
+MAX_LINES = 10
 _FEW = 24
 """Maximum number of characters for rank numbers. If there are more, the ranks are counted."""
 _SHOWN, _REASON = 160, 320
@@ -55,7 +55,7 @@ _BOOTSTRAP = re.compile(r"/multiprocessing/process\.py$")
 """Where such a process begins. Below that, a forked process has its parent's frames."""
 _FETCH = re.compile(r"/torch/utils/data/_utils/fetch\.py$")
 """Where a data loader process reads data. The data set may come from a library."""
-_MOST_FRAMES = 30
+_MAX_FRAMES = 30
 _GENERIC = re.compile(r"wrapper|inner|wrapped|decorate_\w+|new_func|\w*_fn")
 """Functions that decorators put around the function that the user has called."""
 _IDLE_CALLS = ("futex", "restart_syscall")
@@ -187,13 +187,13 @@ def groups(stacks: Mapping[int, ProcessStack | str]) -> list[RankGroup]:
     Args:
         stacks: the stack of each rank, or the reason for a missing stack as a string.
     """
-    ranks_of: dict[tuple[object, ...], list[int]] = {}
+    ranked_workers: dict[tuple[object, ...], list[int]] = {}
     first_of: dict[tuple[object, ...], tuple[str, bool, bool]] = {}
     for rank, stack in sorted(stacks.items()):
         key, text, has_stack = _describe(stack)
-        ranks_of.setdefault(key, []).append(rank)
+        ranked_workers.setdefault(key, []).append(rank)
         first_of.setdefault(key, (text, has_stack, _expects_peers(stack)))
-    found = [RankGroup(tuple(ranks), *first_of[key]) for key, ranks in ranks_of.items()]
+    found = [RankGroup(tuple(ranks), *first_of[key]) for key, ranks in ranked_workers.items()]
     return sorted(found, key=_likeliest_first)
 
 
@@ -227,7 +227,7 @@ def doing(stack: ProcessStack | str, child: ProcessStack | None = None) -> Worke
     """
     _, text, has_stack = _describe(stack)
     thread = None if isinstance(stack, str) or not has_stack else main_thread(stack)
-    lines = traceback_lines(thread.frames[:_MOST_FRAMES]) if thread else []
+    lines = traceback_lines(thread.frames[:_MAX_FRAMES]) if thread else []
     if child is not None:
         loads = thread is not None and any(_OF_LOADER.search(each.file) for each in _called(thread))
         name = "loader process" if loads else "child process"
@@ -235,7 +235,7 @@ def doing(stack: ProcessStack | str, child: ProcessStack | None = None) -> Worke
         text += f", whose {name}{' is' if at.startswith(' in ') else ''}{at}"
         inner = main_thread(child)
         lines.append(f"{name} {child.pid}:")
-        lines += traceback_lines(inner.frames[:_MOST_FRAMES]) if inner else []
+        lines += traceback_lines(inner.frames[:_MAX_FRAMES]) if inner else []
     handled = thread.handled if thread else None
     return WorkerState(
         text,
@@ -276,8 +276,8 @@ def render(
         found: the groups.
         named: returns the names of their processes; None for `few_or_many`.
     """
-    lines = [line(group, named) for group in found[:MOST_LINES]]
-    more = len(found) - MOST_LINES
+    lines = [line(group, named) for group in found[:MAX_LINES]]
+    more = len(found) - MAX_LINES
     if more > 0:
         lines.append(f"… and {pluralize(more, 'more group')}")
     return lines

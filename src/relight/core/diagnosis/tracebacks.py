@@ -181,7 +181,7 @@ _MESSAGE = 100
 the lines before them. A program that continued after an exception may also print lines that
 resemble each other, but not after a colon, and not indented.
 """
-_MOST_LINES = 200
+_MAX_LINES = 200
 """Maximum number of lines in a report. The middle of a longer one is left out."""
 _LATER = 50
 """An exit prints fewer lines than this. An exception followed by more did not end the process."""
@@ -276,7 +276,7 @@ def from_error_file(text: str) -> ErrorReport | None:
     report = from_stderr(details)
     if report is None:
         lines = clean(details).rstrip().split("\n") if details.strip() else []
-        shown = tuple(without_middle(lines, _MOST_LINES))
+        shown = tuple(without_middle(lines, _MAX_LINES))
         return ErrorReport(FailureKind.RECORDED, kind, text, "", "", shown)
     if not message.strip():
         kind, text = report.type, report.message
@@ -339,7 +339,7 @@ def _raised(lines: Sequence[str], group: Sequence[tuple[_Traceback, bool]]) -> l
         telling.clear()
 
     for traceback, quoted in group:
-        if quoted and _raises_again(lines, raised[-1], traceback):
+        if quoted and _is_reraise(lines, raised[-1], traceback):
             quoting += raised.pop().stack
         elif quoted:
             telling.append(raised.pop())
@@ -358,7 +358,7 @@ def _raised(lines: Sequence[str], group: Sequence[tuple[_Traceback, bool]]) -> l
     return raised
 
 
-def _raises_again(lines: Sequence[str], outer: _Raised, traceback: _Traceback) -> bool:
+def _is_reraise(lines: Sequence[str], outer: _Raised, traceback: _Traceback) -> bool:
     """Return whether an exception re-raises the exception whose traceback its message quotes, on
     behalf of another process or thread, rather than merely reporting it.
     """
@@ -415,7 +415,7 @@ def _traceback(lines: Sequence[str], start: int, foreign: int) -> tuple[_Traceba
         line = lines[number]
         if line and not line.startswith(" "):
             if is_exception(line):
-                end = _end_of_message(lines, number)
+                end = _find_message_end(lines, number)
                 return _Traceback(start, number, end), end
             foreign -= 1
             if foreign < 0:
@@ -443,7 +443,7 @@ def _is_in_box(lines: Sequence[str]) -> bool:
     return box is not None and not _GROUP.match(box)
 
 
-def _end_of_message(lines: Sequence[str], exception: int) -> int:
+def _find_message_end(lines: Sequence[str], exception: int) -> int:
     end = exception + 1
     if _is_whole(lines, exception):
         return end
@@ -577,7 +577,7 @@ def _with_quoted(
     type_, message = _split(in_box(lines[last.exception]))
     where, _ = _place(lines, last.stack)
     shown = (*report.lines, *_shown(lines, quoted, quoted.end))
-    report = report._replace(lines=tuple(without_middle(shown, _MOST_LINES)))
+    report = report._replace(lines=tuple(without_middle(shown, _MAX_LINES)))
     if report.cause:
         return report
     return report._replace(cause=f"{type_}: {message}" if message else type_, cause_where=where)
@@ -600,12 +600,12 @@ def _was_handled(
     if any(_WITHOUT_STARTERS.match(line) for line in before):
         return False
     outermost = last.stack[0]
-    return not (program.is_function or _is_outermost(lines, outermost)) or _is_of_other(
+    return not (program.is_function or _is_outermost(lines, outermost)) or _is_other_program(
         lines, outermost, program.script
     )
 
 
-def _is_of_other(lines: Sequence[str], traceback: _Traceback, script: str) -> bool:
+def _is_other_program(lines: Sequence[str], traceback: _Traceback, script: str) -> bool:
     """Return whether a traceback begins in a program other than the worker's script."""
     if not script or lines[traceback.start] != HEADER:
         return False
@@ -623,11 +623,11 @@ def _shown(lines: Sequence[str], chain: _Chain, end: int) -> tuple[str, ...]:
     if is_header(stack[0]) and not _BOX.match(stack[0]):
         stack[0] = HEADER
     message = lines[exception:end]
-    if len(stack) + len(message) <= _MOST_LINES:
+    if len(stack) + len(message) <= _MAX_LINES:
         return (*stack, *message)
-    half = _MOST_LINES // 2
-    size = min(len(message), max(half, _MOST_LINES - len(stack)))
-    return (*without_middle(stack, _MOST_LINES - size), *without_middle(message, size))
+    half = _MAX_LINES // 2
+    size = min(len(message), max(half, _MAX_LINES - len(stack)))
+    return (*without_middle(stack, _MAX_LINES - size), *without_middle(message, size))
 
 
 def _type(lines: Sequence[str], raised: _Raised) -> str:
@@ -709,7 +709,7 @@ def _crash(lines: Sequence[str]) -> tuple[int, ErrorReport] | None:
     if not shown:
         return None
     start = min(number for number in (fatal, terminate) if number is not None)
-    lines = without_middle(shown, _MOST_LINES)
+    lines = without_middle(shown, _MAX_LINES)
     return start, ErrorReport(
         FailureKind.CRASHED, type_, message[:_LIMIT], where, source, tuple(lines)
     )
@@ -734,7 +734,7 @@ def _stack(lines: Sequence[str], fatal: int) -> tuple[int, int]:
     if first is None:
         return fatal + 1, fatal + 1
     number = begin = first
-    while number < len(lines) and _is_of_stack(lines[number]):
+    while number < len(lines) and _is_stack_line(lines[number]):
         if lines[number].startswith("Current thread"):
             begin = number
             break
@@ -747,7 +747,7 @@ def _stack(lines: Sequence[str], fatal: int) -> tuple[int, int]:
     return begin, end
 
 
-def _is_of_stack(line: str) -> bool:
+def _is_stack_line(line: str) -> bool:
     # A C++ thread that has run Python code before is listed without frames.
     return bool(_STACK.match(line) or frame_of(line)) or line.strip() == _NO_FRAME
 

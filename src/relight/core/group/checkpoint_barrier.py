@@ -27,7 +27,7 @@ _LONGEST_S = 15.0
 """Time limit in seconds while a node that has not answered is silent. It is at most half of the
 time that workers have to save a checkpoint.
 """
-_AGAIN_S = 1.0
+_RETRY_S = 1.0
 _MARGIN_GROWS = 8
 
 
@@ -94,7 +94,7 @@ class Agreement:
         """
         waits = any(node in self._unanswered for node in silent)
         if waits and self.until < self._silent_until:
-            self.until = min(max(self.until, now + _AGAIN_S), self._silent_until)
+            self.until = min(max(self.until, now + _RETRY_S), self._silent_until)
         if now >= self.until:
             return AT_ONCE
         if self._unanswered:

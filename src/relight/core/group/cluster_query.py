@@ -18,8 +18,8 @@ from relight.core.group.messages import Answer, Join, NodeAnswered, Question
 
 LIMIT_S = 1.0
 """Time limit for an answer in seconds. Slower nodes are shown without an answer."""
-_MOST_OPEN = 8
-_MOST_CHARS = 8 << 20
+_MAX_OPEN = 8
+_MAX_CHARS = 8 << 20
 """Size limit for all answers to one question. They share the connection with heartbeats, so they
 must not fill it.
 """
@@ -39,7 +39,7 @@ class _Open:
         self.awaited = {join.node for join in every if join.answers}
         self.askers: dict[str, None] = {}
         self.answers: dict[str, str] = {}
-        self.room = _MOST_CHARS
+        self.room = _MAX_CHARS
 
     def take(self, node: str, answer: str) -> None:
         """Keep the first answer from each awaited node, as long as the size limit allows."""
@@ -49,7 +49,7 @@ class _Open:
                 self.room -= len(answer)
                 self.answers[node] = answer
 
-    def told(self) -> list[Send]:
+    def replies(self) -> list[Send]:
         """Return the messages to the nodes that sent the question."""
         messages = [
             NodeAnswered(self.question, host, self.answers.get(node), len(self.hosts) - number)
@@ -78,7 +78,7 @@ class Questions:
             if each.question == question:
                 each.askers[node] = None
                 return number, []
-        if len(self._open) >= _MOST_OPEN:
+        if len(self._open) >= _MAX_OPEN:
             return -1, []
         self._latest += 1
         opened = self._open[self._latest] = _Open(question, joins)
@@ -102,4 +102,4 @@ class Questions:
         already ended.
         """
         opened = self._open.pop(number, None)
-        return [] if opened is None else opened.told()
+        return [] if opened is None else opened.replies()

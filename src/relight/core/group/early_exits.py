@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 from relight.base.text import format_duration, format_names, format_ranks
 
-LEAST_S = 5.0
-_MOST_S, _SHARE = 600.0, 0.05
+MIN_S = 5.0
+_MAX_S, _SHARE = 600.0, 0.05
 
 
 class EarlyExits:
@@ -45,8 +45,8 @@ class EarlyExits:
         first = self._first
         if first is None:
             return None
-        wait_s = min(max(LEAST_S, _SHARE * (first - self._began)), _MOST_S)
-        return first + min(self._factor * wait_s, _MOST_S)
+        wait_s = min(max(MIN_S, _SHARE * (first - self._began)), _MAX_S)
+        return first + min(self._factor * wait_s, _MAX_S)
 
     def is_due(self, now: float) -> bool:
         """Return whether to report now. After that, the next report is due only once more ranks or
@@ -63,7 +63,7 @@ class EarlyExits:
         return [now - at for at in self.at.values()]
 
 
-def of_ranks(
+def describe_ranks(
     finished: Sequence[int], ages_s: Sequence[float], running: Sequence[int], where: str = ""
 ) -> str:
     """Return the line about ranks, `rank 1 finished 40 s ago with exit code 0; rank 0 is still …`.
@@ -79,7 +79,7 @@ def of_ranks(
     return f"{format_ranks(finished)} {_finished(ages_s)}; {others}"
 
 
-def of_nodes(finished: Sequence[str], ages_s: Sequence[float], running: Sequence[str]) -> str:
+def describe_nodes(finished: Sequence[str], ages_s: Sequence[float], running: Sequence[str]) -> str:
     """Return the line about nodes. All ranks of the finished nodes have finished, and each of the
     other nodes still has running ranks.
     """

@@ -42,7 +42,7 @@ def compare(
 def _sentence(name: str, hosts_by_value: Mapping[str, Sequence[str]]) -> str:
     values = sorted(hosts_by_value, key=lambda v: (len(hosts_by_value[v]), natural(v)))
     short = _shorten(values)
-    parts = [f"{short[v]} on {names_of(hosts_by_value[v])}" for v in values[:_MAX_VALUES]]
+    parts = [f"{short[v]} on {format_hosts(hosts_by_value[v])}" for v in values[:_MAX_VALUES]]
     if len(values) > _MAX_VALUES:
         rest = len(values) - _MAX_VALUES
         parts.append(f"{rest} other value{'s' * (rest > 1)} elsewhere")
@@ -58,7 +58,7 @@ def by_value(values: Iterable[tuple[T, str]]) -> dict[T, list[str]]:
     return hosts_by_value
 
 
-def names_of(hosts: Iterable[str]) -> str:
+def format_hosts(hosts: Iterable[str]) -> str:
     """Format host names for users; long lists are shortened."""
     names = sorted(hosts, key=natural)
     if len(names) <= _MAX_HOSTS:

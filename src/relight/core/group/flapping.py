@@ -8,7 +8,7 @@ Probation lasts twice as long as the last call, and four times as long from then
 _SOON_S = 60.0
 """A node lost after a longer stay does not count as flapping."""
 _DOUBLINGS = 2
-_MOST_HOSTS = 10_000
+_MAX_HOSTS = 10_000
 
 
 class Flapping:
@@ -21,7 +21,7 @@ class Flapping:
         """Count a node on this host that was lost or left."""
         if stayed_s >= _SOON_S:
             self._times.pop(host, None)
-        elif host in self._times or len(self._times) < _MOST_HOSTS:
+        elif host in self._times or len(self._times) < _MAX_HOSTS:
             self._times[host] = self._times.get(host, 0) + 1
 
     def times(self, host: str) -> int:

@@ -19,7 +19,7 @@ class Differences:
     def __init__(self) -> None:
         self._kinds: dict[str, dict[str, str]] = {}  # the facts of one host for each distinct set
 
-    def of(self, join: Join) -> list[str]:
+    def unusual(self, join: Join) -> list[str]:
         """Return a line for each fact whose value differs from all other nodes."""
         kinds = self._kinds
         if join.facts in kinds.values() or len(kinds) >= _MAX_KINDS:

@@ -27,7 +27,7 @@ from relight.core.group.messages import FromAgent, Join
 from relight.events.event_lines import Line
 from relight.events.event_types import GroupBegan, GroupStep, Tick
 
-_MOST_SHOWN = 160
+_MAX_SHOWN = 160
 Seen = NodeSilent | NodeHeard | NodeLost | Slept
 """A coordinator's inputs other than messages from nodes."""
 
@@ -54,8 +54,8 @@ class GroupRecorder:
 
     def step(self, event: Event, now: float, effects: Iterable[Effect]) -> None:
         """Write one step."""
-        told = [_of_effect(effect) for effect in effects]
-        self._write(GroupStep(self._job, now, _of_input(event), told))
+        told = [_effect_record(effect) for effect in effects]
+        self._write(GroupStep(self._job, now, _input_record(event), told))
 
 
 class Step(NamedTuple):
@@ -97,7 +97,7 @@ def replay(lines: Iterable[Line]) -> Iterator[Step]:
             number += 1
             if not isinstance(job, str) or job not in groups:
                 raise Malformed(f"step {number} belongs to a group whose start is not in the log")
-            now, event, recorded = _step_of(line, number)
+            now, event, recorded = _parse_step(line, number)
             first = now if first is None else first
             yield groups[job].step(number, now - first, now, event, recorded)
 
@@ -116,19 +116,19 @@ class _Group:
             case Received(node, Join(host=host)):
                 self._hosts[node] = host
         membership = self._membership
-        effects = [_of_effect(effect) for effect in membership.step(event, now)]
+        effects = [_effect_record(effect) for effect in membership.step(event, now)]
         return Step(
             number,
             at,
             self._job,
-            self._in_words(_of_input(event)),
+            self._format_record(_input_record(event)),
             membership.state,
             membership.explain(now),
-            tuple(map(self._in_words, effects)),
-            None if effects == recorded else tuple(map(self._in_words, recorded)),
+            tuple(map(self._format_record, effects)),
+            None if effects == recorded else tuple(map(self._format_record, recorded)),
         )
 
-    def _in_words(self, told: Message) -> str:
+    def _format_record(self, told: Message) -> str:
         """Format an input or an effect as one line."""
         name = str(told.get("node", ""))
         node = self._hosts.get(name, name)
@@ -151,10 +151,10 @@ def _in_line(message: Message) -> str:
                 yield f"{before}{key}={value}"
 
     text = " ".join(" ".join(words(message)).split())
-    return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 1]}…"
+    return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 1]}…"
 
 
-def _of_input(event: Event) -> Message:
+def _input_record(event: Event) -> Message:
     match event:
         case Received(node, message):
             return {"type": "received", "node": node, "message": fields.to_json(message)}
@@ -164,25 +164,25 @@ def _of_input(event: Event) -> Message:
             return {"type": "tick"}
 
 
-def _of_effect(effect: Effect) -> Message:
+def _effect_record(effect: Effect) -> Message:
     if isinstance(effect, Drop):
         return fields.to_json(effect)
     return {"type": "send", "node": effect.node, "message": fields.to_json(effect.message)}
 
 
-def _step_of(line: Line, number: int) -> tuple[float, Event, list[Any]]:
+def _parse_step(line: Line, number: int) -> tuple[float, Event, list[Any]]:
     now, found, effects = (line.fields.get(key) for key in ("now", "input", "effects"))
     if not isinstance(found, dict) or not isinstance(effects, list):
         raise Malformed(f"step {number} has no input or no effects")
     if not isinstance(now, int | float):
         raise Malformed(f"step {number} has no time")
     try:
-        return float(now), _input_of(found), effects
+        return float(now), _parse_input(found), effects
     except Malformed as error:
         raise Malformed(f"step {number}: {error}") from None
 
 
-def _input_of(found: Message) -> Event:
+def _parse_input(found: Message) -> Event:
     match found:
         case {"type": "tick"}:
             return Tick()

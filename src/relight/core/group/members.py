@@ -108,7 +108,7 @@ class Members:
         """
         node, notes = join.node, list[tuple[str, str]]()
         if node not in self._by_node:
-            for text in self._differences.of(join):
+            for text in self._differences.unusual(join):
                 notes += [(each, text) for each in (node, *list(self._by_node)[:1])]
             member = self._by_node[node] = Member(join, self._arrivals, now)
             if self._flapping is not None:

@@ -152,7 +152,7 @@ class _StopDeadlines:
 
     Attributes:
         message: the order sent to the nodes.
-        tell_at: when to report to all nodes which ones the stop is waiting for; None if that has
+        report_at: when to report to all nodes which ones the stop is waiting for; None if that has
             been reported.
         drop_at: when to drop nodes that are not ready; None for never.
         dropped: the nodes that were dropped.
@@ -160,13 +160,13 @@ class _StopDeadlines:
 
     def __init__(self, message: StopWorkers, now: float) -> None:
         self.message = message
-        self.tell_at: float | None = now + _TELL_STOP_AFTER_S
+        self.report_at: float | None = now + _TELL_STOP_AFTER_S
         self.drop_at: float | None = None
         self.dropped: set[str] = set()
 
     def deadlines(self) -> list[float]:
         """Return the pending deadlines."""
-        return [at for at in (self.tell_at, self.drop_at) if at is not None]
+        return [at for at in (self.report_at, self.drop_at) if at is not None]
 
     def wait_for(self, stop_s: float | None, now: float) -> None:
         """Wait for one more node."""
@@ -182,7 +182,7 @@ class _GenerationCounter:
         """The known generation with the highest number."""
         self.origin = origin
 
-    def hear_of(self, generation: GenerationId) -> None:
+    def record_generation(self, generation: GenerationId) -> None:
         """Record a generation that a node reported."""
         latest = self.latest
         if latest.number < generation.number < _MAX_NUMBER:
@@ -441,7 +441,7 @@ class Membership:
         stopping = self._ending.stopping
         assert stopping is None or not stopping.dropped & live
         assert len(roster) <= self.settings.max_nodes
-        assert self.restart <= self._most_restarts()
+        assert self.restart <= self._max_restarts()
         assert self.generation.number <= self._numbers.latest.number
         assert (self.end is not None) == (self.state is GroupState.ENDED)
         assert self.end is None or self.members.reachability is None
@@ -472,12 +472,12 @@ class Membership:
         if refusal := self.members.refusal(join):
             self._send(join.node, JobEnded(EXIT_USAGE, refusal, (), None))
             if self.state is GroupState.GATHERING:  # the others would wait in vain
-                self._tell_all(f"{join.host} can't join: {refusal}")
+                self._broadcast(f"{join.host} can't join: {refusal}")
             return
         if not self.members and self.state is GroupState.GATHERING:
             self._gathering.since = now
         if join.met_coordinator and join.node not in self.members:
-            self._others_may_run(now)
+            self._hold_first_generation(now)
         for node, text in self.members.admit(join, now):
             self._send(node, Note(text))
         self._wait_reasons.after_join(now)
@@ -495,15 +495,15 @@ class Membership:
         generation, node = announce.generation, member.node
         place, size = announce.group_rank, announce.group_world_size
         possible = 0 <= place < size <= self.settings.max_nodes and generation.number < _MAX_NUMBER
-        self._numbers.hear_of(generation)
+        self._numbers.record_generation(generation)
         nothing_known = self.state in (GroupState.GATHERING, GroupState.RECOVERING)
         if possible and nothing_known and self._outranks(announce):
             for older in list(self.roster.group_ranks):
                 self._evict_stale(self.members[older], now)
             self.state, self.generation = GroupState.RECOVERING, generation
-            self.restart = min(max(self.restart, announce.restart), self._most_restarts())
+            self.restart = min(max(self.restart, announce.restart), self._max_restarts())
             self.roster, self._ending = Roster([None] * size), _Teardown(now)
-            self.roster.may_be_over = announce.may_be_over
+            self.roster.may_be_superseded = announce.may_be_superseded
             self._recover_until = self._until_others_are_back(now)
         live = self.state in (GroupState.RUNNING, GroupState.RECOVERING, GroupState.STOPPING)
         known = possible and live and (generation, size) == (self.generation, len(self.roster))
@@ -512,7 +512,7 @@ class Membership:
         if not known or not self.roster.take(node, place):
             self._evict_stale(member, now)
             return
-        self.roster.may_be_over = self.roster.may_be_over and announce.may_be_over
+        self.roster.may_be_superseded = self.roster.may_be_superseded and announce.may_be_superseded
         self._ending.addresses[node] = member.join.address
         if self.state is GroupState.RECOVERING:
             self._ending.saves |= announce.saves
@@ -529,7 +529,9 @@ class Membership:
                 self._send(node, CheckpointLimit(self.generation, self._ending.agreement.limit))
         if announce.done:
             self._succeed(node, now)
-        elif self.state is GroupState.RECOVERING and not (announce.may_be_over or announce.ended):
+        elif self.state is GroupState.RECOVERING and not (
+            announce.may_be_superseded or announce.ended
+        ):
             # The others could only have continued without it after its lease was over, so this
             # generation is live. Waiting for them first would freeze its workers.
             self._send(node, Confirm(self.generation, recovers=True))
@@ -551,7 +553,7 @@ class Membership:
         """
         number, before = announce.generation.number, self.generation.number
         if self.state is GroupState.RECOVERING and announce.generation != self.generation:
-            sure, sure_before = not announce.may_be_over, not self.roster.may_be_over
+            sure, sure_before = not announce.may_be_superseded, not self.roster.may_be_superseded
             return (sure, number) > (sure_before, before)
         return number > before
 
@@ -562,7 +564,7 @@ class Membership:
         assert self._began_at is not None
         return max(now + self.settings.rejoin_grace_s, self._began_at + self.settings.lost_after_s)
 
-    def _others_may_run(self, now: float) -> None:
+    def _hold_first_generation(self, now: float) -> None:
         """Delay the first generation while workers may still be running on a lease from a former
         coordinator.
         """
@@ -619,8 +621,8 @@ class Membership:
         current = node in self.roster and getattr(message, "generation", None) == self.generation
         match message:
             case NodeReady():
-                self._numbers.hear_of(message.generation)
-                self._numbers.hear_of(message.latest)
+                self._numbers.record_generation(message.generation)
+                self._numbers.record_generation(message.latest)
                 if node in self.roster and not (current or member.idle):
                     return  # an outdated message
                 self._on_ready(member, message, current, now)
@@ -695,9 +697,9 @@ class Membership:
                 )
             self.roster.deactivate(node)
         if self.generation == NO_GENERATION:  # a new coordinator learns the restart count
-            self.restart = max(self.restart, min(ready.restart, self._most_restarts()))
+            self.restart = max(self.restart, min(ready.restart, self._max_restarts()))
             if self._numbers.latest.number >= 0:
-                self._others_may_run(now)
+                self._hold_first_generation(now)
         asks = ready.prober is not None and self.end is None
         if asks and self.members.reachability is None:
             from relight.core.group.reachability import Reachability
@@ -742,7 +744,7 @@ class Membership:
             self._effects.append(Drop(node))
             self._lose(self.members[node], f"was lost: {silence.reason(node, now)}", now)
         for line in silence.news(now):
-            self._tell_all(line)
+            self._broadcast(line)
         reachability = self.members.reachability
         if reachability is not None and reachability.is_over(now):
             self._leave_out_unreachable(reachability, now)
@@ -760,13 +762,13 @@ class Membership:
         ):
             self._after_stop(now)
         if self.state not in (GroupState.STOPPING, GroupState.RECOVERING):
-            self._let_go()
+            self._release_departed()
         if self.state is GroupState.GATHERING:
             self._while_gathering(now)
         if self._wait_reasons.is_pending and now >= self._wait_reasons.at:
             self._send_wait_reasons(now)
 
-    def _let_go(self) -> None:
+    def _release_departed(self) -> None:
         """Notify departed nodes that wait for it that all workers have stopped."""
         for node, waits in self.members.leaving.items():
             if waits:
@@ -777,7 +779,7 @@ class Membership:
     def _wait_for_lost(self, until: float, now: float) -> None:
         lost = self.roster.lost > 0
         recovering = self.state is GroupState.RECOVERING
-        unsure = not lost and recovering and (self._may_be_over() or self._awaits_report())
+        unsure = not lost and recovering and (self._may_be_superseded() or self._awaits_report())
         if now < until and (self.roster.missing > 0 or unsure):
             return
         self._recover_until = None
@@ -799,11 +801,11 @@ class Membership:
             self._success_reports.is_pending = False
             self._confirm(self.roster.group_ranks)
 
-    def _may_be_over(self) -> bool:
+    def _may_be_superseded(self) -> bool:
         """Return whether nodes may announce a later generation. They can't if all nodes that may
         belong to this one are here without workers.
         """
-        return self.roster.may_be_over and not self._are_all_here(self.generation)
+        return self.roster.may_be_superseded and not self._are_all_here(self.generation)
 
     def _awaits_report(self) -> bool:
         """Return whether a node has yet to report how its workers ended."""
@@ -822,7 +824,7 @@ class Membership:
             self._finish(JobEnded(EXIT_OK, "all workers succeeded", (), None))
             return
         if self._ending.agreement is not None:
-            self._go_on_agreeing(self._ending.agreement, now)
+            self._continue_barrier(self._ending.agreement, now)
             return
         for node, preempted in self._ending.preempted.items():
             if node in self.roster:
@@ -835,7 +837,7 @@ class Membership:
             return
         early = self._ending.early_exits
         if early is not None and early.is_due(now):
-            self._tell_early_exits(early, now)
+            self._report_early_exits(early, now)
         if self._success_reports.is_pending and now >= self._success_reports.at:
             self._success_reports.is_pending, self._success_reports.at = (
                 False,
@@ -858,14 +860,14 @@ class Membership:
                 self._ending.membership_changed = True
                 self._stop(cause, now)
 
-    def _tell_early_exits(self, early: "EarlyExits", now: float) -> None:
+    def _report_early_exits(self, early: "EarlyExits", now: float) -> None:
         """Notify all nodes that some nodes' workers have succeeded while others are running."""
-        from relight.core.group.early_exits import of_nodes
+        from relight.core.group.early_exits import describe_nodes
 
         finished = [self._ending.hosts[group_rank] for group_rank in early.at]
         here = [node for node in self.roster.order if node in self.roster.active]
         running = [self.members[node].join.host for node in here if node is not None]
-        self._tell_all(of_nodes(finished, early.ages(now), running))
+        self._broadcast(describe_nodes(finished, early.ages(now), running))
 
     def _stop_hung(self, quiet_s: float, now: float) -> None:
         """Stop idle workers in the same way as after a failure."""
@@ -888,7 +890,7 @@ class Membership:
         for node in agreement.nodes:
             self._send(node, CheckpointLimit(self.generation, agreement.limit))
 
-    def _go_on_agreeing(self, agreement: "Agreement", now: float) -> None:
+    def _continue_barrier(self, agreement: "Agreement", now: float) -> None:
         before = agreement.limit
         call = agreement.conclude(now, self.members.silence)
         if call is not None:
@@ -929,11 +931,11 @@ class Membership:
 
     def _watch_stop(self, stopping: _StopDeadlines, now: float) -> None:
         """Report which nodes a stop is waiting for, and drop overdue nodes."""
-        if stopping.tell_at is not None and now >= stopping.tell_at:
+        if stopping.report_at is not None and now >= stopping.report_at:
             waited_for = len(self.members) > len(self.roster.active)  # other nodes are waiting
-            stopping.tell_at = None if waited_for else now + _TELL_STOP_AFTER_S
+            stopping.report_at = None if waited_for else now + _TELL_STOP_AFTER_S
             if waited_for:
-                self._tell_all(self.explain(now))
+                self._broadcast(self.explain(now))
         if stopping.drop_at is None or now < stopping.drop_at:
             return
         stopping.drop_at = None
@@ -952,9 +954,9 @@ class Membership:
             self._recover_until = now + self.settings.lost_after_s  # until their leases are over
             hosts = [member.join.host for member in late]
             self._cause = f"{format_names(hosts)} did not stop in time"
-            self._tell_all(group_messages.dropped(hosts))
+            self._broadcast(group_messages.dropped(hosts))
 
-    def _tell_all(self, text: str) -> None:
+    def _broadcast(self, text: str) -> None:
         for member in self.members:
             self._send(member.node, Note(text))
 
@@ -1012,7 +1014,7 @@ class Membership:
             self.history = RestartHistory(self.settings, self.restart, self._numbers.origin, now)
         return self.history
 
-    def _most_restarts(self) -> int:
+    def _max_restarts(self) -> int:
         return _MAX_NUMBER if self.settings.budget_renews else self.settings.max_restarts
 
     def _wait_before_next(self, delay_s: float, now: float) -> None:
@@ -1041,7 +1043,7 @@ class Membership:
             silence = self.members.silence  # because a silent survivor keeps its place
             back = (silence.lost_at(node) for node in silence if node in self.roster)
             return max(self._gathering.not_before, *back, 0.0)
-        over = 0.0 if self._is_full() else min(self._last_call_until(), self._gives_up_at())
+        over = 0.0 if self._is_full() else min(self._settle_deadline(), self._gives_up_at())
         return max(over, self._foreign_lease_expiry())
 
     def _gives_up_at(self) -> float:
@@ -1070,7 +1072,7 @@ class Membership:
             self.settings.needed == most or len(self.members.regular()) >= most
         )
 
-    def _last_call_until(self) -> float:
+    def _settle_deadline(self) -> float:
         """Return until when the group waits for more nodes, unless another one joins."""
         settle_timeout_s = self.settings.settle_timeout_s
         since = self._gathering.enough_since
@@ -1089,7 +1091,7 @@ class Membership:
         assert first.ready is not None
         if note := self.members.note_on(members):
             self._send(first.node, Note(note))
-        stay, refused = self._survivors_of(members)
+        stay, refused = self._select_survivors(members)
         self.generation, failed_host = self._numbers.next(), self._ending.failed_host
         self.state, self._ending = GroupState.RUNNING, _Teardown(now)
         self._ending.addresses = {member.node: member.join.address for member in members}
@@ -1112,7 +1114,7 @@ class Membership:
             stays = member.node in stay
             self._send(member.node, GenerationFormed(generation, place, survivors_stay=stays))
 
-    def _survivors_of(self, members: list[Member]) -> tuple[set[str], dict[str, str]]:
+    def _select_survivors(self, members: list[Member]) -> tuple[set[str], dict[str, str]]:
         """Return the nodes whose survivors stay, and why the survivors of other nodes don't."""
         if not any(member.ready is not None and member.ready.survivors for member in members):
             return set(), {}
@@ -1136,7 +1138,7 @@ class Membership:
         if self.state is GroupState.RUNNING:
             here = (self.members[node] for node in self.roster.order if node is not None)
             members = [*here, *members]
-        if reachability.until is None and reachability.must_try(m.node for m in members):
+        if reachability.until is None and reachability.must_probe(m.node for m in members):
             every = {m.node: m.join.address for m in (*members, *self.members.ready())}
             for node, message in reachability.begin(every.items(), now):
                 self._send(node, message)
@@ -1158,7 +1160,7 @@ class Membership:
             leaves = f"the node is leaving: {reason}"
             self._send(node, JobEnded(EXIT_MACHINE, leaves, report, None, others_run=True))
             self._lose(member, f"left: {reason}", now, orderly=True)
-            self._tell_all(f"{host} left: {reason}")
+            self._broadcast(f"{host} left: {reason}")
 
     def _in_rank_order(self, now: float) -> list[Member]:
         ready, settings = self.members.candidates(now), self.settings
@@ -1224,7 +1226,7 @@ class Membership:
         times = sorted(member.admitted_after for member in self.members.ready())
         segment_at = times[self.settings.segment - 1]
         together = [at for at in times if at <= segment_at + self.settings.settle_timeout_s]
-        return max(together[-1], self._last_call_until())
+        return max(together[-1], self._settle_deadline())
 
     def _newcomers(self, now: float) -> list[Member]:
         """Return the nodes to admit now."""

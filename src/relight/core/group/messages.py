@@ -41,7 +41,7 @@ class Announce(NamedTuple):
     gone: tuple[int, ...] = ()
 
     @property
-    def may_be_over(self) -> bool:
+    def may_be_superseded(self) -> bool:
         """Whether other nodes may be in a later generation that this node does not know about."""
         return self.lapsed or self.ended
 

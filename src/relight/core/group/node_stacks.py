@@ -18,7 +18,7 @@ from relight.core.diagnosis.stack_text import (
 )
 from relight.core.group.cluster_query import LIMIT_S
 
-_MOST_FRAMES = (100, 30, 10, 3)
+_MAX_FRAMES = (100, 30, 10, 3)
 """How many of the innermost frames to keep in each stack. The first limit that makes the answer fit
 into a message is used.
 """
@@ -61,7 +61,7 @@ def written(generation: int, stacks: Mapping[int, tuple[int, ProcessStack | str]
         stacks: for each rank, the pid and the stack, or the reason why the stack is missing.
     """
     text = ""
-    for most in _MOST_FRAMES:
+    for most in _MAX_FRAMES:
         text = json.dumps(fields.to_json(NodeStacks(generation, _shared(stacks, most))))
         if len(text) <= fields.MAX_ANSWER:
             break
@@ -142,7 +142,7 @@ def numbered(hosts: Iterable[str]) -> list[str]:
 def _shared(
     stacks: Mapping[int, tuple[int, ProcessStack | str]], most: int
 ) -> tuple[SharedStack, ...]:
-    ranks_of: dict[tuple[str, str, tuple[Frame, ...], str], dict[int, int]] = {}
+    ranked_workers: dict[tuple[str, str, tuple[Frame, ...], str], dict[int, int]] = {}
     for rank, (pid, stack) in sorted(stacks.items()):
         if isinstance(stack, str):
             key: tuple[str, str, tuple[Frame, ...], str] = ("", "", (), stack)
@@ -151,9 +151,9 @@ def _shared(
             frames = thread.frames[:most] if thread is not None else ()
             key = stack.state, thread.waits_in if thread is not None else "", frames, ""
             pid = stack.pid
-        ranks_of.setdefault(key, {})[rank] = pid
+        ranked_workers.setdefault(key, {})[rank] = pid
     return tuple(
-        SharedStack(tuple(pids), tuple(pids.values()), *key) for key, pids in ranks_of.items()
+        SharedStack(tuple(pids), tuple(pids.values()), *key) for key, pids in ranked_workers.items()
     )
 
 

@@ -23,7 +23,7 @@ from relight.core.group.messages import NodesProbed, StartProbes, Target
 
 _PATIENCE_S = 3.5
 """Time limit in seconds. The probes themselves end after 2.5 s."""
-_MOST_PEERS = 200
+_MAX_PEERS = 200
 """The maximum number of nodes that each node probes. In larger groups it probes the nodes that
 follow it in rank order, because messages and open files have limits.
 """
@@ -80,7 +80,7 @@ class Reachability:
         self._probers.pop(node, None)
         self._known.discard(node)
 
-    def must_try(self, nodes: Iterable[str]) -> bool:
+    def must_probe(self, nodes: Iterable[str]) -> bool:
         """Return whether these nodes must probe each other, because it is unknown whether they
         reach each other.
         """
@@ -106,7 +106,7 @@ class Reachability:
         targets = tuple(self._probers[node]._replace(address=at) for node, at in there.items())
         self._nodes, self._silent, self._failed = list(there), set(there), {}
         self._known, self.until = set(), now + _PATIENCE_S
-        size, twice = min(len(targets), 1 + _MOST_PEERS), targets + targets
+        size, twice = min(len(targets), 1 + _MAX_PEERS), targets + targets
         return [
             (node, StartProbes(self._cookie, 0, twice[number : number + size]))
             for number, node in enumerate(self._nodes)

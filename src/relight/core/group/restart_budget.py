@@ -143,7 +143,7 @@ class RestartHistory:
 
     def _used_up(self) -> str:
         settings = self._settings
-        reason = why_no_restart(settings)
+        reason = restart_refusal(settings)
         if self._repeats > 1:
             reason += f"; --restart-policy=smart would have saved {self._repeats - 1} of them"
         return reason
@@ -158,7 +158,7 @@ def _rule(settings: GroupSettings, exit_code: int) -> str:
     return ""
 
 
-def why_no_restart(settings: GroupSettings) -> str:
+def restart_refusal(settings: GroupSettings) -> str:
     """Return the reason for not restarting once all allowed restarts have been used."""
     budget, within = settings.max_restarts, ""
     if budget == 0:

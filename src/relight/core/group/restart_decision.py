@@ -18,7 +18,7 @@ from relight.core.group.restart_budget import GenerationRun, RestartHistory
 if TYPE_CHECKING:
     from relight.core.diagnosis.hang_text import Hang
 
-_MOST_SAME = 1000
+_MAX_SAME = 1000
 """Maximum number of ranks listed as failed in the same way. The list is sent to all nodes."""
 
 
@@ -91,12 +91,12 @@ def end(ended: GenerationEnd, reason: str, now: float) -> JobEnded:
     root = diagnosis.root
     report = diagnosis.render(formed_at=ended.formed_at, ended=root.when, verdict=reason)
     root = root._replace(at=root.at - now)  # relative, because nodes don't share a clock
-    same = tuple(failure.rank for failure in diagnosis.same[:_MOST_SAME])
+    same = tuple(failure.rank for failure in diagnosis.same[:_MAX_SAME])
     if not isinstance(diagnosis, Diagnosis):
         certainty = Certainty.UNKNOWN if diagnosis.is_unknown else Certainty.LIKELY
         return JobEnded(
             diagnosis.exit_code, cause, tuple(report), root, same_ranks=same, verdict=reason,
-            ranks=diagnosis.ranks[:_MOST_SAME], certainty=certainty.value, why=diagnosis.cause,
+            ranks=diagnosis.ranks[:_MAX_SAME], certainty=certainty.value, why=diagnosis.cause,
         )  # fmt: skip
     found = diagnosis.verdict
     symptom = found.symptom._replace(at=found.symptom.at - now)
@@ -107,7 +107,7 @@ def end(ended: GenerationEnd, reason: str, now: float) -> JobEnded:
         root=root,
         same_ranks=same,
         verdict=reason,
-        ranks=diagnosis.ranks[:_MOST_SAME],
+        ranks=diagnosis.ranks[:_MAX_SAME],
         certainty=found.certainty.value,
         why=found.why,
         symptom=None if found.symptom is found.root else symptom,

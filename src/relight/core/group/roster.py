@@ -41,7 +41,7 @@ class Roster:
         """Nodes whose workers have succeeded, with the time."""
         self.survivors: Collection[str] = ()
         """Nodes with workers that were in the previous generation."""
-        self.may_be_over = False
+        self.may_be_superseded = False
         """Whether a later generation may exist, because no node that announced this one rules it
         out.
         """

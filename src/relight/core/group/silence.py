@@ -40,7 +40,7 @@ class Silent(NamedTuple):
     began_at: float = float("inf")
 
     @property
-    def tell_at(self) -> float:
+    def report_at(self) -> float:
         """When to report the silence to users."""
         return self.since + TELL_AFTER_S
 
@@ -58,7 +58,7 @@ class Silence:
         self._lost_at: list[tuple[float, str]] = []  # a heap; may contain nodes that have returned
         self._untold: dict[str, None] = {}  # in the order they became silent
         self._returned: dict[str, float] = {}  # hosts with a reported silence, and its length
-        self._tell_at = 0.0
+        self._report_at = 0.0
         self._awake_at = float("-inf")
         """When this process last resumed after a suspension."""
         self._past: list[tuple[str, float, float]] = []
@@ -159,16 +159,16 @@ class Silence:
         times = [self._lost_at[0][0]] if self._lost_at else []
         if self._untold:
             first = self._nodes[next(iter(self._untold))]
-            times.append(max(self._tell_at, first.tell_at))
+            times.append(max(self._report_at, first.report_at))
         if self._returned:
-            times.append(self._tell_at)
+            times.append(self._report_at)
         return min(times, default=None)
 
     def news(self, now: float) -> list[str]:
         """Return the messages to users that are due."""
-        if now < self._tell_at:
+        if now < self._report_at:
             return []
-        due = list(takewhile(lambda node: now >= self._nodes[node].tell_at, self._untold))
+        due = list(takewhile(lambda node: now >= self._nodes[node].report_at, self._untold))
         silent = [self._nodes[node] for node in due]
         lines = []
         if silent:
@@ -183,12 +183,12 @@ class Silence:
             )
             self._returned.clear()
         if lines:
-            self._tell_at = now + _TELL_EVERY_S
+            self._report_at = now + _TELL_EVERY_S
         return lines
 
     def explain(self, now: float) -> str:
         """Describe which nodes are silent; empty if none has been silent for long enough."""
-        long = [each for each in self._nodes.values() if now >= each.tell_at]
+        long = [each for each in self._nodes.values() if now >= each.report_at]
         if not long:
             return ""
         hosts = [each.host for each in long]

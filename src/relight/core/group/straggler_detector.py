@@ -31,14 +31,14 @@ WINDOWS = 12
 """Number of windows to compare."""
 _PERSISTS = 12
 """How many consecutive windows a rank must be slow, or not slow, before a report."""
-_LEAST = 0.05
+_MIN = 0.05
 """Smaller excesses are not reported."""
 _LOW = 0.4
 """The quantile of the windows to use instead of the median, because some windows may contain a
 checkpoint.
 """
-_LEAST_LOOKS = 10
-_MOST_WAITING = 0.97
+_MIN_LOOKS = 10
+_MAX_WAITING = 0.97
 """If most ranks wait longer than this fraction of a window, one rank is in a different phase and is
 not training.
 """
@@ -52,7 +52,7 @@ _OTHER_STEPS = 0.05, 3
 """Ranks don't take the same steps if their counts differ by more than this fraction and also by
 more than this number.
 """
-_MOST_NAMED = 4
+_MAX_NAMED = 4
 """Maximum number of nodes in a line."""
 
 
@@ -115,14 +115,14 @@ class StragglerDetector:
     def _compare(self, paces: Sequence[WaitSamples], now: float) -> Change | None:
         looks = [each for pace in paces for each in pace.looks]
         steps = tuple(each for pace in paces for each in pace.steps)
-        if min(looks) < _LEAST_LOOKS:
+        if min(looks) < _MIN_LOOKS:
             return None  # frozen or still starting
         waits = [each for pace in paces for each in pace.waits]
         waited = tuple(
             min(max(wait, 0), look) / look for wait, look in zip(waits, looks, strict=True)
         )
         self._steps_reported = self._steps_reported or max(steps) > 0
-        if max(steps) <= 0 if self._steps_reported else _median(sorted(waited)) > _MOST_WAITING:
+        if max(steps) <= 0 if self._steps_reported else _median(sorted(waited)) > _MAX_WAITING:
             return None
         self._windows = [*self._windows[-WINDOWS + 1 :], _GroupWindow(waited, steps)]
         if len(self._windows) < WINDOWS:
@@ -152,7 +152,7 @@ class StragglerDetector:
             for index in _outliers(means):
                 own = self._nodes[index].ranks
                 others = [rank for rank in range(len(busy)) if rank not in own]
-                found.update(r for r in own if _low(_above(busy, [r], others)) >= _LEAST / 2)
+                found.update(r for r in own if _low(_above(busy, [r], others)) >= _MIN / 2)
         return found
 
     def _time_for_a_step(self) -> list[float]:
@@ -169,7 +169,7 @@ class StragglerDetector:
     def _count(self, slower: Sequence[float], outliers: "set[int]", now: float) -> None:
         """Count the windows that contradict each rank's reported state."""
         for rank, by in enumerate(slower):
-            differs = by < _LEAST / 2 if rank in self._slow else rank in outliers
+            differs = by < _MIN / 2 if rank in self._slow else rank in outliers
             self._streaks[rank] = self._streaks[rank] + 1 if differs else 0
             if self._streaks[rank] == 1:
                 self._since[rank] = now
@@ -218,7 +218,7 @@ def _outliers(busy: Sequence[Sequence[float]]) -> list[int]:
     errors = 1 + sqrt(2 * log(max(len(busy), 4)))
     found = []
     for index, by in enumerate(lows):
-        if by < _LEAST:
+        if by < _MIN:
             continue
         error = _ERROR_OF_MEDIAN * _deviation(slower[index]) / sqrt(WINDOWS)
         spread = _deviation([*medians[:index], *medians[index + 1 :]])
@@ -288,9 +288,9 @@ def describe(nodes: Sequence[SlowNode], since: str) -> str:
     """
     if not nodes:
         return "no rank is slower than the others anymore"
-    return "; ".join(_named(node, since) for node in nodes[:_MOST_NAMED]) + (
-        f"; and ranks on {pluralize(len(nodes) - _MOST_NAMED, 'more node')}"
-        if len(nodes) > _MOST_NAMED
+    return "; ".join(_named(node, since) for node in nodes[:_MAX_NAMED]) + (
+        f"; and ranks on {pluralize(len(nodes) - _MAX_NAMED, 'more node')}"
+        if len(nodes) > _MAX_NAMED
         else ""
     )
 
@@ -302,6 +302,6 @@ def _named(node: SlowNode, since: str) -> str:
     else:
         who = f"{format_ranks(node.ranks)} on {node.host}"
     text = f"{who} {'are' if several else 'is'} {node.slower:.0%} slower than the others"
-    if node.waited >= _LEAST / 2:
+    if node.waited >= _MIN / 2:
         text += f": they wait for {'them' if several else 'it'} {node.waited:.0%} of the time"
     return f"{text}, since {since}"

@@ -73,7 +73,7 @@ class Opening:
 
     def __init__(self, hello: Message, nonce: bytes, secret: bytes, *, dialled: bool) -> None:
         own = {"type": "hello", "nonce": nonce.hex(), "token": bool(secret), "version": __version__}
-        self.hello = wire.body_of({**hello, **own}, wire.MAX_HELLO)
+        self.hello = wire.encode_body({**hello, **own}, wire.MAX_HELLO)
         self.peer_hello: Message | None = None
         self.done = False
         self.session_key = b""
@@ -113,7 +113,7 @@ class Opening:
         return hello
 
     def _receive_hello(self, message: Message, body: bytes) -> list[bytes]:
-        nonce = _bytes_of(message.get("nonce"))
+        nonce = _to_bytes(message.get("nonce"))
         if len(nonce) != NONCE_BYTES:
             raise ProofRefused(
                 "the peer does not speak relight's protocol: it sent a hello without a nonce"
@@ -143,7 +143,9 @@ class Opening:
     def _receive_proof(self, transcript: "Transcript", proof: object) -> list[bytes]:
         own, other = (DIALLER, LISTENER) if self._dialled else (LISTENER, DIALLER)
         if not transcript.accepts(other, proof):
-            answer = b"" if self._dialled else wire.body_of({"type": "refused", "reason": "token"})
+            answer = (
+                b"" if self._dialled else wire.encode_body({"type": "refused", "reason": "token"})
+            )
             raise ProofRefused("the peer has a different token", answer)
         self.seal = Seal(transcript, own).close
         self.unseal = Seal(transcript, other).open
@@ -228,10 +230,10 @@ class Seal:
 
 
 def _proof(transcript: Transcript, role: bytes) -> bytes:
-    return wire.body_of({"type": "proof", "mac": transcript.proof(role)})
+    return wire.encode_body({"type": "proof", "mac": transcript.proof(role)})
 
 
-def _bytes_of(text: object) -> bytes:
+def _to_bytes(text: object) -> bytes:
     try:
         return bytes.fromhex(text) if isinstance(text, str) else b""
     except ValueError:

@@ -101,7 +101,7 @@ class _Sightings:
         self._vote_s = vote_s
         self._coordinator = -1
         self._host_at: dict[int, float] = {}
-        self._heard = (-1, float("-inf"))
+        self._last_heard = (-1, float("-inf"))
         """The coordinator from which this host last received a message directly, and when."""
 
     def host(self, host: int, now: float) -> None:
@@ -116,16 +116,16 @@ class _Sightings:
         """Return the coordinator, or -1 if unknown."""
         return self._coordinator if now - self.coordinator_at < self._vote_s else -1
 
-    def heard(self, now: float) -> tuple[int, float]:
+    def latest(self, now: float) -> tuple[int, float]:
         """Return the coordinator from which this host last received a message directly, or -1, and
         how many seconds ago.
         """
-        coordinator, at = self._heard
+        coordinator, at = self._last_heard
         return (coordinator, now - at) if now - at < self._vote_s else (-1, 0.0)
 
     def hear(self, coordinator: int, now: float) -> None:
         """Record that this host received a message from a coordinator directly."""
-        self._heard = (coordinator, now)
+        self._last_heard = (coordinator, now)
 
     def see(self, coordinator: int, at: float) -> bool:
         """Record that a coordinator was alive at a time. Return whether that was not yet known."""
@@ -137,12 +137,12 @@ class _Sightings:
     def forget_coordinator(self) -> None:
         """Forget the coordinator, because this host has been elected."""
         self._coordinator = -1
-        self._heard = (-1, float("-inf"))
+        self._last_heard = (-1, float("-inf"))
 
     def forget(self, host: int, now: float) -> None:
         """Record that a host is no longer the coordinator, if it was."""
-        if self._heard[0] == host:
-            self._heard = (-1, float("-inf"))
+        if self._last_heard[0] == host:
+            self._last_heard = (-1, float("-inf"))
         if self._coordinator == host:
             self._coordinator = -1
             self.coordinator_at = min(self.coordinator_at, now - self._vote_s)
@@ -237,7 +237,7 @@ class Election:
 
     def lease_until(self) -> float:
         """Return until when this host holds enough votes, or minus infinity if it does not."""
-        return self._campaign.own_until if self._alone else self._campaign.elected_until
+        return self._campaign.own_vote_until if self._alone else self._campaign.majority_until
 
     def coordinator(self, now: float) -> int:
         """Return the index of the coordinator, or -1 if unknown."""
@@ -297,11 +297,11 @@ class Election:
                 self._sightings.hear(candidate, now)
                 self._see(candidate, now, now)
         elif stage == VOTE and self._campaign.is_asking and candidate < self.me:
-            self._give_back(now)
-        leader, age_s = self._sightings.heard(now)
+            self._return_votes(now)
+        leader, age_s = self._sightings.latest(now)
         granted = self._voter.is_free_for(candidate, now) and leader in (-1, candidate)
         if granted and stage != PROBE:
-            self._voter.give(request, now)
+            self._voter.grant(request, now)
         if self.state is ElectionState.COORDINATOR:
             leader = self.me
         holder = leader if leader >= 0 else self._voter.candidate(now)
@@ -318,14 +318,14 @@ class Election:
         if not campaign.add(reply, now):
             return
         self._follows_another |= reply.granted and reply.knows_another
-        if is_coordinator and reply.granted and self.lease_until() == campaign.own_until:
-            self._send_at = campaign.own_until + (0.25 - MARGIN) * self._vote_s
+        if is_coordinator and reply.granted and self.lease_until() == campaign.own_vote_until:
+            self._send_at = campaign.own_vote_until + (0.25 - MARGIN) * self._vote_s
         if reply.granted or is_coordinator or not self._is_other(holder):
             return
         if reply.leads:
             self._see(holder, now - max(0.0, reply.age_s), now)
         elif campaign.is_asking and holder < self.me:
-            self._give_back(now)
+            self._return_votes(now)
 
     def _on_release(self, release: VoteRelease, now: float) -> None:
         if self._voter.release(release):
@@ -336,7 +336,7 @@ class Election:
         """Record a live coordinator and stop being a candidate."""
         is_news = self._sightings.see(coordinator, at)
         if is_news and self.state is ElectionState.CANDIDATE and now - at < self._vote_s:
-            self._give_back(now)
+            self._return_votes(now)
             self.state = ElectionState.FOLLOWER
 
     def _advance(self, now: float) -> None:
@@ -352,15 +352,15 @@ class Election:
                 self._take_own_vote(now)
                 self._send_at = now
             if campaign.is_asking:
-                if campaign.elected_until > now:
+                if campaign.majority_until > now:
                     self._become_coordinator()
                 elif campaign.has_failed(now):
-                    self._give_back(now)
+                    self._return_votes(now)
         if self.state is ElectionState.CANDIDATE and self._may_go_alone(now):
             self._alone = True
             self._take_own_vote(now)
             self._become_coordinator()
-        elif self._alone and campaign.elected_until > now:
+        elif self._alone and campaign.majority_until > now:
             self._alone = False
         if self.state is ElectionState.FOLLOWER or now < self._send_at:
             return
@@ -372,7 +372,7 @@ class Election:
         if stage != PROBE:
             self._take_own_vote(now)
         self._send_at = now + self._vote_s / 10  # repeat until answered, because packets get lost
-        self._tell_all(VoteRequest(self.me, self._incarnation, now, stage))
+        self._broadcast(VoteRequest(self.me, self._incarnation, now, stage))
 
     def _stands_at(self) -> float:
         """Return when this host becomes a candidate unless it sees a coordinator."""
@@ -388,7 +388,7 @@ class Election:
         )
 
     def _take_own_vote(self, now: float) -> None:
-        self._voter.give(VoteRequest(self.me, self._incarnation, now, VOTE), now)
+        self._voter.grant(VoteRequest(self.me, self._incarnation, now, VOTE), now)
         self._campaign.add_own(now)
 
     def _become_coordinator(self) -> None:
@@ -398,20 +398,20 @@ class Election:
         self._sightings.forget_coordinator()
         self._effects.append(BecomeCoordinator())
 
-    def _give_back(self, now: float) -> None:
+    def _return_votes(self, now: float) -> None:
         """Return all votes and promises to their voters, including this host's own."""
         if self._campaign.end(now):
-            self._voter.take_back(self.me)
-            self._tell_all(VoteRelease(self.me, self._incarnation, now))
+            self._voter.revoke(self.me)
+            self._broadcast(VoteRelease(self.me, self._incarnation, now))
         self._send_at = now + self._vote_s / 10
 
     def _step_down(self, now: float) -> None:
         self.state = ElectionState.FOLLOWER
         self._alone = False
-        self._give_back(now)
+        self._return_votes(now)
         self._listening_since = now
 
-    def _tell_all(self, message: Ballot) -> None:
+    def _broadcast(self, message: Ballot) -> None:
         self._effects += [SendBallot(i, message) for i in range(len(self.hosts)) if i != self.me]
 
 

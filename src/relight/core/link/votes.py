@@ -107,11 +107,11 @@ class Voter:
         """Return the candidate that has the vote, or -1."""
         return self._given.candidate if self._given is not None and now < self._until else -1
 
-    def give(self, request: VoteRequest, now: float) -> None:
+    def grant(self, request: VoteRequest, now: float) -> None:
         """Vote for a candidate."""
         self._given, self._until = request, now + self._vote_s
 
-    def take_back(self, candidate: int) -> None:
+    def revoke(self, candidate: int) -> None:
         """Take the vote back if the given candidate has it."""
         if self.is_for(candidate):
             self._given = None
@@ -162,12 +162,12 @@ class Campaign:
         return bool(self._until)
 
     @property
-    def own_until(self) -> float:
+    def own_vote_until(self) -> float:
         """Until when this host's own vote counts."""
         return self._until[self._me]
 
     @property
-    def elected_until(self) -> float:
+    def majority_until(self) -> float:
         """Until when the votes from a majority count, or minus infinity without a majority."""
         voters: set[int] = set()
         for until, voter in sorted(((u, v) for v, u in self._until.items()), reverse=True):

@@ -29,7 +29,7 @@ _NAME = b"relight "
 _MAX_GREETING = 16
 _MAX_VERSION = 40
 _HEARTBEAT = b'{"type":"heartbeat","number":'
-_MOST_DIGITS = 18
+_MAX_DIGITS = 18
 _length = struct.Struct(">I")
 
 
@@ -37,7 +37,7 @@ class OtherVersion(Malformed):
     """The peer uses a different version of the protocol."""
 
 
-def body_of(message: Message, limit: int = MAX_FRAME) -> bytes:
+def encode_body(message: Message, limit: int = MAX_FRAME) -> bytes:
     """Encode a message as JSON.
 
     Raises:
@@ -69,9 +69,9 @@ def encode(message: Message) -> bytes:
     """Encode a message as a frame.
 
     Raises:
-        ValueError: under the same conditions as in `body_of`.
+        ValueError: under the same conditions as in `encode_body`.
     """
-    return frame(body_of(message))
+    return frame(encode_body(message))
 
 
 class Decoder:
@@ -158,7 +158,7 @@ def parse(body: bytes) -> Message:
     """
     if body.startswith(_HEARTBEAT):  # without the decoder, as in `_heartbeat`
         number = body[len(_HEARTBEAT) : -1]
-        if number.isdigit() and len(number) < _MOST_DIGITS and body.endswith(b"}"):
+        if number.isdigit() and len(number) < _MAX_DIGITS and body.endswith(b"}"):
             return {"type": "heartbeat", "number": int(number)}
     message = decode(body)
     if not isinstance(message, dict) or not isinstance(message.get("type"), str):

@@ -9,11 +9,11 @@ from itertools import zip_longest
 from math import isfinite
 from typing import NamedTuple
 
-from relight.core.status.snapshot import ENDED, Chart, WholeJob, ranks_of
+from relight.core.status.snapshot import ENDED, Chart, WholeJob, ranked_workers
 
 STEPS = "steps/s"
-MOST_VALUES = 120
-_MOST_CHARTS = 16
+MAX_VALUES = 120
+_MAX_CHARTS = 16
 _RECENT_S = 600.0
 """The remaining time is computed from the mean speed over this period, including pauses for
 checkpoints.
@@ -49,12 +49,12 @@ class ChartBuffer:
         from the same interval.
         """
         age_s = max(0.0, age_s)
-        while age_s >= MOST_VALUES * self.every_s:
+        while age_s >= MAX_VALUES * self.every_s:
             self.every_s *= 2
             self._series = {name: _halved(values) for name, values in self._series.items()}
         place = int(age_s / self.every_s)
         for name, value in numbers.items():
-            if name not in self._series and len(self._series) >= _MOST_CHARTS:
+            if name not in self._series and len(self._series) >= _MAX_CHARTS:
                 continue
             values = self._series.setdefault(name, [])
             values.extend([None] * (place + 1 - len(values)))
@@ -118,7 +118,7 @@ class StepRate:
         return self._rate
 
 
-def charts_of(job: WholeJob) -> tuple[Chart, ...]:
+def job_charts(job: WholeJob) -> tuple[Chart, ...]:
     """Return a job's charts. Each comes from the first node, in rank order, that has it."""
     found: dict[str, Chart] = {}
     for node in sorted(job.nodes, key=lambda node: (node.node < 0, node.node)):
@@ -127,16 +127,16 @@ def charts_of(job: WholeJob) -> tuple[Chart, ...]:
     return tuple(found.values())
 
 
-def progress_of(job: WholeJob) -> Progress | None:
+def job_progress(job: WholeJob) -> Progress | None:
     """Return a job's progress, or None if no rank has reported a step."""
-    ranks = ranks_of(job)
+    ranks = ranked_workers(job)
     uses = [rank.use for _, rank in ranks if rank.use is not None and rank.use.step is not None]
     if not uses:
         return None
     step = min(use.step for use in uses if use.step is not None)
     total = max((use.total for use in uses if use.total is not None), default=None)
     runs = job.nodes[0].state != ENDED and any(rank.exitcode is None for _, rank in ranks)
-    chart = next((each for each in charts_of(job) if each.name == STEPS), None)
+    chart = next((each for each in job_charts(job) if each.name == STEPS), None)
     if chart is None or not runs:
         return Progress(step, total)
     rate = mean(chart.values[-2:])

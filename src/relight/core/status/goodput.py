@@ -41,9 +41,9 @@ from relight.events.event_types import (
 
 _SHORT_S = 60.0
 """If a job is shorter than this and its steps are unknown, its account is not worth showing."""
-_MOST_SHOWN = 20
+_MAX_SHOWN = 20
 """Maximum number of generations, and of nodes, in an account."""
-_MOST_HOSTS = 1000
+_MAX_HOSTS = 1000
 
 
 class Phases(NamedTuple):
@@ -319,7 +319,7 @@ class Ledger:
             repaired_by=by,
             mtbf_s=ran_s / self._failures if self._failures else None,
             nodes=self._nodes(ran_s),
-            latest=tuple(latest[-_MOST_SHOWN:]),
+            latest=tuple(latest[-_MAX_SHOWN:]),
         )
 
     def _begin(self, formed: Formed, t: float) -> None:
@@ -330,7 +330,7 @@ class Ledger:
             phases = last.phases(since, knows_checkpoints=self._knows_checkpoints)
             self._total = _sum(self._total, phases)
             self._latest.append(GenerationPhases(last.formed.generation, phases))
-            del self._latest[:-_MOST_SHOWN]
+            del self._latest[:-_MAX_SHOWN]
             self._ran_s += last.ran_s(since)
             if (repair := last.repair()) is not None:
                 self._repairs_s += repair[0]
@@ -343,12 +343,12 @@ class Ledger:
 
     def _count_failure(self, host: str) -> None:
         self._failures += 1
-        if host and (host in self._by_host or len(self._by_host) < _MOST_HOSTS):
+        if host and (host in self._by_host or len(self._by_host) < _MAX_HOSTS):
             self._by_host[host] = self._by_host.get(host, 0) + 1
 
     def _nodes(self, ran_s: float) -> tuple[NodeFailures, ...]:
         found = sorted(self._by_host.items(), key=lambda each: (-each[1], each[0]))
-        return tuple(NodeFailures(host, n, ran_s / n) for host, n in found[:_MOST_SHOWN])
+        return tuple(NodeFailures(host, n, ran_s / n) for host, n in found[:_MAX_SHOWN])
 
 
 def _sum(one: Phases, other: Phases) -> Phases:
@@ -367,7 +367,7 @@ def is_worth_telling(account: Account) -> bool:
     return account.generations > 0 and (known or account.wall_s >= _SHORT_S)
 
 
-def in_words(account: Account) -> list[str]:
+def format_account(account: Account) -> list[str]:
     """Format an account as lines of text."""
     wall = format_duration(account.wall_s, digits=1)
     if account.goodput is None:

@@ -8,7 +8,7 @@ WAITING, IMPORTING, READY, UNUSABLE = "waiting", "importing", "ready", "unusable
 """In these states, the import has not started; it is running; the next workers will have the
 modules; they never will.
 """
-_MOST_SHOWN = 5
+_MAX_SHOWN = 5
 
 
 class LeftOut(NamedTuple):
@@ -49,7 +49,7 @@ def describe(status: PreloadStatus) -> list[str]:
     else:
         text = f"restarts are cold: {status.reason}"
     lines = [f"preload: {text}"]
-    shown = status.left_out[:_MOST_SHOWN]
+    shown = status.left_out[:_MAX_SHOWN]
     lines += [f"preload: left out {each.module}: {each.reason}" for each in shown]
     if more := len(status.left_out) - len(shown):
         lines.append(f"preload: left out {pluralize(more, 'more module')}")

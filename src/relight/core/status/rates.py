@@ -68,6 +68,6 @@ class Rates:
         self._uses = {key: self._uses.get(key, Uses()) for key in found}
         self._paces = {key: self._uses[key].take(use) for key, use in found.items()}
 
-    def of(self, node: NodeSnapshot, rank: RankSnapshot) -> Pace:
+    def pace(self, node: NodeSnapshot, rank: RankSnapshot) -> Pace:
         """Return a worker's pace at the last sample."""
         return self._paces.get((node.host, rank.pid), Pace())

@@ -169,20 +169,22 @@ def early_exits(job: WholeJob) -> str:
     empty string.
     """
     own = job.nodes[0]
-    ranks = [(node, rank) for node, rank in ranks_of(job) if node.generation == own.generation]
+    ranks = [
+        (node, rank) for node, rank in ranked_workers(job) if node.generation == own.generation
+    ]
     ended = [
         rank for _, rank in ranks if rank.exitcode == 0 and not rank.stop_signal and rank.ended
     ]
     running = [rank.rank for node, rank in ranks if rank.exitcode is None and node.state == RUNNING]
     if own.state not in (RUNNING, DONE) or not (ended and running):
         return ""
-    from relight.core.group.early_exits import of_ranks
+    from relight.core.group.early_exits import describe_ranks
 
     ages_s = [max(0.0, own.taken - rank.ended) for rank in ended]
-    return of_ranks([rank.rank for rank in ended], ages_s, running)
+    return describe_ranks([rank.rank for rank in ended], ages_s, running)
 
 
-def ranks_of(job: WholeJob) -> list[tuple[NodeSnapshot, RankSnapshot]]:
+def ranked_workers(job: WholeJob) -> list[tuple[NodeSnapshot, RankSnapshot]]:
     """Return the ranks on all nodes, each with its node, sorted by rank. If two of them have the
     same number, the later generation wins, because a waiting node still reports how its last
     workers ended.

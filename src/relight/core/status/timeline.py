@@ -201,7 +201,7 @@ class _Drawing:
                 self.split(first + offset, PRODUCTIVE)
             case CheckpointFound(_, saved):
                 self.marks.append(Mark(saved, CHECKPOINT, "the last checkpoint"))
-                if any(bar.phase == TEARDOWN for bar in self._of_generation()):
+                if any(bar.phase == TEARDOWN for bar in self._generation_bars()):
                     self.split(saved, LOST)
             case WorkerExited():
                 self._exit(event, at)
@@ -248,8 +248,8 @@ class _Drawing:
 
     def split(self, at: float, phase: str) -> None:
         """Split a bar in which workers of this generation were active, and begin a phase there."""
-        met = any(bar.phase == INIT for bar in self._of_generation())
-        for bar in self._of_generation():
+        met = any(bar.phase == INIT for bar in self._generation_bars())
+        for bar in self._generation_bars():
             ended = inf if bar.ended is None else bar.ended
             if bar.phase in _AT_WORK and bar.began <= at < ended:
                 before = FIRST_STEP if met and bar.phase == RUNNING else bar.phase
@@ -258,5 +258,5 @@ class _Drawing:
                 self.bars[place : place + 1] = parts
                 return
 
-    def _of_generation(self) -> list[Bar]:
+    def _generation_bars(self) -> list[Bar]:
         return [bar for bar in self.bars if bar.generation == self._generation]

@@ -32,7 +32,7 @@ _BUSY_BYTES = 1024.0
 """Bytes per second. The store heartbeats of NCCL's monitor stay below this."""
 _BUSY_FAULTS = 100.0
 """Page faults per second. A loop that only waits does not cause any."""
-_LEAST_CPU_S = 0.05
+_MIN_CPU_S = 0.05
 """The system counts CPU time in steps of 0.01 s. A single step proves nothing."""
 _WINDOW_S = 1.0
 """Usage is measured over this time, or over the time between two observations if that is longer."""
@@ -153,5 +153,5 @@ def _works(before: Mapping[int, Usage], now: Mapping[int, Usage], seconds: float
 
 
 def _computes(before: Mapping[int, Usage], now: Mapping[int, Usage], seconds: float) -> bool:
-    least_s = max(_BUSY_CPU * seconds, _LEAST_CPU_S)
+    least_s = max(_BUSY_CPU * seconds, _MIN_CPU_S)
     return any(usage.cpu_s - before[rank].cpu_s >= least_s for rank, usage in now.items())

@@ -29,7 +29,7 @@ _LONGEST_S = 5.0
 """How long a traceback is held back while its worker is running."""
 _PAUSE_S = 0.25
 """The time between two inspections of the worker."""
-_MOST = 64 * 1024
+_MAX = 64 * 1024
 _HEADER = b"Traceback (most recent call last):"
 _GROUP = b"  + Exception Group "
 _FILE = b"  File "
@@ -67,7 +67,7 @@ class HeldTraceback:
         """Process output from the worker. Return the output to show now."""
         if self._held and self._is_certain:
             self._held += data
-            return self.release() if len(self._held) > _MOST else b""
+            return self.release() if len(self._held) > _MAX else b""
         if self._has_ended and not self._held:
             return data
         if self._held:
@@ -82,13 +82,13 @@ class HeldTraceback:
             first = now if self._is_certain else now + _PAUSE_S
             self._due = max(first, self._looked_at + _PAUSE_S)
         shown = data[:begin]
-        return shown + self.release() if len(self._held) > _MOST else shown
+        return shown + self.release() if len(self._held) > _MAX else shown
 
     def deadline(self) -> float | None:
         """Return when to inspect the worker and call `looked`, or None for never."""
         return self._due
 
-    def looked(self, ends: bool | None, now: float) -> bytes:
+    def on_inspected(self, ends: bool | None, now: float) -> bytes:
         """Process an inspection of the worker. Return the output to show now.
 
         Args:
@@ -120,7 +120,7 @@ class HeldTraceback:
         """Check the invariants."""
         assert (self._due is not None) == (bool(self._held) and not self._has_ended)
         assert self._due is None or self._due <= self._began + _LONGEST_S
-        assert len(self._held) <= _MOST
+        assert len(self._held) <= _MAX
 
 
 def _beginning(data: bytes) -> tuple[int, bool]:

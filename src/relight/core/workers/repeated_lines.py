@@ -21,8 +21,8 @@ from collections.abc import Callable, Sequence
 from relight.base.text import format_ranks
 
 _WINDOW_S = 0.1
-_MOST_LINES = 2000
-_MOST_BYTES = 256 * 1024
+_MAX_LINES = 2000
+_MAX_BYTES = 256 * 1024
 _LONGEST = 4096
 _QUOTED = 60
 """Maximum number of characters that a note quotes from a line."""
@@ -80,7 +80,7 @@ class RepeatedLines:
         self._place += bool(rest)
         return b"\n".join(shown)
 
-    def said(self) -> None:
+    def interrupt(self) -> None:
         """Record that other output was shown."""
         self._place += 1
 
@@ -101,8 +101,8 @@ class RepeatedLines:
 
     def check(self) -> None:
         """Check the invariants."""
-        assert len(self._shown) <= _MOST_LINES
-        assert self._size == sum(len(each.line) for each in self._shown) <= _MOST_BYTES
+        assert len(self._shown) <= _MAX_LINES
+        assert self._size == sum(len(each.line) for each in self._shown) <= _MAX_BYTES
         assert sum(map(len, self._by_line.values())) == len(self._shown)
         assert (self._due is not None) == any(each.others for each in self._shown)
 
@@ -115,7 +115,7 @@ class RepeatedLines:
             self._due = min(self._due or found.at + _WINDOW_S, found.at + _WINDOW_S)
             return False
         self._place += 1
-        has_room = len(self._shown) < _MOST_LINES and self._size + len(line) <= _MOST_BYTES
+        has_room = len(self._shown) < _MAX_LINES and self._size + len(line) <= _MAX_BYTES
         if has_room and (same or (len(line) <= _LONGEST and _PLAIN.fullmatch(line))):
             new = _Shown(line, now, self._place, rank)
             self._shown.append(new)

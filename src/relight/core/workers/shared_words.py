@@ -31,9 +31,9 @@ none."""
 JOIN = 4
 """Written by the agent: how many of these groups it has replaced with a new one, whose variables
 are in a file."""
-MOST_LEFT_S = 2e6
+MAX_LEFT_S = 2e6
 """How far in the future a deadline may be, in seconds; the same limit as on the command line
-(`values.MOST_SECONDS`)."""
+(`values.MAX_SECONDS`)."""
 
 CALLS = 8
 """Written by the worker: how often it has called `should_checkpoint`."""
@@ -57,21 +57,21 @@ WRITES = 15
 VALUES = 16
 """Written by the worker: its last reported values. Each has a name, NAME_WORDS words long, and a
 float."""
-MOST_VALUES = 8
+MAX_VALUES = 8
 NAME_WORDS = 3
-TOTAL = VALUES + MOST_VALUES * (NAME_WORDS + 1)
+TOTAL = VALUES + MAX_VALUES * (NAME_WORDS + 1)
 """Written by the worker: the total number of steps in its run; 0 if it does not report it."""
-MOST_NAME_BYTES = 8 * NAME_WORDS
-MOST_CALLS = 1 << 60
+MAX_NAME_BYTES = 8 * NAME_WORDS
+MAX_CALLS = 1 << 60
 """The highest number of calls that base/fields accepts."""
-MOST_STEP = 1 << 62
+MAX_STEP = 1 << 62
 """The highest step that base/fields accepts."""
 
 
 def calls(page: memoryview) -> int:
     """Return how often the worker has called `should_checkpoint`, or 0 if the value is invalid."""
     count = page[CALLS]
-    return count if count <= MOST_CALLS else 0
+    return count if count <= MAX_CALLS else 0
 
 
 def progress(page: memoryview, began: float, now: Callable[[], float]) -> tuple[int, float] | None:
@@ -83,23 +83,23 @@ def progress(page: memoryview, began: float, now: Callable[[], float]) -> tuple[
         now: returns the time on that clock.
     """
     step, at = page[STEP], page[STEP_AT] / 1e9
-    return (step, at) if at and step <= MOST_STEP and began <= at <= now() else None
+    return (step, at) if at and step <= MAX_STEP and began <= at <= now() else None
 
 
 def total(page: memoryview) -> int | None:
     """Return the total number of steps in the worker's run, or None if unknown."""
-    return page[TOTAL] if 0 < page[TOTAL] <= MOST_STEP else None
+    return page[TOTAL] if 0 < page[TOTAL] <= MAX_STEP else None
 
 
 def values(page: memoryview) -> tuple[str, ...]:
     """Return the last reported values, such as `loss=0.31`; empty while the worker writes them."""
     writes, width = page[WRITES], NAME_WORDS + 1
-    data = page[VALUES : VALUES + MOST_VALUES * width].tobytes()
+    data = page[VALUES : VALUES + MAX_VALUES * width].tobytes()
     if writes % 2 or page[WRITES] != writes:
         return ()
     found = []
     for start in range(0, len(data), 8 * width):
-        end = start + MOST_NAME_BYTES
+        end = start + MAX_NAME_BYTES
         name = data[start:end].rstrip(b"\0").decode(errors="replace")
         if name.isidentifier():
             found.append(f"{name}={struct.unpack_from('d', data, end)[0]:.6g}")
@@ -118,7 +118,7 @@ def left_s(page: memoryview, now: float) -> float | None:
     """
     deadline = page[DEADLINE]
     left = deadline / 1e9 - now
-    return left if deadline and abs(left) <= MOST_LEFT_S else None
+    return left if deadline and abs(left) <= MAX_LEFT_S else None
 
 
 def leaves(page: memoryview, call: int) -> bool | None:

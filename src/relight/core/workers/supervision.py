@@ -173,8 +173,8 @@ class Supervision:
         """The workers that were notified of a preemption."""
         self._hanging: tuple[int, ...] = ()
         """The workers that were killed so that the others can stay."""
-        self._asked = 0
-        self._asked_at: float | None = None
+        self._stop_signal = 0
+        self._stop_requested_at: float | None = None
         self._deadline: float | None = None
 
     @property
@@ -293,7 +293,7 @@ class Supervision:
         assert (self._deadline is not None) == (timed or self._is_saving_after_notice)
         assert self.state is SupervisionState.ENDED or self.alive
         assert not (self.state is SupervisionState.RUNNING and self.failed)
-        assert self.state not in _STAYING or not self._asked
+        assert self.state not in _STAYING or not self._stop_signal
 
     @property
     def _is_saving_after_notice(self) -> bool:
@@ -308,20 +308,20 @@ class Supervision:
 
     def _note_exit(self, local_rank: int, exitcode: int, now: float) -> None:
         del self._alive[local_rank]
-        stopping_s = 0.0 if self._asked_at is None else now - self._asked_at
+        stopping_s = 0.0 if self._stop_requested_at is None else now - self._stop_requested_at
         killed = int(signal.SIGKILL) if local_rank in self._hanging else 0
-        asked = self._asked or killed
+        asked = self._stop_signal or killed
         self.ends[local_rank] = WorkerEnd(local_rank, exitcode, now, asked, stopping_s)
 
     def _become_stopping(self, number: int, now: float) -> list[Effect]:
         self.state = SupervisionState.STOPPING
-        self._asked, self._asked_at = number, now
+        self._stop_signal, self._stop_requested_at = number, now
         self._deadline = now + self._grace_s
         return [Signal(self.alive, number)]
 
     def _become_killing(self, now: float) -> list[Effect]:
         self.state = SupervisionState.KILLING
-        self._asked = int(signal.SIGKILL)
+        self._stop_signal = int(signal.SIGKILL)
         self._deadline = now + UNKILLABLE_AFTER_S
         return [Kill()]
 

@@ -10,7 +10,7 @@ frames and marks under the source). Loaded only after a failure.
 from collections.abc import Iterable, Mapping, Sequence
 
 from relight.base.text import format_ranks
-from relight.core.diagnosis.excerpts import frames_of_torch, rows_of, with_gaps, without_starters
+from relight.core.diagnosis.excerpts import count_rows, torch_frames, with_gaps, without_starters
 from relight.core.diagnosis.traceback_lines import frame_of, is_marks, without_numbers
 from relight.core.diagnosis.tracebacks import last_raised
 
@@ -47,8 +47,8 @@ def grouped(tracebacks: Mapping[int, Sequence[str]], report: str) -> list[str]:
         lines = without_starters(tracebacks[first])
         if _is_in(lines, shown):
             continue
-        if rows_of(lines) > _LONG:
-            lines = with_gaps(lines, frames_of_torch(lines)[:-1])
+        if count_rows(lines) > _LONG:
+            lines = with_gaps(lines, torch_frames(lines)[:-1])
         title = f"traceback of rank {first}"
         if others:
             equal = all(tracebacks[rank] == tracebacks[first] for rank in others)
@@ -62,7 +62,7 @@ def _key(line: str) -> str:
 
 
 def _is_in(lines: Sequence[str], shown: Iterable[str]) -> bool:
-    left_out = {number for frame in frames_of_torch(lines) for number in frame}
+    left_out = {number for frame in torch_frames(lines) for number in frame}
     return all(
         number in left_out or is_marks(line) or not line.strip() or _key(line) in shown
         for number, line in enumerate(lines)

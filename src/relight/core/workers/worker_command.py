@@ -115,7 +115,7 @@ def with_local_rank(argument: str, local_rank: int) -> str:
     return _MACRO.join([part.replace(_MACRO, str(local_rank)) for part in parts])
 
 
-def instead_of(flag: str) -> str:
+def suggest_replacement(flag: str) -> str:
     """Return what to do about a script that expects its local rank as an argument but doesn't get
     it.
     """
@@ -170,7 +170,7 @@ def variables(
     """
     spec, env = command.spec, command.env
     result = common_variables(command)
-    result.update(variables_of_group(command, generation, assignment))
+    result.update(group_variables(command, generation, assignment))
     result["TORCHELASTIC_ERROR_FILE"] = error_file
     if spec.virtual_local_rank:
         result["CUDA_VISIBLE_DEVICES"] = visible_device(
@@ -179,7 +179,7 @@ def variables(
     return result
 
 
-def variables_of_group(
+def group_variables(
     command: Command, generation: Generation, assignment: Assignment
 ) -> dict[str, str]:
     """Return the variables that change for a worker that keeps its process in a new generation."""

@@ -42,9 +42,7 @@ class HttpRefusal(NamedTuple):
     why: str
 
 
-def refusal_of_get(
-    headers: Mapping[str, str], names: Collection[str], path: str
-) -> HttpRefusal | None:
+def check_get(headers: Mapping[str, str], names: Collection[str], path: str) -> HttpRefusal | None:
     """Return why a read request is rejected, or None.
 
     Args:
@@ -76,7 +74,7 @@ def refusal_without_token(headers: Mapping[str, str], token: str) -> HttpRefusal
     return None
 
 
-def refusal_of_post(
+def check_post(
     headers: Mapping[str, str], names: Collection[str], token: str
 ) -> HttpRefusal | None:
     """Return why a request that acts on the job is rejected, or None.
@@ -88,7 +86,7 @@ def refusal_of_post(
     """
     host = headers.get("host", "")
     if not _is_own(host, names):
-        return refusal_of_get(headers, names, "/")
+        return check_get(headers, names, "/")
     if headers.get("origin", "").lower() != f"http://{host.lower()}":
         return HttpRefusal(403, "only the page itself may request this (Origin)")
     if not token:

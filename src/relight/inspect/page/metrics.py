@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from relight.base.errors import UsageError
-from relight.core.status.charts import numbers_in, progress_of
-from relight.core.status.snapshot import NodeSnapshot, ranks_of
+from relight.core.status.charts import job_progress, numbers_in
+from relight.core.status.snapshot import NodeSnapshot, ranked_workers
 from relight.host.gpus import Gpu
-from relight.inspect.page.view_model import Reading, shown_state, state_of
+from relight.inspect.page.view_model import Reading, rank_state, shown_state
 
 HELP = {
     "relight_job_info": "The job; always 1.",
@@ -90,9 +90,9 @@ class _Collector:
         """Yield the metric families that have samples."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        own = labels_of(self._reading)
+        own = job_labels(self._reading)
         host = self._reading.job.nodes[0].host
-        for name, samples in (*families(self._reading), *_of_gpus(host, self._gpus)):
+        for name, samples in (*families(self._reading), *_gpu_samples(host, self._gpus)):
             kind = CounterMetricFamily if name in COUNTERS else GaugeMetricFamily
             family = kind(name, HELP[name], labels=[*own, *samples[0][0]])
             for labels, value in samples:
@@ -100,7 +100,7 @@ class _Collector:
             yield family
 
 
-def labels_of(reading: Reading) -> dict[str, str]:
+def job_labels(reading: Reading) -> dict[str, str]:
     """Return the labels that are common to all metrics of a job."""
     job = reading.job.nodes[0]
     return {"job_name": job.name, "job_id": unique_id(job)}
@@ -116,7 +116,9 @@ def unique_id(job: NodeSnapshot) -> str:
 def families(reading: Reading) -> Iterator[tuple[str, Samples]]:
     """Yield the metrics whose values are known, each with its samples."""
     job, state = reading.job.nodes[0], shown_state(reading)
-    counted = Counter(state_of(rank, node).split(" ")[0] for node, rank in ranks_of(reading.job))
+    counted = Counter(
+        rank_state(rank, node).split(" ")[0] for node, rank in ranked_workers(reading.job)
+    )
     info = {"run_id": job.run_id, "host": job.host, "role": job.role, "user": job.user}
     info |= {"scheduler": job.scheduler, "scheduler_job": job.scheduler_job}
     yield "relight_job_info", [({**info, "version": job.version}, 1.0)]
@@ -132,7 +134,7 @@ def families(reading: Reading) -> Iterator[tuple[str, Samples]]:
         "relight_job_world_size": job.world_size,
         "relight_job_exit_code": job.exit_code,
     }
-    if (progress := progress_of(reading.job)) is not None:
+    if (progress := job_progress(reading.job)) is not None:
         values["relight_job_steps"] = progress.total
         values["relight_job_remaining_seconds"] = progress.remaining_s
     if (account := job.account) is not None:
@@ -150,10 +152,10 @@ def families(reading: Reading) -> Iterator[tuple[str, Samples]]:
     for name, value in values.items():
         if value is not None:
             yield name, [({}, float(value))]
-    yield from _of_ranks(reading)
+    yield from _rank_samples(reading)
 
 
-def _of_gpus(host: str, gpus: Sequence[Gpu]) -> Iterator[tuple[str, Samples]]:
+def _gpu_samples(host: str, gpus: Sequence[Gpu]) -> Iterator[tuple[str, Samples]]:
     found: dict[str, Samples] = {}
     for gpu in gpus:
         values = (
@@ -168,10 +170,10 @@ def _of_gpus(host: str, gpus: Sequence[Gpu]) -> Iterator[tuple[str, Samples]]:
     yield from found.items()
 
 
-def _of_ranks(reading: Reading) -> Iterator[tuple[str, Samples]]:
+def _rank_samples(reading: Reading) -> Iterator[tuple[str, Samples]]:
     found: dict[str, Samples] = {}
-    for node, rank in ranks_of(reading.job):
-        use, pace = rank.use if rank.exitcode is None else None, reading.rates.of(node, rank)
+    for node, rank in ranked_workers(reading.job):
+        use, pace = rank.use if rank.exitcode is None else None, reading.rates.pace(node, rank)
         values = () if use is None else (
             ("relight_rank_step", use.step), ("relight_rank_steps_per_second", pace.steps),
             ("relight_rank_cpu_seconds", use.cpu_s), ("relight_rank_memory_bytes", use.memory),

@@ -189,7 +189,7 @@ def _meters(read: Callable[[], Reading], resource: Any) -> Any:
     def observe(name: str) -> Callable[[Any], list[Any]]:
         def callback(_: Any) -> list[Any]:
             reading = read()
-            own = metrics.labels_of(reading)
+            own = metrics.job_labels(reading)
             samples = dict(metrics.families(reading)).get(name, [])
             return [Observation(value, {**own, **labels}) for labels, value in samples]
 

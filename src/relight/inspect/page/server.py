@@ -33,9 +33,9 @@ _ALIVE_S = 15.0
 """The interval between keep-alives on an idle stream; proxies close silent ones."""
 _LIMIT_S = 10.0
 """How long a client may take to send its request, or to read the response."""
-_MOST_CONNECTIONS, _MOST_STREAMS = 64, 16
-_MOST_BODY = 4096
-_MOST_UNREAD, _LINGER_S = 1 << 20, 1.0
+_MAX_CONNECTIONS, _MAX_STREAMS = 64, 16
+_MAX_BODY = 4096
+_MAX_UNREAD, _LINGER_S = 1 << 20, 1.0
 """The limits for draining the rest of a request that was answered before it was fully read. If the
 server closed the connection while data was unread, the client would lose the response (RFC 9112,
 9.6).
@@ -52,7 +52,7 @@ _ASSETS = {
 }
 _RANK = re.compile(r"[0-9]{1,9}")
 _LENGTH = re.compile(r"[0-9]{1,9}")
-_MOST_SHOWN = 200
+_MAX_SHOWN = 200
 _STREAMS = ("stdout", "stderr", "combined")
 
 
@@ -85,7 +85,7 @@ class PageServer(ThreadingHTTPServer):
     """
 
     daemon_threads = True
-    request_queue_size = _MOST_CONNECTIONS
+    request_queue_size = _MAX_CONNECTIONS
 
     def __init__(
         self, host: str, port: int, token: str, served: Served, *, is_public: bool = False
@@ -96,8 +96,8 @@ class PageServer(ThreadingHTTPServer):
         self.assets = {path: (folder / name).read_bytes() for path, (name, _) in _ASSETS.items()}
         self.names = _names(host)
         self.closing = threading.Event()
-        self.streams = threading.BoundedSemaphore(_MOST_STREAMS)
-        self._connections = threading.BoundedSemaphore(_MOST_CONNECTIONS)
+        self.streams = threading.BoundedSemaphore(_MAX_STREAMS)
+        self._connections = threading.BoundedSemaphore(_MAX_CONNECTIONS)
         super().__init__(address, _Request)
 
     @property
@@ -132,7 +132,7 @@ class PageServer(ThreadingHTTPServer):
         """Have the streams send the job's last state, and end them."""
         self.closing.set()
         until = time.monotonic() + _LAST_S
-        for _ in range(_MOST_STREAMS):
+        for _ in range(_MAX_STREAMS):
             self.streams.acquire(timeout=max(0.0, until - time.monotonic()))
 
 
@@ -170,7 +170,7 @@ class _Request(BaseHTTPRequestHandler):
         try:
             self._url: SplitResult = urlsplit(self.path)
         except ValueError as error:
-            self.send_error(400, f"{self.path[:_MOST_SHOWN]} is not a valid address: {error}")
+            self.send_error(400, f"{self.path[:_MAX_SHOWN]} is not a valid address: {error}")
             return False
         return True
 
@@ -180,7 +180,7 @@ class _Request(BaseHTTPRequestHandler):
         with contextlib.suppress(OSError):
             self.connection.shutdown(socket.SHUT_WR)
             self.connection.settimeout(_LINGER_S)
-            left, until = _MOST_UNREAD, time.monotonic() + _LINGER_S
+            left, until = _MAX_UNREAD, time.monotonic() + _LINGER_S
             while left > 0 and time.monotonic() < until and (data := self.connection.recv(1 << 16)):
                 left -= len(data)
 
@@ -193,7 +193,7 @@ class _Request(BaseHTTPRequestHandler):
         """Respond to a read request."""
         url = self._url
         headers, server = self._headers(), self.server
-        refused = access.refusal_of_get(headers, server.names, url.path)
+        refused = access.check_get(headers, server.names, url.path)
         if refused is None and url.path not in _ASSETS and not server.is_public:
             refused = access.refusal_without_token(headers, server.token)
         if refused is not None:
@@ -221,13 +221,13 @@ class _Request(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         """Perform an action on the job."""
         name = self._url.path.removeprefix("/")
-        refused = access.refusal_of_post(self._headers(), self.server.names, self.server.token)
+        refused = access.check_post(self._headers(), self.server.names, self.server.token)
         action = self.server.served.actions.get(name)
         length = self.headers.get("Content-Length", "0")
         if refused is None and action is None:
             refused = access.HttpRefusal(404, "there is no such action")
-        if refused is None and not (_LENGTH.fullmatch(length) and int(length) <= _MOST_BODY):
-            refused = access.HttpRefusal(413, f"the body must have at most {_MOST_BODY} bytes")
+        if refused is None and not (_LENGTH.fullmatch(length) and int(length) <= _MAX_BODY):
+            refused = access.HttpRefusal(413, f"the body must have at most {_MAX_BODY} bytes")
         if refused is None and len(self._body(int(length))) < int(length):
             refused = access.HttpRefusal(400, "the body is shorter than its Content-Length")
         if refused is not None or action is None:
@@ -279,7 +279,7 @@ class _Request(BaseHTTPRequestHandler):
     def _stream(self) -> None:
         if not self.server.streams.acquire(blocking=False):
             self._refuse(
-                access.HttpRefusal(503, f"{_MOST_STREAMS} browsers are already viewing this job")
+                access.HttpRefusal(503, f"{_MAX_STREAMS} browsers are already viewing this job")
             )
             return
         try:

@@ -10,9 +10,9 @@ from signal import SIGINT, SIGTERM
 from typing import Any, NamedTuple
 
 from relight.base import redaction
-from relight.base.errors import EXIT_HUNG, EXIT_OK, exit_code_of_signal, signal_name
+from relight.base.errors import EXIT_HUNG, EXIT_OK, signal_exit_code, signal_name
 from relight.base.text import format_names
-from relight.core.status.charts import Progress, charts_of, progress_of
+from relight.core.status.charts import Progress, job_charts, job_progress
 from relight.core.status.goodput import Account
 from relight.core.status.phases import PHASES
 from relight.core.status.rates import Rates
@@ -24,7 +24,7 @@ from relight.core.status.snapshot import (
     RankSnapshot,
     WholeJob,
     early_exits,
-    ranks_of,
+    ranked_workers,
 )
 from relight.core.status.timeline import History
 from relight.events.event_lines import INTERNAL, Line, shown
@@ -32,10 +32,10 @@ from relight.host.gpus import GpuUse
 
 LOST = "lost"
 """The state of a job whose agent was killed without leaving a record."""
-_STOPPED = (exit_code_of_signal(SIGTERM), exit_code_of_signal(SIGINT))
-_MOST_EVENTS = 1000
-_MOST_BARS, _MOST_MARKS, _MOST_FAILURES, _MOST_GENERATIONS = 2000, 500, 50, 200
-_MOST_TEXT = 2000
+_STOPPED = (signal_exit_code(SIGTERM), signal_exit_code(SIGINT))
+_MAX_EVENTS = 1000
+_MAX_BARS, _MAX_MARKS, _MAX_FAILURES, _MAX_GENERATIONS = 2000, 500, 50, 200
+_MAX_TEXT = 2000
 _RECOVERED_S = 60.0
 """After this many seconds, a restarted job that reports no steps counts as recovered."""
 
@@ -74,22 +74,22 @@ def look(reading: Reading, actions: Iterable[str]) -> dict[str, Any]:
             {
                 "name": name,
                 "bars": [[bar.generation, bar.phase, bar.began, bar.ended]
-                         for bar in each.bars[-_MOST_BARS:]],
+                         for bar in each.bars[-_MAX_BARS:]],
                 "marks": [[mark.at, mark.kind, hidden(mark.text)]
-                          for mark in each.marks[-_MOST_MARKS:]],
+                          for mark in each.marks[-_MAX_MARKS:]],
             }
             for name, each in lanes.items()
         ],
         "generations": [
             {**row._asdict(), "cause": hidden(row.cause)}
-            for row in generations[-_MOST_GENERATIONS:]
+            for row in generations[-_MAX_GENERATIONS:]
         ],
         "failures": [
             {"at": each.at, "text": hidden(each.text)}
-            for each in failures[-_MOST_FAILURES:]
+            for each in failures[-_MAX_FAILURES:]
         ],
-        "charts": [[hidden(chart.name), *chart[1:]] for chart in charts_of(reading.job)],
-        "ranks": [_row(node, rank, reading) for node, rank in ranks_of(reading.job)],
+        "charts": [[hidden(chart.name), *chart[1:]] for chart in job_charts(reading.job)],
+        "ranks": [_row(node, rank, reading) for node, rank in ranked_workers(reading.job)],
         "goodput": _goodput(own.account),
         "phases": PHASES,
         "actions": list(actions),
@@ -103,7 +103,7 @@ class Events:
         most: how many events to keep.
     """
 
-    def __init__(self, most: int = _MOST_EVENTS) -> None:
+    def __init__(self, most: int = _MAX_EVENTS) -> None:
         self._kept: deque[dict[str, Any]] = deque(maxlen=most)
         self._count = 0
 
@@ -157,7 +157,7 @@ def _job(reading: Reading) -> dict[str, Any]:
 
 
 def _progress(job: WholeJob) -> dict[str, Any]:
-    found = progress_of(job)
+    found = job_progress(job)
     return dict.fromkeys(Progress._fields) if found is None else found._asdict()
 
 
@@ -217,11 +217,11 @@ def _row(node: NodeSnapshot, rank: RankSnapshot, reading: Reading) -> list[Any]:
     usage is the last known value, and the field after its last line of output says when it was
     measured.
     """
-    use, pace = rank.use, reading.rates.of(node, rank)
+    use, pace = rank.use, reading.rates.pace(node, rank)
     is_here = node is reading.job.nodes[0] and rank.exitcode is None
     gpu = reading.gpus.get(rank.pid, GpuUse()) if is_here else GpuUse()
     is_over = rank.exitcode is not None or reading.is_over or not reading.answers
-    state = "unknown" if reading.gone and rank.exitcode is None else state_of(rank, node)
+    state = "unknown" if reading.gone and rank.exitcode is None else rank_state(rank, node)
     return [
         rank.rank, node.node, node.host, state, rank.exitcode, rank.pid,
         use.step if use is not None else None, pace.steps, pace.cpu,
@@ -231,7 +231,7 @@ def _row(node: NodeSnapshot, rank: RankSnapshot, reading: Reading) -> list[Any]:
     ]  # fmt: skip
 
 
-def state_of(rank: RankSnapshot, node: NodeSnapshot) -> str:
+def rank_state(rank: RankSnapshot, node: NodeSnapshot) -> str:
     """Return the state of a rank as a word, possibly followed by the reason why it ended."""
     if rank.exitcode is None:
         return "running" if node.exit_code is None else "unknown"
@@ -248,4 +248,4 @@ def state_of(rank: RankSnapshot, node: NodeSnapshot) -> str:
 @lru_cache(maxsize=8192)
 def hidden(text: str) -> str:
     """Redact secrets in a text, and cut it if it is very long."""
-    return redaction.redact_text(text[:_MOST_TEXT])
+    return redaction.redact_text(text[:_MAX_TEXT])

@@ -15,7 +15,7 @@ from relight.core.status.rates import Rates
 from relight.core.status.snapshot import ENDED, EventsAfter, NodeSnapshot, Output, WholeJob
 from relight.core.status.timeline import TimedEvent
 from relight.events import event_lines
-from relight.host.gpus import Gpus, GpuUse, use_of
+from relight.host.gpus import Gpus, GpuUse, gpu_use
 from relight.inspect.page.view_model import Events, Reading, look
 from relight.processes import agent_processes
 from relight.processes.running_jobs import JobDirectory
@@ -24,7 +24,7 @@ _EVERY_S = 0.9
 _SHARE = 4.0
 """The inverse of the largest share of time spent on reading; reading 1,000 ranks takes 0.3 s."""
 _GPUS_EVERY_S = 3.0
-_MOST_RECORDS = 2000
+_MAX_RECORDS = 2000
 """How many events are kept per node for its lane; a generation of eight workers has twenty."""
 
 
@@ -84,22 +84,22 @@ class WatchedJob:
     def _read(self) -> None:
         if time.monotonic() >= self._next_at:
             began = time.thread_time()
-            self._ask()
+            self._query()
             self._look = look(self._reading, self._actions) | {"events": self._events.shown()}
             took = time.thread_time() - began
             self._next_at = time.monotonic() + max(_EVERY_S, _SHARE * took)
 
-    def _ask(self) -> None:
+    def _query(self) -> None:
         before = self._reading
         own = before.job.nodes[0]
         if self._look and (own.state == ENDED or before.gone):
             return
-        is_new = self._ask_events()  # first: the last snapshot appears once no agent responds
+        is_new = self._query_events()  # first: the last snapshot appears once no agent responds
         found = self._jobs.find_whole(self.job)
         gone = found is None and not agent_processes.lives(own.pid)
         job = found or before.job
         if found is not None and found.nodes[0].state == ENDED:
-            job = _with_last_of_others(found.nodes[0], before.job)
+            job = _with_last_snapshots(found.nodes[0], before.job)
         self._rates.take(job.nodes)
         history = before.history
         first_steps = {
@@ -115,7 +115,7 @@ class WatchedJob:
         uses = self._gpus.uses(pids)
         self._reading = Reading(job, self._rates, history, found is not None, gone, uses)
 
-    def _ask_events(self) -> bool:
+    def _query_events(self) -> bool:
         """Read new events, and return whether there were any."""
         own = self._reading.job.nodes[0]
         number = min((node.number for node in self._nodes.values()), default=0)
@@ -147,13 +147,13 @@ class _LatestGpus:
         is_asking = self._thread is not None and self._thread.is_alive()
         if not is_asking and time.monotonic() >= self._next_at:
             self._next_at = time.monotonic() + _GPUS_EVERY_S
-            self._thread = threading.Thread(target=self._ask, args=(pids,), daemon=True)
+            self._thread = threading.Thread(target=self._query, args=(pids,), daemon=True)
             self._thread.start()
         return self._uses
 
-    def _ask(self, pids: Sequence[int]) -> None:
+    def _query(self, pids: Sequence[int]) -> None:
         gpus = self._gpus.look()
-        self._uses = {pid: use_of(gpus, pid) for pid in pids}
+        self._uses = {pid: gpu_use(gpus, pid) for pid in pids}
 
 
 class _NodeSeen:
@@ -172,14 +172,14 @@ class _NodeSeen:
             if line is None or not isinstance(number, int) or number <= self.number:
                 continue
             self.number = number
-            event = event_lines.event_of(line)
+            event = event_lines.parse_event(line)
             if event is not None:
                 self.records.append(TimedEvent(line.time, event, line.t))
             yield line
-        del self.records[:-_MOST_RECORDS]
+        del self.records[:-_MAX_RECORDS]
 
 
-def _with_last_of_others(own: NodeSnapshot, before: WholeJob) -> WholeJob:
+def _with_last_snapshots(own: NodeSnapshot, before: WholeJob) -> WholeJob:
     """Return a job that has ended on this node, with the last snapshots of its other nodes, which
     are no longer queried. If the job succeeded, so did all ranks; otherwise the outcome of the
     other nodes' ranks is unknown.

@@ -15,7 +15,7 @@ from relight.base.errors import UsageError
 from relight.base.text import closest_match
 from relight.job.components import decoding
 from relight.job.components.decoding import ParameterKind
-from relight.job.components.source import line_of
+from relight.job.components.source import source_location
 
 _SWITCHES_OF_SUBMIT = ("--dryrun", "--wait", "--log", "--tee_logs", "--tee-logs", "--stdin",
                        "--json")  # fmt: skip
@@ -61,7 +61,7 @@ class ParsedArguments(NamedTuple):
     wants_help: bool
 
 
-def signature_of(name: str, function: Callable[..., Any]) -> Signature:
+def read_signature(name: str, function: Callable[..., Any]) -> Signature:
     """Return the parameters of a component.
 
     Raises:
@@ -70,7 +70,7 @@ def signature_of(name: str, function: Callable[..., Any]) -> Signature:
     """
     target = function.__init__ if inspect.isclass(function) else function
     if inspect.iscoroutinefunction(target):
-        raise _wrong(target, "", f"{name} is async; a component must be a plain function")
+        raise _invalid(target, "", f"{name} is async; a component must be a plain function")
     signature = inspect.signature(target)
     hints = _hints(target, signature)
     description, helps = _docstring(function)
@@ -80,17 +80,17 @@ def signature_of(name: str, function: Callable[..., Any]) -> Signature:
         if number == 0 and inspect.isclass(function):
             continue
         if parameter.annotation is parameter.empty:
-            raise _wrong(target, each, f"the parameter {each} of {name} has no type annotation")
+            raise _invalid(target, each, f"the parameter {each} of {name} has no type annotation")
         if parameter.kind is parameter.POSITIONAL_ONLY:
             text = f"the parameter {each} of {name} is positional-only; components need named ones"
-            raise _wrong(target, each, text)
+            raise _invalid(target, each, text)
         if parameter.kind is parameter.VAR_KEYWORD:
-            raise _wrong(target, each, f"**{each} of {name} has no command-line form")
+            raise _invalid(target, each, f"**{each} of {name} has no command-line form")
         try:
             kind, flags = _kind(hints[each])
         except ValueError as error:
             if parameter.default is parameter.empty or not _is_class(hints[each]):
-                raise _wrong(target, each, f"the parameter {each} of {name}: {error}") from None
+                raise _invalid(target, each, f"the parameter {each} of {name}: {error}") from None
             parameters.append(Parameter(each, ParameterKind(str), False, parameter.default, "", ()))
             continue
         if parameter.kind is parameter.VAR_POSITIONAL:
@@ -311,7 +311,7 @@ def _hints(target: Callable[..., Any], signature: inspect.Signature) -> Mapping[
     try:
         return get_type_hints(target, include_extras=True)
     except NameError as error:
-        raise _wrong(target, "", f"a type of {target.__qualname__}: {error}") from None
+        raise _invalid(target, "", f"a type of {target.__qualname__}: {error}") from None
 
 
 def _is_class(annotation: Any) -> bool:
@@ -349,9 +349,9 @@ def _kind(annotation: Any) -> tuple[ParameterKind, tuple[str, ...]]:
     raise ValueError(f"its type {shown} has no command-line form; types are {_SUPPORTED}")
 
 
-def _wrong(target: Callable[..., Any], parameter: str, text: str) -> UsageError:
+def _invalid(target: Callable[..., Any], parameter: str, text: str) -> UsageError:
     hint = f"types: {_SUPPORTED}" if text.endswith("has no type") else ""
-    return UsageError(f"{line_of(target, parameter)}: {text}", hint=hint)
+    return UsageError(f"{source_location(target, parameter)}: {text}", hint=hint)
 
 
 def _docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:

@@ -14,9 +14,9 @@ from relight.job.app import AppDef, Role
 from relight.job.components import IMAGE, TORCHRUN, launcher
 from relight.job.components.nodes import (
     JobSize,
+    parse_job_size,
     parse_name,
     parse_size,
-    parse_size_of,
     role_name,
 )
 from relight.job.mounts import parse_mounts
@@ -77,7 +77,7 @@ def torchrun(
         debug: set the variables that make CUDA, NCCL and torch log more
         tee: which worker output is shown and logged: 1 stdout, 2 stderr, 3 both, 0 none
     """
-    size = parse_size_of(h, j) if h and j.isdecimal() else parse_size(j)
+    size = parse_job_size(h, j) if h and j.isdecimal() else parse_size(j)
     return _app(
         size,
         script_args,
@@ -199,7 +199,7 @@ def spmd(
         debug: set the variables that make CUDA, NCCL and torch log more
     """
     return _app(
-        parse_size_of(h, j),
+        parse_job_size(h, j),
         args,
         script=script,
         m=m,

@@ -40,13 +40,13 @@ def find(address: str) -> Component:
                 f"{address}: expected FILE:FUNCTION or MODULE:FUNCTION",
                 hint="path/file.py:function, package.module:function, or one of relight components",
             )
-        return _of_place(place, name)
+        return _load_file(place, name)
     given = registered(address)
     if address in given:
         return given[address]
     module, _, name = address.rpartition(".")
     if module and not address.endswith(".py") and _exists(module):
-        return _of_module(_import(module), name, module)
+        return _load_module(_import(module), name, module)
     known = [*components.names(), *given]
     meant = closest_match(address, known)
     if meant:
@@ -135,25 +135,25 @@ def call(
     except RelightError:
         raise
     except (Exception, SystemExit) as error:
-        from relight.job.components.source import file_of, line_of_error
+        from relight.job.components.source import error_location, source_file
 
-        where = line_of_error(error, file_of(function))
+        where = error_location(error, source_file(function))
         raise UsageError(f"{address} failed in {where}: {one_line(error)}") from None
     finally:
         components.launcher.reset(token)
     return torchx_components.to_app(found, address)
 
 
-def _of_place(place: str, name: str) -> Component:
+def _load_file(place: str, name: str) -> Component:
     if os.path.isfile(place):
-        return _of_module(_load(place), name, place)
+        return _load_module(_load(place), name, place)
     if place.endswith(".py") or "/" in place or not _exists(place):
         what = "file" if place.endswith(".py") or "/" in place else "file or module"
         raise UsageError(f"no such {what}: {place}", hint=_similar(place))
-    return _of_module(_import(place), name, place)
+    return _load_module(_import(place), name, place)
 
 
-def _of_module(module: ModuleType, name: str, place: str) -> Component:
+def _load_module(module: ModuleType, name: str, place: str) -> Component:
     found = getattr(module, name, None)
     if isinstance(found, type) and hasattr(found, "build"):
         return found
@@ -211,10 +211,10 @@ def _guarded(load: Callable[[], Any], path: str) -> Any:
         with redirect_stdout(sys.stderr):
             return load()
     except (Exception, SystemExit) as error:
-        from relight.job.components.source import line_of_error
+        from relight.job.components.source import error_location
 
         hint = _without_torchx(error)
-        where = line_of_error(error, path)
+        where = error_location(error, path)
         raise UsageError(f"can't load {where}: {one_line(error)}", hint=hint) from None
 
 

@@ -11,7 +11,7 @@ from relight.base.values import Nodes, parse_nodes, parse_nproc
 from relight.job.resources import named_resources
 
 DEFAULT_EXPERIMENT = "default-experiment"
-_MOST = 100_000
+_MAX = 100_000
 
 
 class Name(NamedTuple):
@@ -92,7 +92,7 @@ def parse_size(j: str) -> JobSize:
     return _size(j, match[1] or "1", match[2])
 
 
-def parse_size_of(h: str, j: str) -> JobSize:
+def parse_job_size(h: str, j: str) -> JobSize:
     """Parse `NODES` or `NODESxWORKERS`; WORKERS defaults to the number of GPUs in the resource `h`.
 
     Raises:
@@ -115,6 +115,6 @@ def _size(j: str, nodes: str, workers: str) -> JobSize:
         size = JobSize(parse_nodes(nodes), int(parse_nproc(workers)))
     except ValueError as error:
         raise UsageError(f"-j {j}: {error}") from None
-    if max(size.nodes.max_nodes, size.workers) > _MOST:
-        raise UsageError(f"-j {j}: more than {_MOST} nodes or workers per node")
+    if max(size.nodes.max_nodes, size.workers) > _MAX:
+        raise UsageError(f"-j {j}: more than {_MAX} nodes or workers per node")
     return size

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any
 
 
-def line_of(function: Callable[..., Any], parameter: str = "") -> str:
+def source_location(function: Callable[..., Any], parameter: str = "") -> str:
     """Return the location of a function or of one of its parameters, as `file.py:12`."""
     code = getattr(inspect.unwrap(getattr(function, "func", function)), "__code__", None)
     if code is None:
@@ -24,7 +24,7 @@ def line_of(function: Callable[..., Any], parameter: str = "") -> str:
     return f"{shown(code.co_filename)}:{line}"
 
 
-def file_of(function: Callable[..., Any]) -> str:
+def source_file(function: Callable[..., Any]) -> str:
     """Return the file that defines a function or a class, which may be wrapped."""
     inner = inspect.unwrap(getattr(function, "func", function))
     module = sys.modules.get(getattr(inner, "__module__", ""))
@@ -38,7 +38,7 @@ def shown(path: str) -> str:
     return path if near.startswith("..") else near
 
 
-def line_of_error(error: BaseException, path: str) -> str:
+def error_location(error: BaseException, path: str) -> str:
     """Return the last line of this file in an exception's traceback, as `file.py:12`."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{shown(error.filename)}:{error.lineno}"

@@ -32,10 +32,10 @@ JOB = "RELIGHT_JOB_ID"
 TOKEN = "RELIGHT_TOKEN"  # noqa: S105  # a name
 _ROLE_ARNS = {"job_role_arn": "jobRoleArn", "execution_role_arn": "executionRoleArn"}
 _LONGEST = 128
-_MOST_ROLES = 5
-_MOST_ATTEMPTS = 10
-_MOST_PRIORITY = 9999
-_MOST_BYTES = 24 * 1024
+_MAX_ROLES = 5
+_MAX_ATTEMPTS = 10
+_MAX_PRIORITY = 9999
+_MAX_BYTES = 24 * 1024
 """Maximum length of a job definition (service quotas of AWS Batch)."""
 _CAPABILITY = "node.kubernetes.io/instance-type"
 _REPLICA, _REPLICA_ENV, _RANK0_ENV = "\0replica\0", "RELIGHT_REPLICA_ID", "RELIGHT_RANK0_HOST"
@@ -78,9 +78,9 @@ def definition(app: AppDef, cfg: Mapping[str, Any], name: str, token: str) -> di
     """
     if not app.roles:
         raise UsageError(f"app {app.name} has no roles")
-    if len(app.roles) > _MOST_ROLES:
+    if len(app.roles) > _MAX_ROLES:
         raise UsageError(
-            f"app {app.name} has {len(app.roles)} roles; an AWS Batch job has at most {_MOST_ROLES}"
+            f"app {app.name} has {len(app.roles)} roles; an AWS Batch job has at most {_MAX_ROLES}"
         )
     _check_numbers(cfg)
     found: dict[str, Any] = {
@@ -141,9 +141,9 @@ def check_size(made: Mapping[str, Any]) -> None:
         UsageError: if it is too long.
     """
     size = len(json.dumps(made))
-    if size > _MOST_BYTES:
+    if size > _MAX_BYTES:
         raise UsageError(
-            f"the job definition has {size} bytes; the AWS Batch limit is {_MOST_BYTES}",
+            f"the job definition has {size} bytes; the AWS Batch limit is {_MAX_BYTES}",
             hint="move long arguments and variables to a file in the image or on a mount",
         )
 
@@ -173,10 +173,10 @@ def _retries(app: AppDef) -> dict[str, Any]:
     and after other failures as often as the role allows. Batch makes at most 10 attempts.
     """
     wanted = max(role.max_retries for role in app.roles)
-    if wanted >= _MOST_ATTEMPTS:
+    if wanted >= _MAX_ATTEMPTS:
         raise UsageError(
-            f"max_retries={wanted}: AWS Batch runs a job at most {_MOST_ATTEMPTS} times",
-            hint=f"--max_retries={_MOST_ATTEMPTS - 1}",
+            f"max_retries={wanted}: AWS Batch runs a job at most {_MAX_ATTEMPTS} times",
+            hint=f"--max_retries={_MAX_ATTEMPTS - 1}",
         )
     lost = {"onStatusReason": "Host EC2*", "action": "RETRY"}
     if wanted <= 0:
@@ -191,8 +191,8 @@ def _check_numbers(cfg: Mapping[str, Any]) -> None:
     """Reject numbers that Batch would reject."""
     if cfg.get("timeout") is not None and cfg["timeout"] < 1:
         raise UsageError(f"-cfg timeout={cfg['timeout']}: must be at least one minute")
-    if not 0 <= (cfg.get("priority") or 0) <= _MOST_PRIORITY:
-        raise UsageError(f"-cfg priority={cfg['priority']}: must be from 0 to {_MOST_PRIORITY}")
+    if not 0 <= (cfg.get("priority") or 0) <= _MAX_PRIORITY:
+        raise UsageError(f"-cfg priority={cfg['priority']}: must be from 0 to {_MAX_PRIORITY}")
 
 
 def _instance_type(app: AppDef) -> str:

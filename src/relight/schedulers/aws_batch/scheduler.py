@@ -145,7 +145,7 @@ class AwsBatch(Scheduler):
             job = _find(batch, app_id)
         if job is None:
             raise _unknown(app_id)
-        number = states.node_of(job, query.role, query.replica)
+        number = states.node_number(job, query.role, query.replica)
         if number is None:
             known = ", ".join(f"{role}/0 to {size - 1}" for role, size in states.roles(job))
             raise no_replica(app_id, query, known)
@@ -182,7 +182,7 @@ class AwsBatch(Scheduler):
                     for status in _ALL
                     for each in _pages(batch, "list_jobs", "jobSummaryList", jobQueue=queue,
                                        jobStatus=status)
-                    if _is_of_relight(each)
+                    if _is_relight_job(each)
                 ]  # fmt: skip
                 found += [(queue, job) for job in _described(batch, ids)]
         mine = [
@@ -363,7 +363,7 @@ def _deregister(batch: Any, app_id: str) -> None:
         batch.deregister_job_definition(jobDefinition=each)
 
 
-def _is_of_relight(job: Mapping[str, Any]) -> bool:
+def _is_relight_job(job: Mapping[str, Any]) -> bool:
     """Return whether a job may have been created by relight, whose definitions have the same name
     as the job.
     """

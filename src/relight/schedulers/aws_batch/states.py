@@ -33,7 +33,7 @@ def roles(job: Mapping[str, Any]) -> list[tuple[str, int]]:
     return found
 
 
-def node_of(job: Mapping[str, Any], role: str, replica: int) -> int | None:
+def node_number(job: Mapping[str, Any], role: str, replica: int) -> int | None:
     """Return the node number of a replica in the job, or None."""
     first = 0
     for name, size in roles(job):

@@ -112,9 +112,9 @@ def verdict(found: Sequence[Container]) -> tuple[AppState, str]:
     for role in dict.fromkeys(replica.role for replica in found):
         its = [replica for replica in found if replica.role == role]
         failed = [replica for replica in its if replica.state is AppState.FAILED]
-        least = int(its[0].labels.get(Label.LEAST, len(its)))
+        least = int(its[0].labels.get(Label.MIN_REPLICAS, len(its)))
         if failed and len(its) - len(failed) < least:
-            return AppState.FAILED, _why(failed[0])
+            return AppState.FAILED, _failure_reason(failed[0])
     left = [state for state in states if not state.is_over]
     if left:
         return (AppState.RUNNING if AppState.RUNNING in left else left[0]), ""
@@ -191,7 +191,7 @@ def _cause(client: Any, replica: Container) -> str:
     import docker
 
     try:
-        text = error_files.line_of(_error_file(client, replica.id))
+        text = error_files.failure_line(_error_file(client, replica.id))
         if not text:
             # Docker's `tail` counts the lines of both streams, whichever is requested.
             said = client.logs(replica.id, stdout=False, stderr=True, tail=_LINES)
@@ -214,6 +214,6 @@ def _error_file(client: Any, container_id: str) -> str:
         return ""
 
 
-def _why(replica: Container) -> str:
+def _failure_reason(replica: Container) -> str:
     why = f"{replica.role}/{replica.number} failed with exit code {replica.exitcode}"
     return f"{why}: {replica.error}" if replica.error else why

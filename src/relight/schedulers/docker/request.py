@@ -52,7 +52,7 @@ class Label:
     REPLICA = "relight/replica"
     REPLICAS = "relight/replicas"
     """The number of replicas in the app."""
-    LEAST = "relight/min-replicas"
+    MIN_REPLICAS = "relight/min-replicas"
     """The minimum number of replicas that the container's role needs."""
     RETRIES = "relight/max-retries"
     GPUS = "relight/gpus"
@@ -60,7 +60,9 @@ class Label:
     VERSION = "relight/version"
 
 
-def body_of(app: AppDef, cfg: Mapping[str, Any], app_id: str, env: Environment) -> dict[str, Any]:
+def build_request(
+    app: AppDef, cfg: Mapping[str, Any], app_id: str, env: Environment
+) -> dict[str, Any]:
     """Return the request: the images to build, the network, and the containers in order.
 
     Raises:
@@ -147,7 +149,7 @@ def notes_on(app: AppDef, cfg: Mapping[str, Any]) -> Iterator[str]:
             yield f"{role.name}: Docker restarts only the failed replica"
 
 
-def text_of(body: Mapping[str, Any]) -> str:
+def format_commands(body: Mapping[str, Any]) -> str:
     """Return the request as docker commands for a shell, with secrets hidden."""
     lines = []
     for build in body["builds"]:
@@ -264,7 +266,7 @@ def _labels(app: AppDef, role: Role, number: int, app_id: str) -> dict[str, str]
         Label.ROLE: role.name,
         Label.REPLICA: str(number),
         Label.REPLICAS: str(sum(role.num_replicas for role in app.roles)),
-        Label.LEAST: str(least),
+        Label.MIN_REPLICAS: str(least),
         Label.RETRIES: str(role.max_retries),
         Label.USER: user_name(),
         Label.VERSION: __version__,

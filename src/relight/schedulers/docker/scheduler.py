@@ -50,9 +50,9 @@ from relight.schedulers.docker.request import (
     NO_NAMES,
     STOP_LIMIT_S,
     Label,
-    body_of,
+    build_request,
+    format_commands,
     notes_on,
-    text_of,
 )
 
 _POLL_S = 0.2
@@ -95,8 +95,8 @@ class Docker(Scheduler):
 
     def render(self, app: AppDef, cfg: Mapping[str, Any], app_id: str) -> Request:
         """Return the containers for an app. See `Scheduler.render`."""
-        body = body_of(app, cfg, app_id, env.read())
-        text, notes = text_of(body), tuple(notes_on(app, cfg))
+        body = build_request(app, cfg, app_id, env.read())
+        text, notes = format_commands(body), tuple(notes_on(app, cfg))
         return Request(self.name, app, cfg, body, text, notes)
 
     def submit(self, request: Request) -> str:

@@ -52,7 +52,7 @@ def overlay(of: AppDef | Role) -> dict[str, Any]:
     if isinstance(found, str):
         what = f"{what}, {found}"
         found = _loaded(found.removeprefix("file://"), what)
-    return _checked(overlays.of_kind(found, _POD, what), what)
+    return _checked(overlays.select_kind(found, _POD, what), what)
 
 
 def _loaded(path: str, what: str) -> Any:
@@ -83,7 +83,7 @@ def _loader() -> Any:
 def _checked(found: Any, what: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise UsageError(f"{what}: expected a mapping, as in a pod", hint="metadata: and spec:")
-    unknown = [str(name) for name in found if overlays.field_of(str(name)) not in _PARTS]
+    unknown = [str(name) for name in found if overlays.overlay_field(str(name)) not in _PARTS]
     if unknown or found.get("kind", "Pod") != "Pod":
         wrong = ", ".join(unknown) or f"kind {found['kind']}"
         raise UsageError(f"{what}: {wrong} is not part of a pod", hint="metadata: and spec:")
@@ -109,7 +109,7 @@ def merged(base: Any, override: Any, name: str = "") -> Any:
             whole[key] = merged(base.get(key), value, key)
         return {key: value for key, value in whole.items() if value is not None}
     key = _KEYS.get(name, "name")
-    if isinstance(base, list) and isinstance(override, list) and _are_told_apart(override, key):
+    if isinstance(base, list) and isinstance(override, list) and _are_distinct(override, key):
         by_key = {each.get(key): each for each in base}
         for each in override:
             by_key[each[key]] = merged(by_key.get(each[key]), each)
@@ -117,5 +117,5 @@ def merged(base: Any, override: Any, name: str = "") -> Any:
     return override
 
 
-def _are_told_apart(entries: list[Any], key: str) -> bool:
+def _are_distinct(entries: list[Any], key: str) -> bool:
     return bool(entries) and all(isinstance(each, Mapping) and key in each for each in entries)

@@ -25,7 +25,7 @@ _OWNER = "kueue.x-k8s.io/job-uid"
 _NOT_TOLD = (403, 404)
 
 
-def told(client: Any, job: JobId, objects: Iterable[Object]) -> dict[str, str]:
+def find_reasons(client: Any, job: JobId, objects: Iterable[Object]) -> dict[str, str]:
     """Return why a job's objects don't make progress, by object name.
 
     Args:
@@ -36,7 +36,7 @@ def told(client: Any, job: JobId, objects: Iterable[Object]) -> dict[str, str]:
     found = _warnings(client, job)
     for each in objects:
         if (each["metadata"].get("labels") or {}).get(QUEUE):
-            found |= _of_queue(client, job, each)
+            found |= _kueue_reasons(client, job, each)
     return found
 
 
@@ -57,7 +57,7 @@ def _time(event: Object) -> str:
     return str(next(filter(None, stamps), None) or event["metadata"].get("creationTimestamp"))
 
 
-def _of_queue(client: Any, job: JobId, each: Object) -> dict[str, str]:
+def _kueue_reasons(client: Any, job: JobId, each: Object) -> dict[str, str]:
     """Return Kueue's reasons, by object name."""
     selector = f"{_OWNER}={each['metadata']['uid']}"
     for resource in _WORKLOADS:

@@ -25,7 +25,7 @@ _BAD_WAITING = (
 """Reasons for a waiting container that may never be resolved."""
 
 
-def of_replica(
+def by_replica(
     found: Iterable[Mapping[str, Any]],
 ) -> dict[tuple[str, int], list[Mapping[str, Any]]]:
     """Return each replica's pods, by role and index, oldest first."""
@@ -41,7 +41,7 @@ def of_replica(
     return replicas
 
 
-def of_app(found: Iterable[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+def by_app(found: Iterable[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
     """Return each job's pods, by job name."""
     apps: dict[str, list[Mapping[str, Any]]] = {}
     for pod in found:
@@ -63,7 +63,7 @@ def status(
         found: its pods.
         told: why objects don't make progress, by object name (`reasons`).
     """
-    replicas = of_replica(found)
+    replicas = by_replica(found)
     of_pods = {pod["metadata"]["name"] for its in replicas.values() for pod in its}
     of_makers = {name: why for name, why in told.items() if name not in of_pods}
     statuses, states, messages = list[ReplicaStatus](), list[AppState](), list[str]()

@@ -21,22 +21,22 @@ _JOIN = re.compile(rf"\bjoin_timeout={_NUMBER}")
 def grace_s(role: Role) -> int:
     """Return the grace period of a pod, in which workers save a checkpoint."""
     text = _text(role)
-    shutdown = _found(_SHUTDOWN, text, _number(role.env.get("PET_SHUTDOWN_TIMEOUT"), _SHUTDOWN_S))
+    shutdown = _parse(_SHUTDOWN, text, _number(role.env.get("PET_SHUTDOWN_TIMEOUT"), _SHUTDOWN_S))
     waits = "at-checkpoint" in text or _CHECKPOINT.search(text)
-    checkpoint = _found(_CHECKPOINT, text, _CHECKPOINT_S) if waits else 0.0
+    checkpoint = _parse(_CHECKPOINT, text, _CHECKPOINT_S) if waits else 0.0
     return math.ceil(max(shutdown, checkpoint)) + _MARGIN_S
 
 
 def join_timeout_s(role: Role) -> float:
     """Return how long agents wait for a missing node."""
-    return _found(_JOIN, _text(role), _JOIN_S)
+    return _parse(_JOIN, _text(role), _JOIN_S)
 
 
 def _text(role: Role) -> str:
     return " ".join((*role.args, role.env.get("PET_RDZV_CONF", "")))
 
 
-def _found(pattern: re.Pattern[str], text: str, default: float) -> float:
+def _parse(pattern: re.Pattern[str], text: str, default: float) -> float:
     match = pattern.search(text)
     return float(match[1]) if match else default
 

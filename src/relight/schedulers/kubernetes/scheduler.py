@@ -157,7 +157,7 @@ class Kubernetes:
                     its = store.listed(client, store.PODS, job.namespace, _selector(job))
                     status = replicas.status(kind, objects, its)
                     if replicas.is_unexplained(status):
-                        told = reasons.told(client, job, objects)
+                        told = reasons.find_reasons(client, job, objects)
                         status = replicas.status(kind, objects, its, told)
                     found[app_id] = status
         return found
@@ -224,10 +224,10 @@ class Kubernetes:
         selector = f"{pods.USER}={names.label_value(user_name())}"
         listed: list[JobSummary] = []
         with self._client(JobId(context, namespace, "")) as client:
-            its = replicas.of_app(store.listed(client, store.PODS, namespace, selector))
+            its = replicas.by_app(store.listed(client, store.PODS, namespace, selector))
             for kind in KINDS.values():
                 found: dict[str, list[Object]] = {}
-                for each in _of_kind(client, kind, namespace, selector):
+                for each in _list_kind(client, kind, namespace, selector):
                     found.setdefault(each["metadata"]["labels"].get(pods.APP, ""), []).append(each)
                 listed += [
                     JobSummary(
@@ -262,12 +262,12 @@ class Kubernetes:
                 found = store.listed(client, store.PODS, job.namespace, selector)
                 fresh = [
                     pod
-                    for pod in replicas.of_replica(found).get((query.role, query.replica), [])
+                    for pod in replicas.by_replica(found).get((query.role, query.replica), [])
                     if pod["metadata"]["uid"] not in seen and _has_started(pod)
                 ]
                 for pod in fresh:
                     seen.add(pod["metadata"]["uid"])
-                    yield from _all_lines_of(client, pod, kind.container, query)
+                    yield from _follow_lines(client, pod, kind.container, query)
             if not query.follow or (over and not fresh):
                 return
             if not fresh:
@@ -345,12 +345,12 @@ def _makers(client: Any, job: JobId) -> tuple[Kind, Sequence[Object]]:
     job is unknown.
     """
     for kind in KINDS.values():
-        if found := _of_kind(client, kind, job.namespace, _selector(job)):
+        if found := _list_kind(client, kind, job.namespace, _selector(job)):
             return kind, found
     return DEFAULT, ()
 
 
-def _of_kind(client: Any, kind: Kind, namespace: str, selector: str) -> Sequence[Object]:
+def _list_kind(client: Any, kind: Kind, namespace: str, selector: str) -> Sequence[Object]:
     """Return the objects of a kind, by name. The sequence is empty if the cluster does not know the
     kind, or if it is an extension that this user may not access.
     """
@@ -454,14 +454,14 @@ def _has_started(pod: Mapping[str, Any]) -> bool:
     return (pod.get("status") or {}).get("phase") in ("Running", "Succeeded", "Failed")
 
 
-def _all_lines_of(client: Any, pod: Object, container: str, query: LogQuery) -> Iterator[str]:
+def _follow_lines(client: Any, pod: Object, container: str, query: LogQuery) -> Iterator[str]:
     """Yield a pod's lines; if the connection is lost while following, resume with the next line."""
     import urllib3
 
     seen, tries = 0, _TRIES
     while True:
         try:
-            for line in islice(_lines_of(client, pod, container, query), seen, None):
+            for line in islice(_read_lines(client, pod, container, query), seen, None):
                 seen, tries = seen + 1, _TRIES
                 yield line
         except urllib3.exceptions.HTTPError:
@@ -473,7 +473,7 @@ def _all_lines_of(client: Any, pod: Object, container: str, query: LogQuery) -> 
             return
 
 
-def _lines_of(client: Any, pod: Object, container: str, query: LogQuery) -> Iterator[str]:
+def _read_lines(client: Any, pod: Object, container: str, query: LogQuery) -> Iterator[str]:
     """Yield a pod's lines within the query's time range."""
     import kubernetes
 

@@ -302,10 +302,10 @@ class Executor:
     def _report_started(self) -> None:
         if not self._has_reported:
             self._has_reported = True
-            _tell("started")
+            _reply("started")
 
 
-def _tell(line: str) -> None:
+def _reply(line: str) -> None:
     """Send one line to the submitting process and close the pipe."""
     try:
         os.write(1, line.encode() + b"\n")
@@ -335,7 +335,7 @@ def main() -> NoReturn:
         Executor(order, submitter).run()
         os.close(lock)
     except RelightError as error:
-        _tell(f"{error.message}\t{error.hint}")
+        _reply(f"{error.message}\t{error.hint}")
         os._exit(error.exit_code)
     except OSError as error:
         hint = (
@@ -343,10 +343,10 @@ def main() -> NoReturn:
             if error.errno == errno.EMFILE
             else ""
         )
-        _tell(f"can't run the job: {error.filename or ''} {error.strerror}\t{hint}")
+        _reply(f"can't run the job: {error.filename or ''} {error.strerror}\t{hint}")
         os._exit(1)
     except Exception as error:
-        _tell(f"internal error in relight (a bug): {describe_bug(error)}\tplease report it")
+        _reply(f"internal error in relight (a bug): {describe_bug(error)}\tplease report it")
         os._exit(EXIT_INTERNAL)
     os._exit(0)
 

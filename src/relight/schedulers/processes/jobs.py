@@ -177,7 +177,7 @@ class ProcessScheduler(Scheduler):
             MachineError: if the job does not end, or its logs can't be removed.
         """
         state = _read(app_id)
-        if state is None and records.of_handle(self.name, app_id) is not None:
+        if state is None and records.find_by_handle(self.name, app_id) is not None:
             if LocalRecord(records.path(app_id)).is_locked():
                 raise MachineError(f"{app_id} is still running, but its state is lost")
             return  # the record's owner removes it

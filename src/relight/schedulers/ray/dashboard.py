@@ -19,14 +19,14 @@ from relight.base import env
 from relight.base.errors import MachineError, RelightError, UsageError
 
 DEFAULT = "127.0.0.1:8265"
-LEAST = (2, 52)
+MIN_VERSION = (2, 52)
 """The oldest Ray version that has been tested."""
 _ANY = ("", "auto", "local")
 """Values of RAY_ADDRESS that don't name a cluster."""
 ADDRESSES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
 _LIMIT_S = 30.0
 _UPLOAD_S = 600.0
-_STARTS_S, _AGAIN_S = 30.0, 0.5
+_STARTS_S, _RETRY_S = 30.0, 0.5
 _NO_AGENT = "No available agent to submit job"
 """The dashboard's error before its first node accepts jobs (Ray 2.60)."""
 _INTERVAL_S = 0.2
@@ -40,7 +40,7 @@ _HINT = (
 )
 
 
-def url_of(address: str | None) -> str:
+def dashboard_url(address: str | None) -> str:
     """Return a dashboard's URL, without a trailing slash.
 
     Args:
@@ -79,13 +79,13 @@ def is_named() -> bool:
     return any(env.read().get(name) not in _ANY for name in ADDRESSES)
 
 
-def app_id_of(url: str, job: str) -> str:
+def format_app_id(url: str, job: str) -> str:
     """Return a job's id: HOST:PORT:JOB, with the prefix `https:` if the dashboard uses https."""
     where = url.removeprefix("http://").replace("https://", "https:")
     return f"{quote(where, safe=':[]')}:{job}"
 
 
-def parts_of(app_id: str) -> tuple[str, str]:
+def parse_app_id(app_id: str) -> tuple[str, str]:
     """Split a job's id into the dashboard's URL and the job's name.
 
     Raises:
@@ -115,7 +115,7 @@ class Dashboard:
     """One dashboard, contacted only when needed.
 
     Args:
-        url: from `url_of`.
+        url: from `dashboard_url`.
     """
 
     def __init__(self, url: str) -> None:
@@ -132,8 +132,8 @@ class Dashboard:
         found = re.match(r"(\d+)\.(\d+)", version)
         if found is None:
             raise self._other()
-        if (int(found[1]), int(found[2])) < LEAST:
-            least = ".".join(map(str, LEAST))
+        if (int(found[1]), int(found[2])) < MIN_VERSION:
+            least = ".".join(map(str, MIN_VERSION))
             raise UsageError(
                 f"the cluster at {self.url} has Ray {version}, but {least} is required"
             )
@@ -155,7 +155,7 @@ class Dashboard:
             except MachineError as error:
                 if _NO_AGENT not in error.message or time.monotonic() >= end:
                     raise
-                time.sleep(_AGAIN_S)
+                time.sleep(_RETRY_S)
             else:
                 return
 
@@ -260,7 +260,7 @@ class Dashboard:
         self, method: str, path: str, data: bytes | None, limit_s: float | None
     ) -> http.client.HTTPResponse:
         headers = {**_headers(), "Content-Type": "application/json"}
-        request = urllib.request.Request(  # noqa: S310  # `url_of` lets only http and https pass
+        request = urllib.request.Request(  # noqa: S310  # `dashboard_url` lets only http and https pass
             self.url + path, data=data, headers=headers, method=method
         )
         try:

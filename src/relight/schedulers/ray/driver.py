@@ -47,7 +47,7 @@ TRIES = 3
 LINGER_S = 30.0
 """Seconds that replicas may keep running after enough others have succeeded."""
 _STOPPED, _KILLED = 143, 137
-_AGAIN_S = 5.0
+_RETRY_S = 5.0
 """Delay before a replica is placed again. Until Ray notices that a node is dying, it may place
 replicas on it.
 """
@@ -58,7 +58,7 @@ _NODE = "ray.io/node-id"
 """The node label that contains the node's id."""
 _READ_S = 1.0
 _WAIT_S = 0.5
-_LOOK_S = 5.0
+_POLL_S = 5.0
 """Interval between checks of why a replica has not been placed."""
 _KILL_S = 5.0
 _CONNECT_S = 20.0
@@ -164,7 +164,7 @@ class JobCore:
             slot.state = SUCCEEDED
         elif self.stopping:
             slot.state = CANCELLED
-        elif self._comes_again(slot, exitcode):
+        elif self._may_restart(slot, exitcode):
             slot.state, slot.host, slot.node = PENDING, "", ""
         else:
             self._fail(slot)
@@ -235,7 +235,7 @@ class JobCore:
             ],
         }
 
-    def _comes_again(self, slot: Slot, exitcode: int) -> bool:
+    def _may_restart(self, slot: Slot, exitcode: int) -> bool:
         if exitcode == PREEMPTED:
             return True
         if slot.timed_out:
@@ -409,10 +409,10 @@ class Driver:
         self._actors: dict[Slot, Any] = {}
         self._calls: dict[Any, tuple[Slot, str, Any]] = {}
         """Pending actor calls by their object references: the replica, the method and the actor."""
-        self._told: set[Slot] = set()
+        self._stop_sent: set[Slot] = set()
         """Replicas that have been requested to stop."""
         self._coordinator: CoordinatorActor | None = None
-        self._again_at: dict[Slot, float] = {}
+        self._retry_at: dict[Slot, float] = {}
         """When replicas that ended before they could run may be placed again, at the earliest."""
         self._written: dict[str, Any] = {}
         self._next_look = 0.0
@@ -439,13 +439,13 @@ class Driver:
     def _step(self) -> None:
         self._place_further()
         for slot in self.job.wanted():
-            is_time = time.monotonic() >= self._again_at.get(slot, 0.0)
+            is_time = time.monotonic() >= self._retry_at.get(slot, 0.0)
             if slot in self._places and slot not in self._actors and is_time:
                 self._make_actor(slot)
         self._start_placed()
-        self._end_what_took_too_long()
-        self._end_what_must_end()
-        self._look()
+        self._stop_timed_out()
+        self._end_if_stopping()
+        self._explain_waiting()
         self._write_status()
         if self._coordinator is not None:
             self._coordinator.keep_up()
@@ -608,7 +608,7 @@ class Driver:
             )
         else:
             self.job.lost(slot, _why_lost(error))
-        self._again_at[slot] = time.monotonic() + _AGAIN_S * slot.transient
+        self._retry_at[slot] = time.monotonic() + _RETRY_S * slot.transient
         self._outputs.say(f"{slot.name}: {slot.error}")
 
     def _on_output(
@@ -626,13 +626,13 @@ class Driver:
     def _drop(self, slot: Slot) -> None:
         """End a replica's actor and forget it."""
         actor = self._actors.pop(slot)
-        self._told.discard(slot)
+        self._stop_sent.discard(slot)
         self._calls = {ref: call for ref, call in self._calls.items() if call[2] is not actor}
         self._ray.kill(actor)
 
     # The end.
 
-    def _end_what_must_end(self) -> None:
+    def _end_if_stopping(self) -> None:
         now = time.monotonic()
         if self.job.has_succeeded and not self.job.stopping:
             self._linger_until = self._linger_until or now + LINGER_S
@@ -647,19 +647,19 @@ class Driver:
             elif now >= self._kill_at:
                 self._drop(slot)
                 self.job.lost(slot, "it did not exit in time")
-            elif slot.state == RUNNING and slot not in self._told:
-                self._told.add(slot)
+            elif slot.state == RUNNING and slot not in self._stop_sent:
+                self._stop_sent.add(slot)
                 actor.stop.remote()
 
-    def _end_what_took_too_long(self) -> None:
+    def _stop_timed_out(self) -> None:
         """Stop replicas whose time limit has expired. They may save a checkpoint, and are
         restarted.
         """
         for slot, actor in self._actors.items() if self._order["timeout_s"] else ():
             is_over = slot.state == RUNNING and time.monotonic() >= slot.end_at
-            if is_over and slot not in self._told:
+            if is_over and slot not in self._stop_sent:
                 slot.timed_out = True
-                self._told.add(slot)
+                self._stop_sent.add(slot)
                 actor.stop.remote()
 
     def _starts(self, slot: Slot) -> bool:
@@ -667,11 +667,11 @@ class Driver:
 
     # Status and logs.
 
-    def _look(self) -> None:
+    def _explain_waiting(self) -> None:
         """Report periodically why replicas have not been placed yet."""
         if time.monotonic() < self._next_look:
             return
-        self._next_look = time.monotonic() + _LOOK_S
+        self._next_look = time.monotonic() + _POLL_S
         waiting = [x for x in self.job.wanted() if not x.host and not x.error.startswith("lost")]
         if not waiting:
             return
@@ -704,7 +704,7 @@ class CoordinatorActor:
         """The host, as written before the port in an endpoint."""
         self._host = host
         self._folder, self._order = folder, order
-        self._again_at = 0.0
+        self._retry_at = 0.0
         for port in (order["coordinator"], *[0] * _ATTEMPTS):
             self.port = _free_port(host, port) or _free_port(host, 0)
             self._process = self._start()
@@ -715,8 +715,8 @@ class CoordinatorActor:
     def keep_up(self) -> None:
         """Restart the coordinator if it has exited; it recovers its state from the agents."""
         _, end = self._process.read(0)
-        if end is not None and time.monotonic() >= self._again_at:
-            self._again_at = time.monotonic() + 1.0
+        if end is not None and time.monotonic() >= self._retry_at:
+            self._retry_at = time.monotonic() + 1.0
             self._process = self._start()
 
     def stop(self) -> None:

@@ -30,7 +30,7 @@ USER, NAME, ROLES = "relight/user", "relight/name", "relight/roles"
 """Keys of the job's metadata: the owner, the name, and the number of replicas per role."""
 FOLDER = ".relight"
 ENTRYPOINT = f'exec "$(command -v python || command -v python3)" {FOLDER}/driver.py'
-_MOST = 500 << 20
+_MAX = 500 << 20
 """Ray's default size limit for packages."""
 _RANK0_ENV, _RANK0_PORT = "RELIGHT_RANK0_HOST", "${RELIGHT_RANK0_PORT}"
 _ENDPOINT = re.compile(re.escape(f"{{{macros.rank0_env}:=localhost}}:") + r"(\d+)")
@@ -87,7 +87,7 @@ def job(app: AppDef, cfg: Mapping[str, Any], app_id: str) -> dict[str, Any]:
     }
 
 
-def name_of(app_id: str) -> str:
+def ray_name(app_id: str) -> str:
     """Convert a name to one that is valid in Ray's API and in file names."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", app_id).strip("-.") or "job"
 
@@ -119,9 +119,9 @@ def package(order: Mapping[str, Any], workspace: str | None) -> tuple[str, bytes
             entry = zipfile.ZipInfo(path, _EPOCH)
             entry.compress_type, entry.external_attr = zipfile.ZIP_DEFLATED, mode << 16
             archive.writestr(entry, data)
-            if packed.tell() > _MOST:
+            if packed.tell() > _MAX:
                 raise UsageError(
-                    f"the workspace exceeds Ray's limit of {_MOST >> 20} MiB",
+                    f"the workspace exceeds Ray's limit of {_MAX >> 20} MiB",
                     hint="exclude files in .relightignore",
                 )
     data = packed.getvalue()
@@ -154,14 +154,14 @@ def _copied(workspace: str) -> Iterator[tuple[str, int, bytes]]:
             for folder, _, files in os.walk(here):
                 inside = os.path.join(path, os.path.relpath(folder, here))
                 for name in sorted(files):
-                    yield from _file_of(
+                    yield from _read_file(
                         os.path.normpath(os.path.join(inside, name)), os.path.join(folder, name)
                     )
         else:
-            yield from _file_of(path, here)
+            yield from _read_file(path, here)
 
 
-def _file_of(path: str, here: str) -> Iterator[tuple[str, int, bytes]]:
+def _read_file(path: str, here: str) -> Iterator[tuple[str, int, bytes]]:
     try:
         with open(here, "rb") as file:
             yield path, stat.S_IMODE(os.fstat(file.fileno()).st_mode), file.read()

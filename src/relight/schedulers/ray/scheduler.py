@@ -85,9 +85,9 @@ class Ray(Scheduler):
         for name, hint in _REFUSED.items():
             if cfg.get(name):
                 raise UsageError(f"invalid value for -cfg {name}: {cfg[name]}", hint=hint)
-        name = request.name_of(app_id)
-        url = dashboard.url_of(cfg.get("dashboard_address"))
-        whole = dashboard.app_id_of(url, name)
+        name = request.ray_name(app_id)
+        url = dashboard.dashboard_url(cfg.get("dashboard_address"))
+        whole = dashboard.format_app_id(url, name)
         app = _knowing_its_id(app, whole)
         body: dict[str, Any] = {
             "url": url,
@@ -123,7 +123,7 @@ class Ray(Scheduler):
         """Return the statuses of the jobs that exist."""
         found = {}
         for app_id in app_ids:
-            url, name = dashboard.parts_of(app_id)
+            url, name = dashboard.parse_app_id(app_id)
             cluster = Dashboard(url)
             job = cluster.job(name)
             if job is not None:
@@ -134,7 +134,7 @@ class Ray(Scheduler):
         """Return a replica's output lines, regardless of the node it ran on, with both streams
         combined.
         """
-        url, name = dashboard.parts_of(app_id)
+        url, name = dashboard.parse_app_id(app_id)
         cluster = Dashboard(url)
         sizes = _sizes(_job(cluster, app_id, name))
         check_replica(app_id, query, sizes)
@@ -143,7 +143,7 @@ class Ray(Scheduler):
 
     def cancel(self, app_id: str) -> None:
         """Stop a job: the driver ends the replicas."""
-        url, name = dashboard.parts_of(app_id)
+        url, name = dashboard.parse_app_id(app_id)
         cluster = Dashboard(url)
         if not states.state(_job(cluster, app_id, name)).is_over:
             cluster.stop(name)
@@ -152,7 +152,7 @@ class Ray(Scheduler):
         """Stop a job and remove it from Ray's list. As with all Ray jobs, its log files stay on the
         head node as long as the cluster is running, although nothing refers to them any more.
         """
-        url, name = dashboard.parts_of(app_id)
+        url, name = dashboard.parse_app_id(app_id)
         cluster = Dashboard(url)
         job: Mapping[str, Any] | None = _job(cluster, app_id, name)
         if job is not None and not states.state(job).is_over:
@@ -170,7 +170,7 @@ class Ray(Scheduler):
         """Return this user's jobs on the cluster named by the settings or variables, newest
         first.
         """
-        url, user = dashboard.url_of(cfg.get("dashboard_address")), user_name()
+        url, user = dashboard.dashboard_url(cfg.get("dashboard_address")), user_name()
         found = [
             (job, job["metadata"])
             for job in Dashboard(url).jobs()
@@ -179,7 +179,7 @@ class Ray(Scheduler):
         found.sort(key=lambda each: each[0].get("start_time") or 0, reverse=True)
         return [
             JobSummary(
-                dashboard.app_id_of(url, job["submission_id"]),
+                dashboard.format_app_id(url, job["submission_id"]),
                 states.state(job),
                 metadata.get(request.NAME, job["submission_id"]),
                 states.submitted(job),

@@ -38,7 +38,7 @@ def status(
         waiting = AppState.SUBMITTED if not whole.is_over else whole
         every = [(role, number) for role, size in sizes.items() for number in range(size)]
         replicas = tuple(ReplicaStatus(*each, waiting) for each in every)
-        return AppStatus(whole, "" if whole is AppState.RUNNING else _said(job), replicas)
+        return AppStatus(whole, "" if whole is AppState.RUNNING else _message(job), replicas)
     replicas = tuple(_replica(each, whole, _end(job)) for each in written["replicas"])
     message = str(written["message"])
     if whole is AppState.RUNNING and not any(x.state is AppState.RUNNING for x in replicas):
@@ -74,5 +74,5 @@ def _end(job: Mapping[str, Any]) -> str:
     return failure_reason.in_a_line(f"{_BROKEN}: {last}")
 
 
-def _said(job: Mapping[str, Any]) -> str:
+def _message(job: Mapping[str, Any]) -> str:
     return failure_reason.in_a_line(str(job.get("message") or ""))

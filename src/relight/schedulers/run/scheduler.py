@@ -22,7 +22,7 @@ from relight.base.errors import (
 )
 from relight.base.text import format_duration
 from relight.base.text import format_names as names
-from relight.core.status.charts import charts_of, progress_of
+from relight.core.status.charts import job_charts, job_progress
 from relight.core.status.snapshot import (
     ENDED,
     WAITING,
@@ -31,7 +31,7 @@ from relight.core.status.snapshot import (
     RankSnapshot,
     WholeJob,
     early_exits,
-    ranks_of,
+    ranked_workers,
 )
 from relight.host import system, tail
 from relight.host.waiting import wait_until
@@ -94,7 +94,7 @@ class Run(Scheduler):
         if len(statuses) < len(found):
             for job in self._jobs.silent(statuses):
                 if job.id in found:
-                    why, _ = self._jobs.why_silent(job.id, job.pid)
+                    why, _ = self._jobs.explain_silence(job.id, job.pid)
                     statuses[job.id] = AppStatus(AppState.RUNNING, why)
         return statuses
 
@@ -199,7 +199,7 @@ class Run(Scheduler):
 
     def _missing(self, app_id: str) -> RelightError:
         if pid := self._jobs.silent_pid(app_id):
-            why, hint = self._jobs.why_silent(app_id, pid)
+            why, hint = self._jobs.explain_silence(app_id, pid)
             return MachineError(f"{app_id}: {why}", hint=hint)
         return UsageError(f"no such job: {app_id}", hint="see relight list")
 
@@ -212,13 +212,13 @@ def _status(job: WholeJob) -> AppStatus:
             last_line=each.last_line, use=each.use, pid=each.pid if node is own else 0,
             topology=node.topology,
         )
-        for node, each in ranks_of(job)
+        for node, each in ranked_workers(job)
     )  # fmt: skip
     url = f"file:{own.run_directory}" if own.run_directory else ""
     message = "; ".join(filter(None, (_message(own) + _unseen(job), early_exits(job))))
     return AppStatus(
         _state(own), message, replicas, own.restart, url, own.account, own.preload,
-        progress_of(job), charts_of(job),
+        job_progress(job), job_charts(job),
     )  # fmt: skip
 
 
@@ -269,7 +269,7 @@ def _state_of(worker: RankSnapshot, job: NodeSnapshot) -> AppState:
 
 
 def _worker(job: WholeJob, query: LogQuery) -> tuple[NodeSnapshot, RankSnapshot]:
-    ranks = ranks_of(job)
+    ranks = ranked_workers(job)
     for node, each in ranks:
         if (node.role, each.rank) == (query.role, query.replica):
             return node, each

@@ -268,7 +268,9 @@ class Slurm:
             raise _unknown(app_id)
         process = states.run(["scancel", "--quiet", app_id])
         if process.returncode:
-            raise states.unavailable(process) or MachineError(f"Slurm: {states.reason_of(process)}")
+            raise states.unavailable(process) or MachineError(
+                f"Slurm: {states.last_message(process)}"
+            )
 
     def delete(self, app_id: str) -> None:
         """Cancel a job, and remove its directory when it is over."""
@@ -283,14 +285,14 @@ class Slurm:
                 )
             time.sleep(_POLL_S)
         if folder is not None:
-            is_element = states.array_of(app_id)[1] is not None
+            is_element = states.split_array_id(app_id)[1] is not None
             _remove(folder.directory if is_element else os.path.dirname(folder.directory))
 
     def list(self, _cfg: Mapping[str, Any] = NOTHING, /) -> Sequence[JobSummary]:
         """Return this user's jobs, newest first."""
-        jobs = states.of_user(os.getuid())
+        jobs = states.user_jobs(os.getuid())
         found = [
-            JobSummary(app_id, states.state_of(parts), parts[0].name, parts[0].submitted)
+            JobSummary(app_id, states.combined_state(parts), parts[0].name, parts[0].submitted)
             for app_id, parts in jobs.items()
         ]
         return sorted(found, key=lambda each: (each.submitted, int(each.app_id)), reverse=True)
@@ -303,7 +305,7 @@ class Slurm:
         if process.returncode:
             if (error := states.unavailable(process)) is not None:
                 raise error
-            reason = states.reason_of(process)
+            reason = states.last_message(process)
             hint = ""
             if "partition" in reason.lower():
                 names = states.run(["sinfo", "--noheader", "--format=%R"]).stdout.split()
@@ -443,7 +445,7 @@ def _folders(app_ids: Sequence[str]) -> dict[str, Folder]:
 
 def _load(path: str, app_id: str) -> Folder | None:
     record = records.load(path)
-    job, index = states.array_of(app_id)
+    job, index = states.split_array_id(app_id)
     if not isinstance(record, dict) or record.get("app_id") != job:
         return None
     if not {"directory", "roles"} <= set(record):
@@ -464,7 +466,7 @@ def _read(*parts: str) -> str:
 
 
 def _status(parts: Sequence[Part], folder: Folder | None) -> AppStatus:
-    state = states.state_of(parts)
+    state = states.combined_state(parts)
     replicas: list[ReplicaStatus] = []
     cause = _read(folder[0], "failed").partition("\n")[0] if folder else ""
     for part in parts:

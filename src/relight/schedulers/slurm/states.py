@@ -110,7 +110,7 @@ def query(app_ids: Sequence[str]) -> Jobs:
     ids = [app_id for app_id in dict.fromkeys(app_ids) if re.fullmatch(r"\d+(_\d+)?", app_id)]
     if not ids:
         return {}
-    whole_jobs = dict.fromkeys(array_of(app_id)[0] for app_id in ids)
+    whole_jobs = dict.fromkeys(split_array_id(app_id)[0] for app_id in ids)
     found = _chosen(ids, _squeue(["--array", f"--jobs={','.join(whole_jobs)}"]))
     missing = [app_id for app_id in ids if app_id not in found]
     if not missing:
@@ -118,7 +118,7 @@ def query(app_ids: Sequence[str]) -> Jobs:
     return {**found, **_chosen(missing, _sacct([f"--jobs={','.join(missing)}"]))}
 
 
-def array_of(app_id: str) -> tuple[str, int | None]:
+def split_array_id(app_id: str) -> tuple[str, int | None]:
     """Split the id of a job in an array, such as `12_3` into 12 and 3. Other ids lack an index."""
     job, _, index = app_id.partition("_")
     return job, whole(index)
@@ -127,14 +127,14 @@ def array_of(app_id: str) -> tuple[str, int | None]:
 def _chosen(app_ids: Sequence[str], jobs: Jobs) -> Jobs:
     found = {}
     for app_id in app_ids:
-        job, index = array_of(app_id)
+        job, index = split_array_id(app_id)
         parts = [part for part in jobs.get(job, ()) if index in (None, part.array_index)]
         if parts:
             found[app_id] = parts
     return found
 
 
-def of_user(user: int) -> Jobs:
+def user_jobs(user: int) -> Jobs:
     """Return a user's jobs from Slurm, including jobs from the last week if accounting is enabled.
 
     Raises:
@@ -215,7 +215,7 @@ def run(
         ) from None
 
 
-def reason_of(process: "subprocess.CompletedProcess[str]") -> str:
+def last_message(process: "subprocess.CompletedProcess[str]") -> str:
     """Return the last message of a Slurm command, without its prefixes."""
     said = [line for line in process.stderr.splitlines() if line.strip()]
     last = said[-1] if said else f"{process.args[0]} exited with code {process.returncode}"
@@ -224,7 +224,7 @@ def reason_of(process: "subprocess.CompletedProcess[str]") -> str:
 
 def unavailable(process: "subprocess.CompletedProcess[str]") -> MachineError | None:
     """Return the error for a Slurm command that failed because it could not reach Slurm."""
-    reason = reason_of(process)
+    reason = last_message(process)
     for said, meaning, hint in _UNAVAILABLE:
         if said in reason:
             return MachineError(f"{meaning}: {reason}", hint=hint)
@@ -239,7 +239,7 @@ def _squeue(choice: Sequence[str]) -> Jobs:
         return {}
     if process.returncode:
         raise unavailable(process) or MachineError(
-            f"Slurm: {reason_of(process)}", hint="scontrol ping"
+            f"Slurm: {last_message(process)}", hint="scontrol ping"
         )
     return from_squeue(process.stdout)
 
@@ -363,7 +363,7 @@ def _by_job(parts: Iterable[Part]) -> Jobs:
             for app_id, each in found.items()}  # fmt: skip
 
 
-def state_of(parts: Sequence[Part]) -> AppState:
+def combined_state(parts: Sequence[Part]) -> AppState:
     """Combine the states of a heterogeneous job's components into the job's state."""
     return combined([part.app_state for part in parts])
 

@@ -47,7 +47,7 @@ class ReplicaEnded(NamedTuple):
     code: int = 0
 
     @classmethod
-    def of(cls, payload: bytes) -> "ReplicaEnded":
+    def parse(cls, payload: bytes) -> "ReplicaEnded":
         """Parse a frame's payload.
 
         Raises:

@@ -98,7 +98,7 @@ def read(path: str) -> list[SshHost]:
     return hosts
 
 
-def of(cfg: Mapping[str, Any]) -> list[SshHost]:
+def parse_hosts(cfg: Mapping[str, Any]) -> list[SshHost]:
     """Return the hosts that the options name, in the given order.
 
     Raises:
@@ -217,7 +217,7 @@ def _connection_errors(host: SshHost, last: str) -> Iterator[tuple[str, str, str
     """Yield ssh error messages, each with its meaning and what to do."""
     yield ("HOST IDENTIFICATION HAS CHANGED", f"the host key of {host} has changed",
            "if the host's key was changed on purpose: "
-           f"ssh-keygen -R {_known_as(host)}")  # fmt: skip
+           f"ssh-keygen -R {_known_hosts_name(host)}")  # fmt: skip
     yield ("Host key verification failed", f"unknown host key for {host}",
            f"connect once with `ssh {host.name}` to accept it")  # fmt: skip
     yield ("Could not resolve hostname", f"no such host: {host.name}: {_after_colon(last)}",
@@ -243,7 +243,7 @@ def _start_errors(host: SshHost, last: str) -> Iterator[tuple[str, str, str]]:
         yield word, f"no such Python on {host}: {last}", another
 
 
-def _known_as(host: SshHost) -> str:
+def _known_hosts_name(host: SshHost) -> str:
     return f"'[{host.name}]:{host.port}'" if host.port else host.name
 
 

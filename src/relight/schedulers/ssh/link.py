@@ -135,7 +135,7 @@ class ReplicaLink:
             _write(2, payload)
         elif kind == frames.END:
             try:
-                self._end = frames.ReplicaEnded.of(payload)
+                self._end = frames.ReplicaEnded.parse(payload)
             except Malformed as error:
                 reason = f"unexpected response from {self._host}: {error}"
                 raise MachineError(reason) from None

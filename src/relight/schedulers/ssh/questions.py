@@ -154,6 +154,6 @@ def _answer(host: SshHost, process: "subprocess.Popen[bytes]") -> RelightError |
     if frames.END not in said:
         return hosts.explain(host, process.returncode, err.decode(errors="replace"), decoder)
     try:
-        return hosts.problem(host, frames.ReplicaEnded.of(said[frames.END]))
+        return hosts.problem(host, frames.ReplicaEnded.parse(said[frames.END]))
     except Malformed as error:
         return MachineError(f"unexpected response from {host}: {error}")

@@ -45,7 +45,7 @@ from relight.schedulers.ssh.hosts import SshHost
 from relight.schedulers.ssh.orders import Check, LinkOrder, RemoteReplica, Remove, RunReplica
 
 _FILE = "ssh.json"
-_MOST_GRACE_S = 30.0
+_MAX_GRACE_S = 30.0
 _LOOPBACK = ("localhost", "127.", "::1")
 
 
@@ -79,7 +79,7 @@ class Ssh(ProcessScheduler):
 
     def render(self, app: AppDef, cfg: Mapping[str, Any], app_id: str) -> Request:
         """Return the commands for an app and their hosts. See `Scheduler.render`."""
-        listed = hosts.of(cfg)
+        listed = hosts.parse_hosts(cfg)
         wanted = sum(role.num_replicas for role in app.roles)
         if wanted > len(listed):
             raise UsageError(
@@ -87,7 +87,7 @@ class Ssh(ProcessScheduler):
                 "its own",
                 hint="list a host twice for two replicas",
             )
-        for name, least, most in (("grace", 0.0, _MOST_GRACE_S), ("silence", 2.0, 3600.0)):
+        for name, least, most in (("grace", 0.0, _MAX_GRACE_S), ("silence", 2.0, 3600.0)):
             if not least <= cfg[name] <= most:
                 raise UsageError(f"{name}={cfg[name]:g}: expected {least:g} to {most:g}")
         body = layout(app, cfg, app_id)
@@ -178,7 +178,7 @@ class Ssh(ProcessScheduler):
             MachineError: if a host does not respond; its copy must be removed manually.
         """
         known = _load_replicas(app_id)
-        if not known and records.of_handle(self.name, app_id) is None:
+        if not known and records.find_by_handle(self.name, app_id) is None:
             self._check_exists(app_id)  # raises if the job does not exist
         super().delete(app_id)
         questions.refuse(
