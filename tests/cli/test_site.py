@@ -8,7 +8,7 @@ from conftest import Launch
 
 from relight.base.env import Environment
 from relight.base.errors import MachineError, UsageError
-from relight.cli.jobs import configured
+from relight.cli.jobs import effective_settings
 from relight.flags import site as sites
 from relight.flags.arguments import parse, to_spec
 from relight.flags.site import Site
@@ -165,7 +165,7 @@ def test_show_prints_each_value_and_its_origin(
     (tmp_path / ".relightconfig").write_text("[slurm]\ntime = 30\n[local]\nlog_dir = a\n")
     env = Environment({**env.variables, "RELIGHT_NAME": "n"})
     path = str(tmp_path / "config.toml")
-    lines = [line.split() for line in configured.lines(env, ["slurm"], every=False)]
+    lines = [line.split() for line in effective_settings.lines(env, ["slurm"], every=False)]
     assert ["rdzv-conf", "keep_alive_interval", "1", path, "(locked)"] in lines
     assert ["hang-timeout", "auto", path, "(locked)"] in lines
     assert ["max-restarts", "3", path] in lines
@@ -173,7 +173,7 @@ def test_show_prints_each_value_and_its_origin(
     assert ["partition", "gpu", path, "(locked)"] in lines
     assert ["time", "30", str(tmp_path / ".relightconfig")] in lines
     assert lines[-1] == ["ignored", "in", f"{path}:", "new-table,", "run.flag-of-tomorrow"]
-    shown = configured.lines(env, ["slurm"], every=True)
+    shown = effective_settings.lines(env, ["slurm"], every=True)
     assert ["qos", "default"] in [line.split() for line in shown]
 
 

@@ -17,7 +17,7 @@ from relight.cli.jobs import nodes
 from relight.flags.site import NO_SITE
 from relight.health import bad_nodes
 from relight.host.loop import Loop
-from relight.runner import left_out
+from relight.runner import node_exclusion
 from relight.schedulers.api import Option
 
 SLURM = {"RELIGHT_JOB_ID": "slurm://relight/71", "SLURMD_NODENAME": "gpu-17"}
@@ -45,7 +45,7 @@ class Cluster:
 def excluded(place: BadNodesDirectory, cluster: Cluster, given: object) -> tuple[object, list[str]]:
     values = {"exclude": given}
     env = Environment({"RELIGHT_BAD_NODES": f"{place.path},1h"})
-    notes = left_out.add("slurm", cluster, values, env, NO_SITE)  # type: ignore[arg-type]
+    notes = node_exclusion.add("slurm", cluster, values, env, NO_SITE)  # type: ignore[arg-type]
     return values["exclude"], list(notes)
 
 

@@ -30,7 +30,7 @@ from relight.job.handles import SESSION, Handle
 from relight.job.lookup import find_job
 from relight.job.records import new_id
 from relight.job.torchx_names import AppDryRunInfo
-from relight.runner import left_out, options, settings, submitted
+from relight.runner import node_exclusion, options, settings, submitted
 from relight.runner.job_env import with_job_env
 from relight.runner.plugin_guard import guarded
 from relight.runner.prepared import Prepared
@@ -162,7 +162,7 @@ class Runner:
         app = _own_copy(app)
         workspace = str(workspace) or _common_workspace(app)
         values, notes = self._cfg(name, found, cfg, workspace)
-        notes = [*notes, *left_out.add(name, found, values, self.env, self.settings.site)]
+        notes = [*notes, *node_exclusion.add(name, found, values, self.env, self.settings.site)]
         app = launcher_file.with_bundled_launcher(app, launcher)
         app = with_job_env(
             validate(app), name, self.session, parent_run_id, self.env, self.settings

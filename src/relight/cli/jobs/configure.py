@@ -44,10 +44,14 @@ def main(argv: list[str]) -> int:
     """
     parsed = read_arguments(argv, PAGE, 0, 0, "flags")
     if parsed.values["show"]:
-        from relight.cli.jobs import configured
+        from relight.cli.jobs import effective_settings
 
         wanted = [name for name in parsed.values["schedulers"].split(",") if name]
-        print("\n".join(configured.lines(environment.read(), wanted, every=parsed.values["all"])))
+        print(
+            "\n".join(
+                effective_settings.lines(environment.read(), wanted, every=parsed.values["all"])
+            )
+        )
         return EXIT_OK
     names = [name for name in parsed.values["schedulers"].split(",") if name] or registry.names()
     sections = {}

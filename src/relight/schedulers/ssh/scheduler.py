@@ -40,7 +40,7 @@ from relight.job.app import NOTHING, AppDef, Role
 from relight.schedulers.api import AppStatus, Capabilities, JobSummary, LogQuery, Option, Request
 from relight.schedulers.processes.jobs import WORKSPACE, ProcessScheduler, layout, streams
 from relight.schedulers.processes.orders import ReplicaPlan, to_text
-from relight.schedulers.ssh import hosts, link, questions
+from relight.schedulers.ssh import hosts, link, remote_checks
 from relight.schedulers.ssh.hosts import SshHost
 from relight.schedulers.ssh.orders import Check, LinkOrder, RemoteReplica, Remove, RunReplica
 
@@ -181,8 +181,8 @@ class Ssh(ProcessScheduler):
         if not known and records.find_by_handle(self.name, app_id) is None:
             self._check_exists(app_id)  # raises if the job does not exist
         super().delete(app_id)
-        questions.refuse(
-            questions.ask(
+        remote_checks.refuse(
+            remote_checks.ask(
                 [(each.host, each.command, each.order) for each in known if each.order.copy]
             )
         )
@@ -258,22 +258,24 @@ def _ready(
         if each.host in without and launchers[key] != launcher_file.INSTALLED
     ]
     if not get:
-        questions.refuse(errors)
+        remote_checks.refuse(errors)
         return ready
     getting = [ready[key].host for key in get]
-    questions.refuse([(host, error) for host, error in errors if host not in getting])
-    directory = questions.send_launcher([(ready[key].host, ready[key].command) for key in get])
+    remote_checks.refuse([(host, error) for host, error in errors if host not in getting])
+    directory = remote_checks.send_launcher([(ready[key].host, ready[key].command) for key in get])
     for key in get:
         host = ready[key].host
         command = hosts.command(host, cfg, sys.executable, directory)
         ready[key] = ready[key]._replace(command=tuple(command))
-    questions.refuse(_errors([ready[key] for key in get]))
+    remote_checks.refuse(_errors([ready[key] for key in get]))
     return ready
 
 
-def _errors(orders: Sequence[LinkOrder]) -> Sequence[questions.Failure]:
+def _errors(orders: Sequence[LinkOrder]) -> Sequence[remote_checks.Failure]:
     """Return why hosts can't run their replicas."""
-    return questions.ask([(each.host, each.command, _check_order(each.order)) for each in orders])
+    return remote_checks.ask(
+        [(each.host, each.command, _check_order(each.order)) for each in orders]
+    )
 
 
 def _link_processes(
