@@ -31,7 +31,7 @@ from relight.schedulers.api import (
     LogQuery,
     Option,
     Request,
-    no_replica,
+    check_replica,
 )
 from relight.schedulers.kubernetes import cluster, names, pods, reasons, replicas, request, store
 from relight.schedulers.kubernetes.cluster import Cluster
@@ -186,9 +186,7 @@ class Kubernetes:
         if not objects:
             raise _unknown(app_id)
         sizes = {role: size for each in objects for role, size in kind.roles(each).items()}
-        if not 0 <= query.replica < sizes.get(query.role, 0):
-            known = ", ".join(f"{role}/0 to {size - 1}" for role, size in sizes.items())
-            raise no_replica(app_id, query, known)
+        check_replica(app_id, query, sizes)
         return self._lines(job, query)
 
     def cancel(self, app_id: str) -> None:

@@ -141,7 +141,7 @@ class Dashboard:
     def upload(self, name: str, data: bytes) -> None:
         """Upload a job package, unless it already exists."""
         path = f"/api/packages/gcs/{quote(name)}"
-        if self._or_none("GET", path) is None:
+        if self._get(path) is None:
             self._bytes("PUT", path, data, _UPLOAD_S)
 
     def submit(self, request: Mapping[str, Any]) -> None:
@@ -161,7 +161,7 @@ class Dashboard:
 
     def job(self, name: str) -> dict[str, Any] | None:
         """Return Ray's description of a job, or None if it knows no job with this name."""
-        found = self._or_none("GET", f"/api/jobs/{quote(name)}")
+        found = self._get(f"/api/jobs/{quote(name)}")
         return None if found is None else self._read(found)
 
     def jobs(self) -> list[dict[str, Any]]:
@@ -181,7 +181,7 @@ class Dashboard:
 
     def file(self, node: str, name: str) -> bytes | None:
         """Return one of a node's log files, or None if it does not exist."""
-        answer = self._log("file", node, name, _LIMIT_S)
+        answer = self._log("file", node, name)
         return None if answer is None else self._whole(answer)
 
     def follow(self, node: str, name: str) -> Iterator[bytes]:
@@ -191,7 +191,7 @@ class Dashboard:
         Raises:
             MachineError: if the connection is lost.
         """
-        answer = self._log("stream", node, name, _LIMIT_S)
+        answer = self._log("stream", node, name)
         try:
             while answer is not None and (data := answer.read1(_CHUNK)):
                 yield data
@@ -203,15 +203,13 @@ class Dashboard:
             if answer is not None:
                 answer.close()
 
-    def _log(
-        self, kind: str, node: str, name: str, limit_s: float | None
-    ) -> http.client.HTTPResponse | None:
+    def _log(self, kind: str, node: str, name: str) -> http.client.HTTPResponse | None:
         query: dict[str, Any] = {"node_id": node, "filename": name, "lines": -1}
         if kind == "stream":
             query["interval"] = _INTERVAL_S
         path = f"/api/v0/logs/{kind}?{urlencode(query)}"
         try:
-            return self._open("GET", path, None, limit_s)
+            return self._open("GET", path)
         except urllib.error.HTTPError as error:
             said = self._whole(error)
             if error.code not in (404, 500):
@@ -219,7 +217,7 @@ class Dashboard:
         if not self._has_log(node, name):
             return None
         try:  # it may have been created in the meantime
-            return self._open("GET", path, None, limit_s)
+            return self._open("GET", path)
         except urllib.error.HTTPError as error:
             raise self._refused(error.code, self._whole(error)) from None
 
@@ -230,34 +228,30 @@ class Dashboard:
         listed = self._json("GET", f"/api/v0/logs?{urlencode({'node_id': node, 'glob': name})}")
         return name in json.dumps(listed)
 
-    def _or_none(self, method: str, path: str) -> bytes | None:
+    def _get(self, path: str) -> bytes | None:
         """Return the response, or None if the path does not exist."""
         try:
-            return self._whole(self._open(method, path, None, _LIMIT_S))
+            return self._whole(self._open("GET", path))
         except urllib.error.HTTPError as error:
             said = self._whole(error)
             if error.code == 404:
                 return None
             raise self._refused(error.code, said) from None
 
-    def _json(
-        self,
-        method: str,
-        path: str,
-        body: Mapping[str, Any] | None = None,
-        limit_s: float = _LIMIT_S,
-    ) -> Any:
+    def _json(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
-        return self._read(self._bytes(method, path, data, limit_s))
+        return self._read(self._bytes(method, path, data))
 
-    def _bytes(self, method: str, path: str, data: bytes | None, limit_s: float) -> bytes:
+    def _bytes(
+        self, method: str, path: str, data: bytes | None, limit_s: float = _LIMIT_S
+    ) -> bytes:
         try:
             return self._whole(self._open(method, path, data, limit_s))
         except urllib.error.HTTPError as error:
             raise self._refused(error.code, self._whole(error)) from None
 
     def _open(
-        self, method: str, path: str, data: bytes | None, limit_s: float | None
+        self, method: str, path: str, data: bytes | None = None, limit_s: float = _LIMIT_S
     ) -> http.client.HTTPResponse:
         headers = {**_headers(), "Content-Type": "application/json"}
         request = urllib.request.Request(  # noqa: S310  # `dashboard_url` lets only http and https pass

@@ -20,6 +20,8 @@ from typing import Any, NamedTuple
 
 from relight.base import env
 from relight.base.errors import MachineError, UsageError, signal_name
+from relight.host import tail
+from relight.host.waiting import wait_until
 from relight.job import launcher_file, records
 from relight.job.app import NOTHING, AppDef, AppState, RetryPolicy
 from relight.schedulers import resource_checks
@@ -31,7 +33,7 @@ from relight.schedulers.api import (
     Option,
     ReplicaStatus,
     Request,
-    no_replica,
+    check_replica,
 )
 from relight.schedulers.slurm import containers, script, states
 from relight.schedulers.slurm.states import Part
@@ -255,9 +257,7 @@ class Slurm:
             raise UsageError(
                 f"{app_id} is a job array", hint=f"choose one of its jobs: {app_id}_{indices[0]}"
             )
-        if not 0 <= query.replica < roles.get(query.role, 0):
-            known = ", ".join(f"{role}/0 to {n - 1}" for role, n in roles.items())
-            raise no_replica(app_id, query, known)
+        check_replica(app_id, query, roles)
         return self._lines(app_id, directory, query)
 
     def cancel(self, app_id: str) -> None:
@@ -276,14 +276,11 @@ class Slurm:
         """Cancel a job, and remove its directory when it is over."""
         folder = _folders([app_id]).get(app_id)
         self.cancel(app_id)
-        end = time.monotonic() + _STOP_LIMIT_S
-        while (status := self.status([app_id]).get(app_id)) and not status.state.is_over:
-            if time.monotonic() > end:
-                raise MachineError(
-                    f"can't stop {app_id}: still running after {_STOP_LIMIT_S:.0f} s",
-                    hint=f"squeue --job {app_id}",
-                )
-            time.sleep(_POLL_S)
+        if not wait_until(lambda: self._has_stopped(app_id), _STOP_LIMIT_S, _POLL_S):
+            raise MachineError(
+                f"can't stop {app_id}: still running after {_STOP_LIMIT_S:.0f} s",
+                hint=f"squeue --job {app_id}",
+            )
         if folder is not None:
             is_element = states.split_array_id(app_id)[1] is not None
             _remove(folder.directory if is_element else os.path.dirname(folder.directory))
@@ -320,24 +317,15 @@ class Slurm:
     def _lines(self, app_id: str, directory: str, query: LogQuery) -> Iterator[str]:
         names = ("stdout", "stderr") if query.stream == "combined" else (query.stream,)
         place = os.path.join(directory, query.role, str(query.replica))
-        tails = [_Tail(os.path.join(place, f"{name}.log")) for name in names]
-        try:
-            while True:
-                over = not query.follow or self._is_over(app_id, directory)
-                fresh = False
-                for tail in tails:
-                    for line in tail.lines():
-                        fresh = True
-                        yield line
-                if over:
-                    break
-                if not fresh:
-                    time.sleep(_POLL_S)  # no file events, as the writers are on other hosts
-            for tail in tails:
-                yield from tail.rest()
-        finally:
-            for tail in tails:
-                tail.close()
+        paths = [os.path.join(place, f"{name}.log") for name in names]
+        return tail.lines(
+            lambda: [path for path in paths if os.path.exists(path)],
+            lambda: query.follow and not self._is_over(app_id, directory),
+        )
+
+    def _has_stopped(self, app_id: str) -> bool:
+        status = self.status([app_id]).get(app_id)
+        return status is None or status.state.is_over
 
     def _is_over(self, app_id: str, directory: str) -> bool:
         """Return whether a job has stopped writing. Slurm is queried rarely, and the result is
@@ -379,39 +367,6 @@ def _write_launcher(folder: str) -> None:
     path = os.path.join(folder, launcher_file.NAME)
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o500), "wb") as file:
         file.write(launcher_file.build())
-
-
-class _Tail:
-    """A growing file that may not exist yet."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._fd = -1
-        self._rest = b""
-
-    def lines(self) -> Iterator[str]:
-        """Return the new complete lines."""
-        if self._fd < 0:
-            try:
-                self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-            except FileNotFoundError:
-                return
-            except OSError as error:
-                raise MachineError(f"can't read {self._path}: {error.strerror}") from None
-        while data := os.read(self._fd, 1 << 20):
-            *lines, self._rest = (self._rest + data).split(b"\n")
-            for line in lines:
-                yield line.decode(errors="replace")
-
-    def rest(self) -> Iterator[str]:
-        """Return the last line if it lacks a newline."""
-        if self._rest:
-            yield self._rest.decode(errors="replace")
-
-    def close(self) -> None:
-        """Close the file."""
-        if self._fd >= 0:
-            os.close(self._fd)
 
 
 def _unknown(app_id: str) -> UsageError:
