@@ -15,7 +15,7 @@ from relight.base.errors import RelightError
 from relight.job import records
 from relight.job.app import AppDef, Resource, Role
 from relight.schedulers.api import LogQuery
-from relight.schedulers.slurm.scheduler import make
+from relight.schedulers.slurm.scheduler import Slurm
 
 
 def role(fields: dict[str, Any]) -> Role:
@@ -27,7 +27,7 @@ def role(fields: dict[str, Any]) -> Role:
 
 def main(verb: str, *words: str) -> Any:
     """Run one command."""
-    scheduler = make()
+    scheduler = Slurm()
     if verb in ("submit", "render"):
         name, cfg, *roles = words
         app = AppDef(name, tuple(role(json.loads(text)) for text in roles))

@@ -37,7 +37,7 @@ class Jobs:
 
     def __init__(self, server: ApiServer) -> None:
         self.server = server
-        self.scheduler = kubernetes.make()
+        self.scheduler = kubernetes.Kubernetes()
         self._count = 0
 
     def submit(self, app: AppDef, **cfg: Any) -> str:
@@ -315,7 +315,7 @@ def test_job_is_found_in_the_context_it_was_submitted_to(
     assert app_id == "arn:aws:eks:eu:1:cluster%2Fa@b@ns:job-x1"
     handle = find_job(f"kubernetes://relight/{app_id}/main/0")
     assert (handle.app_id, handle.role) == (app_id, "main")
-    other = kubernetes.make()
+    other = kubernetes.Kubernetes()
     jobs.until(lambda: other.status([app_id])[app_id].state is SUCCEEDED)
     other.close()
     with pytest.raises(UsageError, match="no context arn:aws:eks:eu:1:cluster/a@c") as caught:
@@ -466,7 +466,7 @@ def test_missing_kubeconfig_makes_no_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
-    scheduler = kubernetes.make()
+    scheduler = kubernetes.Kubernetes()
     assert scheduler.affinity() == 0
     with pytest.raises(UsageError, match="no Kubernetes cluster is configured"):
         scheduler.status(["ns:x"])
@@ -515,7 +515,7 @@ def test_invalid_kubeconfig_is_one_line_error(
     path.write_text(json.dumps(config))
     monkeypatch.setenv("KUBECONFIG", str(path))
     with pytest.raises(UsageError) as caught:
-        kubernetes.make().list()
+        kubernetes.Kubernetes().list()
     assert said in caught.value.message
     assert "\n" not in caught.value.message
     assert capfd.readouterr().err == ""

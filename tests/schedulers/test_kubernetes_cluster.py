@@ -43,7 +43,7 @@ class Jobs:
     """The scheduler, and the jobs submitted by a test."""
 
     def __init__(self) -> None:
-        self.scheduler = kubernetes.make()
+        self.scheduler = kubernetes.Kubernetes()
         self.submitted: list[str] = []
 
     def submit(self, app: AppDef, **cfg: Any) -> str:

@@ -25,12 +25,12 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServe
 
 def submit(command: str, max_retries: int = 0, **cfg: object) -> None:
     role = Role("main", "img", entrypoint="sh", args=["-c", command], max_retries=max_retries)
-    scheduler = kubernetes.make()
+    scheduler = kubernetes.Kubernetes()
     scheduler.submit(scheduler.render(AppDef("job", [role]), cfg, "job-x1"))
 
 
 def status() -> AppStatus:
-    return kubernetes.make().status(["ns:job-x1"])["ns:job-x1"]
+    return kubernetes.Kubernetes().status(["ns:job-x1"])["ns:job-x1"]
 
 
 def ended() -> AppStatus:

@@ -131,10 +131,12 @@ def test_objects_except_the_launcher_fit_into_kubectls_annotation(kind: str) -> 
 
 
 def test_dry_run_says_how_to_apply_the_launcher() -> None:
-    with_launcher = kubernetes.make().render(ddp(), {"namespace": "ns"}, "train-x7abc").text
+    with_launcher = kubernetes.Kubernetes().render(ddp(), {"namespace": "ns"}, "train-x7abc").text
     assert with_launcher.startswith("# for kubectl apply --server-side -f -: ")
     app = launcher_file.with_bundled_launcher(ddp(), "installed")
-    assert not kubernetes.make().render(app, {"namespace": "ns"}, "train-x7abc").text.count("#")
+    assert (
+        not kubernetes.Kubernetes().render(app, {"namespace": "ns"}, "train-x7abc").text.count("#")
+    )
 
 
 # Permissions
@@ -247,7 +249,7 @@ def test_several_jobs_jointly_own_the_other_objects(monkeypatch: pytest.MonkeyPa
 
 @own_pods
 def test_ended_job_is_removed_after_a_while(kind: str) -> None:
-    scheduler = kubernetes.make()
+    scheduler = kubernetes.Kubernetes()
     week = next(each.default for each in scheduler.options if each.name == "ttl")
     assert week == 7 * 24 * 3600
     assert maker(kind=kind, ttl=week)["spec"]["ttlSecondsAfterFinished"] == week

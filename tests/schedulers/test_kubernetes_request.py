@@ -146,7 +146,7 @@ def test_dry_run_is_valid_for_kubectl(name: str, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setenv("KUBECONFIG", "/nowhere")
     app, cfg = APPS[name]
-    made = kubernetes.make().render(app, cfg, "train-x7abc")
+    made = kubernetes.Kubernetes().render(app, cfg, "train-x7abc")
     assert list(yaml.safe_load_all(made.text)) == made.body["objects"]
 
 
@@ -562,7 +562,9 @@ def test_job_can_read_its_own_id(context: str, expected: str) -> None:
 def test_option_for_another_kind_prints_a_note() -> None:
     def notes(**cfg: Any) -> str:
         app = ddp(memMB=65536, cpu=8, h=None)
-        return "; ".join(kubernetes.make().render(app, {"namespace": "ns", **cfg}, "x-x1").notes)
+        return "; ".join(
+            kubernetes.Kubernetes().render(app, {"namespace": "ns", **cfg}, "x-x1").notes
+        )
 
     assert "runtime has no effect without kind=trainjob" in notes(runtime="mine")
     assert "runtime" not in notes(runtime="mine", kind="trainjob")

@@ -17,7 +17,9 @@ PAGE = Path(__file__).parents[2] / "docs/clusters/kubernetes.md"
 def rendered(env: dict[str, str], *args: str, **cfg: Any) -> Any:
     resource = Resource(1, 0, 1024)
     role = Role("main", "img", entrypoint="sh", args=args, env=env, resource=resource)
-    return kubernetes.make().render(AppDef("job", [role]), {"namespace": "ns", **cfg}, "job-x1")
+    return kubernetes.Kubernetes().render(
+        AppDef("job", [role]), {"namespace": "ns", **cfg}, "job-x1"
+    )
 
 
 def test_secret_looking_arguments_are_named_in_one_note() -> None:
@@ -44,7 +46,7 @@ def test_roles_may_have_different_secrets_with_the_same_name() -> None:
     roles = [
         Role(name, "img", entrypoint="sh", env={"HF_TOKEN": f"hf-{name}"}) for name in ("a", "b")
     ]
-    made = kubernetes.make().render(AppDef("job", roles), {"namespace": "ns"}, "job-x1")
+    made = kubernetes.Kubernetes().render(AppDef("job", roles), {"namespace": "ns"}, "job-x1")
     (secret,) = (x for x in made.body["objects"] if x["metadata"]["name"] == "job-x1-env")
     assert secret["stringData"] == {"a.HF_TOKEN": "hf-a", "b.HF_TOKEN": "hf-b"}
 

@@ -35,12 +35,12 @@ def submit(
         num_replicas=num_replicas, min_replicas=min_replicas,
     )  # fmt: skip
     app = AppDef("job", [role])
-    scheduler = kubernetes.make()
+    scheduler = kubernetes.Kubernetes()
     return scheduler.submit(scheduler.render(app, cfg, "job-x1"))
 
 
 def status() -> AppStatus:
-    return kubernetes.make().status(["ns:job-x1"])["ns:job-x1"]
+    return kubernetes.Kubernetes().status(["ns:job-x1"])["ns:job-x1"]
 
 
 def has_succeeded() -> bool:
@@ -77,7 +77,7 @@ def test_restricted_namespace_requires_and_accepts_a_user(server: ApiServer) -> 
     server.restricted = {"ns"}
     submit()
     assert 'violates PodSecurity "restricted:latest": ' in status().message
-    kubernetes.make().delete("ns:job-x1")
+    kubernetes.Kubernetes().delete("ns:job-x1")
     submit(restricted=True, user=1000)
     with until(has_succeeded):
         assert status().message == ""
@@ -167,7 +167,7 @@ def test_conflicting_update_is_retried(server: ApiServer) -> None:
     server.refuse = lambda method, *_: (
         collisions.pop() if method == "PATCH" and collisions else None
     )
-    kubernetes.make().cancel("ns:job-x1")
+    kubernetes.Kubernetes().cancel("ns:job-x1")
     assert not collisions
     assert status().state is AppState.CANCELLED
     server.refuse = lambda *_: None

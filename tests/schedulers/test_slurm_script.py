@@ -16,7 +16,7 @@ from relight.job.app import AppDef, AppState, BindMount, Resource, Role
 from relight.schedulers import failure_reason
 from relight.schedulers.api import LogQuery
 from relight.schedulers.slurm import script, states
-from relight.schedulers.slurm.scheduler import make
+from relight.schedulers.slurm.scheduler import Slurm
 from relight.schedulers.slurm.states import TaskEnd
 
 GOLDEN = Path(__file__).parent / "slurm"
@@ -169,7 +169,7 @@ def test_every_option_becomes_an_sbatch_line() -> None:
         "--licenses=l:1",
         "--nice",
     ]
-    names = {option.name for option in make().options} - {"job_dir", "workspace"}
+    names = {option.name for option in Slurm().options} - {"job_dir", "workspace"}
     assert names == set(options)
 
 
@@ -355,15 +355,15 @@ def test_array_forgotten_by_slurm_has_states_from_its_files(
     monkeypatch.setenv("RELIGHT_STATE_DIR", str(tmp_path))
     known: states.Jobs = {}
     monkeypatch.setattr(states, "query", lambda _: known)
-    found = make().status(["5", "5_1", "5_7"])
+    found = Slurm().status(["5", "5_1", "5_7"])
     assert [each.state.name for each in found["5"].replicas] == ["SUCCEEDED", "FAILED", "UNKNOWN"]
     assert found["5"].state is AppState.UNKNOWN
     assert found["5_1"].state is AppState.FAILED
     assert "5_7" not in found
     with pytest.raises(UsageError, match="5 is a job array"):
-        make().logs("5", LogQuery("main", 0))
+        Slurm().logs("5", LogQuery("main", 0))
     known |= states.from_sacct("5_0|COMPLETED|0:0|x|n1|sweep-x7\n")
-    found = make().status(["5"])
+    found = Slurm().status(["5"])
     assert (found["5"].state, found["5"].message) == (
         AppState.FAILED,
         "1 succeeded, 1 failed, 1 cancelled",
@@ -422,7 +422,7 @@ def test_auto_skips_missing_slurm_and_dry_run_works(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("RELIGHT_STATE_DIR", str(tmp_path / "state"))
-    scheduler = make()
+    scheduler = Slurm()
     assert scheduler.affinity() == 0
     request = scheduler.render(AppDef("main", (ddp(),)), {}, "main-x7")
     assert request.text == request.body["script"]
@@ -450,7 +450,7 @@ def test_missing_cluster_is_reported_with_slurms_message(
         command.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("RELIGHT_STATE_DIR", str(tmp_path / "state"))
-    scheduler = make()
+    scheduler = Slurm()
     request = scheduler.render(AppDef("main", (ddp(),)), {}, "main-x7")
     for ask in (lambda: scheduler.submit(request), lambda: scheduler.status(["1"])):
         with pytest.raises(MachineError) as caught:
@@ -477,7 +477,7 @@ def test_memory_is_requested_only_if_configured(
     app = AppDef("main", (ddp(resource=Resource(1, 0, 2048)),))
 
     def asks(**cfg: Any) -> bool:
-        return "--mem=2048M" in make().render(app, {"partition": partition, **cfg}, "x").text
+        return "--mem=2048M" in Slurm().render(app, {"partition": partition, **cfg}, "x").text
 
     assert asks() is expected
     assert asks(mem=True) and not asks(mem=False)
@@ -512,7 +512,7 @@ def test_status_of_forgotten_job_comes_from_its_directory(
     )
     if ended:
         (folder / "ended").write_text(ended)
-    scheduler = make()
+    scheduler = Slurm()
     status = scheduler.status(["77", "78"])
     assert list(status) == ["77"]
     assert (status["77"].state, status["77"].exitcode) == (state, exitcode)

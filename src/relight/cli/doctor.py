@@ -22,7 +22,7 @@ from relight.flags.usage import flag_lines
 from relight.health import endpoint, inspection
 from relight.health import machine_findings as machine
 from relight.health.doctor_messages import Verdict
-from relight.health.finding import ERROR, OK, WARNING, Finding, format_finding, in_order, to_object
+from relight.health.finding import ERROR, OK, WARNING, Finding, format_finding, in_order
 from relight.host import env_fingerprint
 from relight.processes import interpreter
 from relight.rendezvous import backends
@@ -192,7 +192,7 @@ def _print_json(seen: machine.Machine, verdict: Verdict, found: list[Finding]) -
                 "ok": not any(finding.level == ERROR for finding in found),
                 "nodes": verdict.came,
                 "seconds": round(verdict.seconds, 3),
-                "findings": [to_object(finding) for finding in in_order(found)],
+                "findings": [finding._asdict() for finding in in_order(found)],
                 "machine": {**seen._asdict(), **disks, "gpus": seen.gpus._asdict()},
             }
         )

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from relight.core.group.env_diff import by_value, format_hosts
 from relight.core.ranks import natural
@@ -50,11 +50,6 @@ def format_finding(finding: Finding) -> list[str]:
     if finding.remedy:
         lines.append(f"         -> {finding.remedy}")
     return lines
-
-
-def to_object(finding: Finding) -> dict[str, Any]:
-    """Return a finding as a JSON object."""
-    return finding._asdict()
 
 
 def format_pairs(pairs: Iterable[tuple[str, str]], hosts: Sequence[str]) -> str:

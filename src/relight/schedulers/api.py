@@ -89,13 +89,18 @@ class LogQuery(NamedTuple):
 
 
 def local_time(milliseconds: object) -> str:
-    """Format a time in seconds since 1970 as local time; return an empty string if it is not a
-    number.
-    """
+    """Format milliseconds since 1970 as local time; return an empty string for other values."""
     if not isinstance(milliseconds, int | float):
         return ""
-
     return datetime.fromtimestamp(milliseconds / 1000).astimezone().isoformat(timespec="seconds")
+
+
+def time_limit_s(cfg: Mapping[str, Any]) -> int:
+    """Return the time limit of the option `timeout`, in minutes, or 0 if unlimited."""
+    minutes = cfg.get("timeout")
+    if minutes is not None and minutes < 1:
+        raise UsageError(f"-cfg timeout={minutes}: must be at least one minute")
+    return int(minutes or 0) * 60
 
 
 def check_replica(app_id: str, query: LogQuery, sizes: Mapping[str, int]) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from relight.base.errors import EXIT_GROUP, EXIT_MACHINE, EXIT_PREEMPTED
 from relight.job.app import AppDef, Role
+from relight.schedulers.api import time_limit_s
 from relight.schedulers.kubernetes import pods
 from relight.schedulers.kubernetes.kind import (
     Maker,
@@ -76,9 +77,7 @@ class IndexedJob:
 
     def verdict(self, each: Object) -> Verdict:
         """Derive the verdict from a Job's conditions."""
-        return by_conditions(
-            each, ("Complete", "SuccessCriteriaMet"), ("Failed", "FailureTarget"), "Suspended"
-        )
+        return by_conditions(each, ("Complete", "SuccessCriteriaMet"), ("Failed", "FailureTarget"))
 
 
 def spec(app: AppDef, role: Role, cfg: Mapping[str, Any], place: MeetingPlace) -> dict[str, Any]:
@@ -93,7 +92,7 @@ def spec(app: AppDef, role: Role, cfg: Mapping[str, Any], place: MeetingPlace) -
         "backoffLimitPerIndex": max(0, role.max_retries) or _TRIES,
         "maxFailedIndexes": size - least(role),
     }
-    if seconds := pods.limit_s(cfg):
+    if seconds := time_limit_s(cfg):
         # The time limit belongs to the Job, because its pods may be recreated. It begins when the
         # Job may start, as the field counts from status.startTime, and restarts when Kueue readmits
         # the Job.

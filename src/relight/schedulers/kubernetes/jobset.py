@@ -16,7 +16,6 @@ from relight.schedulers.kubernetes.kind import (
     gang_annotation,
     queue_label,
     role_label,
-    suspending,
     time_to_live,
 )
 from relight.schedulers.kubernetes.names import label_name
@@ -24,23 +23,15 @@ from relight.schedulers.kubernetes.pods import MeetingPlace
 from relight.schedulers.kubernetes.store import Object, ObjectKind
 
 
-class JobSet:
+class JobSet(IndexedJob):
     """`-cfg kind=jobset`."""
 
     name = "jobset"
     resource = ObjectKind("jobset.x-k8s.io/v1alpha2", "JobSet", "jobsets")
-    index, label = IndexedJob.index, IndexedJob.label
-    starts: Mapping[str, str] = IndexedJob.starts
-    container = "main"
-    has_service = True
-    cancelling = staticmethod(suspending)
 
     def stem(self, name: str, role: Role, _is_only: bool, /) -> str:
         """Return the name that JobSet gives to a role's only Job."""
         return f"{name}-{label_name(role.name)}-0"
-
-    def check(self, app: AppDef, cfg: Mapping[str, Any]) -> None:
-        """Accept every app."""
 
     def specs(self, app: AppDef, cfg: Mapping[str, Any], place: MeetingPlace) -> Iterator[Maker]:
         """Yield one JobSet. Its Jobs retry on their own; the JobSet fails as soon as one Job
@@ -75,7 +66,7 @@ class JobSet:
 
     def verdict(self, each: Object) -> Verdict:
         """Derive the verdict from a JobSet's conditions."""
-        return by_conditions(each, ("Completed",), ("Failed",), "Suspended")
+        return by_conditions(each, ("Completed",), ("Failed",))
 
 
 def _metadata(role: Role, cfg: Mapping[str, Any]) -> dict[str, Any]:

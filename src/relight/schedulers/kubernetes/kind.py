@@ -115,22 +115,19 @@ def conditions(each: Object, *names: str) -> Iterator[tuple[str, str]]:
             yield name, known[name]
 
 
-def by_conditions(
-    each: Object, succeeded: Iterable[str], failed: Iterable[str], suspended: str
-) -> Verdict:
+def by_conditions(each: Object, succeeded: Iterable[str], failed: Iterable[str]) -> Verdict:
     """Return the verdict for an object that has conditions.
 
     Args:
         each: the object.
         succeeded: conditions that each mean success.
         failed: conditions that each mean failure.
-        suspended: the condition of an object that is waiting in its queue.
     """
     for _ in conditions(each, *succeeded):
         return AppState.SUCCEEDED, ""
     for _, message in conditions(each, *failed):
         return AppState.FAILED, message
-    for _ in conditions(each, suspended):
+    for _ in conditions(each, "Suspended"):
         queue = (each["metadata"].get("labels") or {}).get(QUEUE, "")
         return (
             AppState.PENDING,

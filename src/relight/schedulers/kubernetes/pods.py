@@ -11,6 +11,7 @@ from relight.base.errors import UsageError
 from relight.job import launcher_file, macros, overlays
 from relight.job.app import AppDef, BindMount, DeviceMount, Role, VolumeMount
 from relight.job.user import user_name
+from relight.schedulers.api import time_limit_s
 from relight.schedulers.kubernetes import overrides, run_times
 from relight.schedulers.kubernetes.names import label_name, label_value
 
@@ -97,7 +98,7 @@ def template(
     brings = launcher_file.needed(role)
     if brings:
         own = launcher_file.wrapped(own, LAUNCHER)
-    seconds = limit_s(cfg)
+    seconds = time_limit_s(cfg)
     if seconds:
         words = ["-c", _escape(_TELL_END.format(seconds)), "sh", own.entrypoint, *own.args]
         own = replace(own, entrypoint="sh", args=words)
@@ -320,14 +321,6 @@ def _resources(role: Role, cfg: Mapping[str, Any]) -> dict[str, Any]:
     return found if any(found.values()) else {}
 
 
-def limit_s(cfg: Mapping[str, Any]) -> int:
-    """Return a job's time limit, or 0 if unlimited."""
-    said = cfg.get("timeout")
-    if said is not None and said < 1:
-        raise UsageError(f"-cfg timeout={said}: must be at least one minute")
-    return int(said or 0) * 60
-
-
 def _reserved(cfg: Mapping[str, Any], name: str) -> int:
     said = cfg.get(name)
     return RESERVED[name] if said is None else int(said)
@@ -344,7 +337,7 @@ def _volumes(
         source = {"name": launcher_name(), "defaultMode": 0o555}
         volumes.append({"name": "launcher", "configMap": source})
         mounts.append({"name": "launcher", "mountPath": LAUNCHER, "readOnly": True})
-    if limit_s(cfg):
+    if time_limit_s(cfg):
         item = {"path": "pod", "fieldRef": {"fieldPath": "metadata.name"}}
         volumes.append({"name": "start", "downwardAPI": {"items": [item]}})
         mounts.append({"name": "start", "mountPath": _START, "readOnly": True})

@@ -56,11 +56,6 @@ _STARTS = 400
 """The API server's response to requests for a container's logs before it starts."""
 
 
-def make() -> "Kubernetes":
-    """Create the scheduler."""
-    return Kubernetes()
-
-
 class Kubernetes:
     """Submits jobs to the cluster in the current kubeconfig context."""
 

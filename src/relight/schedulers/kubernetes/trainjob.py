@@ -129,4 +129,4 @@ class TrainJob:
 
     def verdict(self, each: Object) -> Verdict:
         """Derive the verdict from a TrainJob's conditions."""
-        return by_conditions(each, ("Complete",), ("Failed",), "Suspended")
+        return by_conditions(each, ("Complete",), ("Failed",))

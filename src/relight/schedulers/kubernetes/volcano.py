@@ -12,6 +12,7 @@ from typing import Any
 from relight.base.errors import EXIT_PREEMPTED
 from relight.job import launcher_file
 from relight.job.app import AppDef, AppState, Role
+from relight.schedulers.api import time_limit_s
 from relight.schedulers.kubernetes import pods
 from relight.schedulers.kubernetes.kind import Maker, Verdict, least, time_to_live
 from relight.schedulers.kubernetes.names import label_name
@@ -122,7 +123,7 @@ def _policies(app: AppDef, retries: int) -> list[dict[str, Any]]:
 
 def _task(app: AppDef, role: Role, cfg: Mapping[str, Any], place: MeetingPlace) -> dict[str, Any]:
     template = pods.template(app, role, cfg, place)
-    if seconds := pods.limit_s(cfg):  # per pod, because a Volcano Job lacks a time limit
+    if seconds := time_limit_s(cfg):  # per pod, because a Volcano Job lacks a time limit
         template["spec"].setdefault("activeDeadlineSeconds", seconds)
     return {
         "name": label_name(role.name),

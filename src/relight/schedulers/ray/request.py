@@ -22,6 +22,7 @@ from relight.base.errors import MachineError, UsageError
 from relight.job import launcher_file, macros
 from relight.job.app import AppDef, Role
 from relight.job.user import user_name
+from relight.schedulers.api import time_limit_s
 
 GRACE_S = 40
 """Seconds from SIGTERM to SIGKILL, longer than the grace period of the agents' workers."""
@@ -59,7 +60,7 @@ def order(app: AppDef, cfg: Mapping[str, Any], app_id: str, token: str) -> dict[
         "app_id": app_id,
         "strategy": cfg.get("strategy") or _SPREADS[0],
         "grace_s": GRACE_S,
-        "timeout_s": _seconds(cfg),
+        "timeout_s": time_limit_s(cfg),
         "coordinator": port,
         "token": app.roles[0].env.get(TOKEN, token),
         "roles": [_role(role, cfg, app_id, token, port) for role in app.roles],
@@ -233,14 +234,6 @@ def _requirements(path: str) -> list[str]:
     except OSError as error:
         raise UsageError(f"-cfg requirements={path}: {error.strerror}") from None
     return [line for line in lines if line and not line.startswith("#")]
-
-
-def _seconds(cfg: Mapping[str, Any]) -> int:
-    """Return a replica's time limit, or 0 if unlimited."""
-    said = cfg.get("timeout")
-    if said is not None and said < 1:
-        raise UsageError(f"-cfg timeout={said}: must be at least one minute")
-    return int(said or 0) * 60
 
 
 def _file(role: str) -> str:

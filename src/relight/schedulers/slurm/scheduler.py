@@ -60,11 +60,6 @@ class Folder(NamedTuple):
     indices: tuple[int, ...] = ()
 
 
-def make() -> "Slurm":
-    """Create the scheduler."""
-    return Slurm()
-
-
 class Slurm:
     """Submits jobs to the Slurm cluster that this host belongs to."""
 
