@@ -55,14 +55,14 @@ SOURCES = {
     "core/group/membership.py": ("JobEnded", "_stop_hung"),
     "core/group/restart_budget.py": ("_REPEATED", "_rule", "restart_refusal", "_used_up"),
     "core/group/group_messages.py": (
-        "refusal", "other_lost_after", "lost_after_too_long", "too_few", "coming_back", "not_ready",
+        "refusal", "other_lost_after", "too_few", "coming_back", "not_ready",
         "last_call", "on_probation", "dropped",
     ),
     "stacks/exit_evidence.py": (
         "full_disks", "bus_error", "cpu_limit", "missing_interpreter", "closed_output",
         "local_rank", "hard_cpu_limit", "_shm_remedy", "_full",
     ),
-    "host/oom_detector.py": ("of_worker", "of_child", "_counted", "_place", "_other", "NOBODY"),
+    "host/oom_detector.py": ("explain_kill", "explain_child_kill", "_counted", "_place", "_other", "NOBODY"),
     "agent/shutdown.py": ("as_unfit", "as_preempted"),
     "agent/link.py": ("JobEnded",),
     "agent/postmortem.py": ("_explain_full_disk",),

@@ -78,9 +78,11 @@ def main() -> None:
              str(arguments.compute), str(int(arguments.barrier)), str(arguments.seed)],
             capture_output=True, text=True, check=False, cwd=place,
         )  # fmt: skip
-    stayed = len(re.findall(r"ranks stayed", result.stderr))
+    stayed = len(re.findall(r"ranks kept running", result.stderr))
     lost = re.findall(r"lost in rank 0: (.*)", result.stdout)
-    print(f"{arguments.kills} kills: 3 ranks stayed {stayed} times; state lost {len(lost)} times")
+    print(
+        f"{arguments.kills} kills: 3 ranks kept running {stayed} times; state lost {len(lost)} times"
+    )
     print(*lost, sep="\n")
     if result.returncode or stayed != arguments.kills:
         sys.exit(result.stderr[-4000:])

@@ -88,7 +88,7 @@ def test_restarted_job_prints_goodput(launch: Launch, tmp_path: Path) -> None:
     done = run(launch, tmp_path, 0.05)
     assert done.returncode == 0, done.stderr
     text = done.stderr[done.stderr.index("relight: goodput") :]
-    assert re.match(r"relight: goodput \d+% of [\d.]+ s\n  time: .*productive [\d.]+ s", text)
+    assert re.match(r"relight: goodput \d+% over [\d.]+ s\n  time: .*productive [\d.]+ s", text)
     assert "  1 failure, MTTR" in text
     assert "lost since the last checkpoint" in text
     phases = account(tmp_path)["latest"][0]["phases"]

@@ -262,6 +262,6 @@ def test_collective_timeout_reports_stacks_of_ranks(warm_torch: WarmTorch) -> No
     done = warm_torch.run(text, "--nproc-per-node=3")
     assert done.returncode == 1
     assert (
-        "relight: rank 1 in load_batch (train.py:10), system call clock_nanosleep, when "
+        "relight: rank 1 was in load_batch (train.py:10), system call clock_nanosleep, when "
         in done.stderr
     ), done.stderr

@@ -102,7 +102,7 @@ def test_failing_node_runs_no_worker_and_gives_reason(tmp_path: Path, script: Pa
     [
         ("kill -9 $$ ;", "was killed by SIGKILL"),
         ("./no-such-program", "exited with 127"),
-        ("exit 3 ;", "exited with 3): "),
+        ("exit 3 ;", "exited with 3); "),
     ],
 )
 def test_reason_describes_how_command_ended(
@@ -239,7 +239,7 @@ def test_waiting_node_reports_who_left_and_why(seconds: str, tmp_path: Path, scr
             "memory=900000T",
             "[0-9]+ GiB of memory available, less than(.|\n)*hint: stop other programs",
         ),
-        ("shm=900000T", "/dev/shm has .* free, less than(.|\n)*hint: docker run --shm-size"),
+        ("shm=900000T", "/dev/shm has .* free, less than(.|\n)*hint: use docker run --shm-size"),
         ("gpu", "0 of 0 GPUs are usable.*, for 1 worker"),
         ("disk,memory,shm,gpu", "gpu: "),
     ],
@@ -265,7 +265,7 @@ def test_sufficient_resources_pass(script: Path) -> None:
             "GPU 1 has 2 memory errors that ECC could not correct",
             "gpu-reset",
         ),
-        ("0, 3, 0\\n1, 30000, 0\\n", "GPU 1 has 30000 MiB in use, more than 1024 MiB", "end them"),
+        ("0, 3, 0\\n1, 30000, 0\\n", "GPU 1 has 30000 MiB in use, more than 1024 MiB", "stop them"),
         ("0, 3, [N/A]\\n1, 1024, 0\\n", "", ""),
         ("0, [N/A], [N/A]\\nnonsense\\n", "", ""),
     ],

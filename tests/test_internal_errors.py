@@ -116,7 +116,7 @@ def test_unexpected_exception_in_coordinator_exits_70(
             "error: internal error in relight (a bug): KeyError: 'x' (at " in broken.stderr.read()
         )
     else:
-        until(broken, "1 of 2 nodes" if verb == "run" else "coordinating job")
+        until(broken, "1 of 2 nodes" if verb == "run" else " on port ")
         other = start("run", *where, *nodes, text=True)
         until(broken, "internal error in relight (a bug), please report it: a message of ")
         until(other, "waiting for the coordinator")
@@ -156,7 +156,7 @@ def test_missing_proc_is_named(launch: Launch) -> None:
         namespace = ("unshare", "--mount", "sh", "-c")
     result = launch(inside, command=namespace)
     assert result.returncode == 4, result.stderr
-    assert "/proc" in result.stderr and "mount it" in result.stderr
+    assert "/proc" in result.stderr and "mount /proc" in result.stderr
 
 
 class Owner:

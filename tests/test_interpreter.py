@@ -181,7 +181,7 @@ def test_node_responds_while_another_python_is_queried(
         hint = interpreter.remedy("/tool/bin/python", variables, "torch", loop)
     finally:
         loop.close()
-    assert hint.startswith(f"workers ran /tool/bin/python; {python} has it: ")
+    assert hint.startswith(f"workers ran /tool/bin/python; {python} has it, so ")
 
 
 def test_another_python_is_queried_once_for_all_workers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -151,7 +151,7 @@ def test_preemption_signal_or_file_can_be_chosen(
     code, out, err = end(agent)
     assert code == 75, err
     assert "leaves at" in out
-    assert f"preempted: {'got SIGUSR1' if how == 'signal' else f'{notice} is there'}" in err
+    assert f"preempted: {'got SIGUSR1' if how == 'signal' else f'{notice} was created'}" in err
 
 
 def test_workers_that_never_poll_are_stopped_normally(

@@ -245,7 +245,7 @@ REFUSED = {
     "submit(abs, -1, resources={'gpus': 1})": ("gpus", "did you mean gpu"),
     "submit(abs, -1, resources={'gpu': 'a'})": ("gpu", "expected a number"),
     "submit(abs, -1, resources='gpu.smal')": ("gpu.smal", ""),
-    "submit(abs, -1, cfg='time=60')": ("cfg=", "by name"),
+    "submit(abs, -1, cfg='time=60')": ("cfg=", "a dict"),
     "submit(abs, -1, cfg={'tim': 1})": ("tim", "no option"),
     "submit(abs, -1, cfg={'workspace': '/'})": ("workspace", "can't use"),
     "submit(abs, -1, scheduler='slurm', cfg={'array': '0-9'})": ("array", "relight.map"),

@@ -117,7 +117,7 @@ def test_ranks_on_both_nodes_keep_their_processes(job: MakeJob, tmp_path: Path) 
     assert after.ports != before.ports
     texts = "".join(agent.text for agent in made.agents)
     assert "rank 2 was replaced in" in texts
-    assert "2 ranks stayed, in" in texts
+    assert "2 ranks kept running; recovered in" in texts
     assert texts.count("restart 1 of 1") == 2
 
 
@@ -150,7 +150,7 @@ def test_ranks_keep_their_processes_in_smaller_group(job: MakeJob, tmp_path: Pat
     made.tell("end")
     assert made.agents[0].wait() == 0, made.report()
     assert stayed(before, after) == [True, True], made.report()
-    assert "2 ranks stayed, in" in made.agents[0].text
+    assert "2 ranks kept running; recovered in" in made.agents[0].text
 
 
 def test_ranks_keep_their_processes_when_node_joins(job: MakeJob, tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ def test_configure_preserves_existing_content(here: Command, place: Path) -> Non
     assert here("configure", "-s", "slurm").returncode == 0
     text = file.read_text()
     assert text.startswith("[local]\nlog_dir = /mine\n\n[slurm]\n# ")
-    assert "\n# the partition, or several: p1,p2\n#partition =\n" in text
+    assert "\n# the partition, or several: p1;p2\n#partition =\n" in text
     assert "\n#requeue = true\n" in text
     assert here("submit", "-s", "slurm", "--dryrun", "utils.echo").stderr == ""
     found = here("configure", "-s", "local")

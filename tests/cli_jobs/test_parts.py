@@ -20,7 +20,7 @@ def test_status_of_replica_handle_covers_only_that_replica(
     for command, what in (("cancel", "cancelled"), ("delete", "deleted")):
         found = relight(command, f"{handle}/echo/1")
         assert (found.returncode, found.stdout) == (2, "")
-        assert f"jobs are {what} as a whole\nhint: {handle}\n" in found.stderr
+        assert f"jobs can only be {what} as a whole\nhint: {handle}\n" in found.stderr
     assert len(list((tmp_path / "state" / "jobs").iterdir())) == 1
 
 

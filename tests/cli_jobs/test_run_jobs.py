@@ -15,7 +15,7 @@ import pytest
 from conftest import LIMIT_S, Start
 
 from relight import __version__
-from relight.agent.status.view import _name_of
+from relight.agent.status.view import _script_name
 from relight.base.errors import MachineError
 from relight.core.status.snapshot import NodeSnapshot
 from relight.host import user_sockets
@@ -304,7 +304,7 @@ def test_invalid_job_name_is_rejected(relight: Command, name: str) -> None:
     ],
 )  # fmt: skip
 def test_job_name_defaults_to_script_name(script: str, name: str) -> None:
-    assert _name_of(script) == name
+    assert _script_name(script) == name
 
 
 def test_last_hundred_ended_jobs_are_kept(jobs: JobDirectory) -> None:

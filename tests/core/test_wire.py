@@ -116,7 +116,7 @@ def test_limit_can_be_raised_between_messages() -> None:
 
 def test_sender_rejects_oversized_message() -> None:
     """The sender gets an error for a message that the peer would refuse."""
-    with pytest.raises(ValueError, match="above the limit"):
+    with pytest.raises(ValueError, match="exceeds the limit"):
         encode({"type": "x", "text": "a" * MAX_FRAME})
     with pytest.raises(ValueError, match="exceeds the limit of 10"):
         encode_body({"type": "hello"}, 10)

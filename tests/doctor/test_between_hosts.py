@@ -181,11 +181,11 @@ def test_unrelated_program_at_endpoint_port_is_reported(lab: Lab, tmp_path: Path
     assert process.stdout.readline() == "ready\n"
     reports = diagnose(lab, commands(THREE, "--timeout=2"), tmp_path)
     for report in reports.values():
-        finding = report.one(f"port {PORT} is taken")
+        finding = report.one(f"port {PORT} is in use")
         assert "it is a web server" in finding["why"]
         assert report.code == 1
-    assert f"(pid {process.pid})" in reports["node1"].one("is taken")["why"]
-    assert "pid" not in reports["node2"].one("is taken")["why"]
+    assert f"(pid {process.pid})" in reports["node1"].one("is in use")["why"]
+    assert "pid" not in reports["node2"].one("is in use")["why"]
 
 
 def test_unrelated_program_at_endpoint_udp_port_is_a_warning(lab: Lab, tmp_path: Path) -> None:

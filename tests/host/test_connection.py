@@ -198,7 +198,7 @@ def test_oversized_message_raises_at_sender(ends: Ends) -> None:
     """The connection stays open."""
     ends.listen()
     connection, _, _ = ends.pair()
-    with pytest.raises(ValueError, match="above the limit"):
+    with pytest.raises(ValueError, match="exceeds the limit"):
         connection.send({"type": "x", "text": "x" * wire.MAX_FRAME})
     connection.send({"type": "y"})
     ends.until(lambda: ends.server.messages)
@@ -208,7 +208,7 @@ def test_oversized_hello_opens_no_socket(ends: Ends) -> None:
     """A hello that no peer would accept is an immediate error."""
     ends.listen()
     before = set(os.listdir("/proc/self/fd"))
-    with pytest.raises(ValueError, match="above the limit"):
+    with pytest.raises(ValueError, match="exceeds the limit"):
         dial(ends.loop, ends.address, Log(), {"x": "x" * wire.MAX_HELLO}, Security())
     with pytest.raises(ValueError, match="not a numeric address"):
         dial(ends.loop, ("localhost", 1), Log(), {}, Security())

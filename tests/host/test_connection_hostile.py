@@ -248,7 +248,7 @@ def test_frames_stay_bounded_after_authentication(ends: Ends) -> None:
     client = ends.raw(greeting() + b"\x10\0\0\0")
     read_all(client, ends)
     (reason,) = ends.server.reasons
-    assert "above the limit" in reason
+    assert "exceeds the limit" in reason
 
 
 @pytest.fixture

@@ -202,9 +202,7 @@ def test_explains_broken_pipe_if_console_is_closed(
     assert bool(found) == is_told
 
 
-LAUNCH = (
-    "relight launch passes --local-rank; accept that name too, or use --use-env and read LOCAL_RANK"
-)
+LAUNCH = "relight launch passes --local-rank; accept it too, or use --use-env"
 RUN = "read LOCAL_RANK, or add --local_rank '${local_rank}' after the script"
 UNKNOWN = "t.py: error: unrecognized arguments: --local-rank=1"
 REQUIRED = "t.py: error: the following arguments are required: --lr, --local_rank, --data"

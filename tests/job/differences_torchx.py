@@ -103,7 +103,7 @@ CASES = (
     Case("unknown-scheduler-options", ("runopts", "nosuch"), "rc 0: ",
          "rc 2: relight: error: unknown scheduler: nosuch"),
     Case("kubernetes", ("runopts", "kubernetes"), "queue=QUEUE,[namespace=NAMESPACE]",
-         "queue              str            queue of Kueue"),
+         "queue              str            Kueue queue"),
     Case("no-hydra", ("run", "--dryrun", "-s", "local_cwd", "utils.hydra", "--help"),
          "config_name", "rc 2: relight: error: unknown component: utils.hydra"),
     Case("no-tracker-configured", ("tracker", "list", "jobs"), "rc 1: ",

@@ -86,14 +86,14 @@ def test_workers_do_not_notice_coordinator_failover(
     """A second `relight coordinator` takes over."""
     job = Job(here, tmp_path, *flags, "--nnodes=2", "--rdzv-conf=is_host=0")
     first = coordinator(here, tmp_path, "first", *flags)
-    until(lambda: "coordinating job" in first[1].read_text())
+    until(lambda: " on port " in first[1].read_text())
     second = coordinator(here, tmp_path, "second", *flags)
     until(lambda: "waiting: " in second[1].read_text())
     agents = [job.start("agent0"), job.start("agent1")]
     job.until_runs(agents, 2)
     pids = sorted(job.counts())
     first[0].kill()
-    until(lambda: "coordinating job" in second[1].read_text())
+    until(lambda: " on port " in second[1].read_text())
     until(lambda: all("lost the coordinator" in agent.text for agent in agents))
     before = job.counts()
     until(lambda: all(job.counts()[name] > before[name] + 20 for name in before))

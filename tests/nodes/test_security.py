@@ -185,7 +185,7 @@ def test_multi_host_job_without_token_warns_once(lab: Lab, tmp_path: Path) -> No
     local = Job(lab, tmp_path, *c10d("localhost", "1:2", "--rdzv-conf=last_call_timeout=0.1"))
     agent = local.start("node1")
     assert agent.wait() == 0
-    assert "any host reaching localhost:29400 can join this job" in agent.text
+    assert "any host that can reach localhost:29400 can join this job" in agent.text
 
 
 def certificates(directory: Path, authority: str, *names: str) -> None:

@@ -141,4 +141,4 @@ def test_ranks_stay_when_host_is_lost(lab: Lab, tmp_path: Path, how: str) -> Non
     assert [each.pid for each in after] == [each.pid for each in before[:2]], job.report()
     assert after[0].port != before[0].port
     end(job, [int(agent is lost) for agent in job.agents], *before)
-    assert "1 rank stayed, in" in job.agents[0].text
+    assert "1 rank kept running; recovered in" in job.agents[0].text

@@ -245,7 +245,7 @@ def test_missing_required_module_is_named(
     assert (result.returncode, result.stdout) == (4, "")
     first, hint = result.stderr.splitlines()[-2:]
     assert first == f"relight: error: {RELIGHT[0]} was built without {module}"
-    assert hint.startswith("hint: use another Python")
+    assert hint.startswith("hint: use a different Python")
 
 
 @pytest.mark.parametrize("name", [long("none"), "both"])

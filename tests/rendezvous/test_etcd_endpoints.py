@@ -104,7 +104,7 @@ def test_error_lists_every_endpoint_tried(registers: New) -> None:
         ("host:0", "port 0"),
         ("host:99999", "from 0 to 65535"),
         ("host:port", "'port' is not a port number"),
-        ("host:2379,", "missing"),
+        ("host:2379,", "no host between two commas"),
         ("https://host:2379", "contradicts protocol=http"),
         ("http://a:1,ftp://b:2", "contradicts protocol=http"),
         ("http://host:2379/v3", "names no host"),

@@ -94,7 +94,7 @@ def test_options_without_effect_print_notes(scheduler: Local) -> None:
     """These are mounts, and GPUs shared by several replicas."""
     gpus = shell("true", replicas=2, resource=Resource(1, 2, 3), mounts=(BindMount("/a", "/b"),))
     notes = render(scheduler, gpus).notes
-    assert [note.split(" ")[0] for note in notes] == ["mounts", "each"]
+    assert [note.split(" ")[0] for note in notes] == ["mounts", "all"]
     assert render(scheduler, shell("true")).notes == ()
     alone = shell("true", replicas=2, max_retries=1, retry_policy=RetryPolicy.REPLICA)
     assert render(scheduler, alone).notes == ("the job is retried as a whole, 1 time",)

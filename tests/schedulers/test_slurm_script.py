@@ -177,7 +177,7 @@ def test_lists_in_options_may_have_semicolons(tmp_path: Path) -> None:
     """A comma in -cfg begins the next option."""
     options = {"partition": "p;q", "nodelist": "n1;n2", "exclude": "n3;n4", "mail-type": "END;FAIL"}
     cfg = {**options, "job_dir": str(tmp_path)}
-    lines = make().render(AppDef("main", (ddp(),)), cfg, "main-x7").text.splitlines()
+    lines = Slurm().render(AppDef("main", (ddp(),)), cfg, "main-x7").text.splitlines()
     for name, value in options.items():
         assert f"#SBATCH --{name}={value.replace(';', ',')}" in lines
 

@@ -364,8 +364,8 @@ MUTANTS = (
     Mutant(
         "a node is ready once all of its survivors have left their group",
         "agent/recovery.py",
-        "        if self._late:\n            self._look_again()",
-        "        if len(self._late) == len(supervisor.alive):\n            self._look_again()",
+        "        if self._late:\n            self._poll_again()",
+        "        if len(self._late) == len(supervisor.alive):\n            self._poll_again()",
     ),
     Mutant(
         "a process started while others are being frozen is frozen as well",

@@ -263,7 +263,7 @@ def test_submitted_job_records_and_command_shows_it(
         (("list", "jobs", "x"), "list jobs does not take a RUN_ID"),
         (("list", "job"), "did you mean jobs?"),
         (("list",), "needs a subcommand: what to list"),
-        (("show", "jobs"), "has no show"),
+        (("show", "jobs"), "has no subcommand show"),
     ):
         with pytest.raises(UsageError) as caught:
             tracker.main([*words])

@@ -92,9 +92,9 @@ UNFIT = {
     "get": ("import os\nrank = os.environ.get('RANK')", "culprit reads RANK"),
     "a branch": ("import os\nif int(os.environ['RANK']):\n    first = 1", "culprit reads RANK"),
     "bytes": ("import os\nrank = os.environb.get(b'RANK')", "culprit reads RANK"),
-    "dict": ("import os\nold = dict(os.environ)", "culprit keeps "),
-    "items": ("import os\nold = list(os.environ.items())", "culprit keeps "),
-    "many bytes": ("import os\nold = dict(os.environb)", "culprit keeps "),
+    "dict": ("import os\nold = dict(os.environ)", "keeps "),
+    "items": ("import os\nold = list(os.environ.items())", "keeps "),
+    "many bytes": ("import os\nold = dict(os.environb)", "keeps "),
     "a string": ("import os\nold = [[(f'{n}={os.environ[n]}',) for n in os.environ]]", "keeps "),
     "a number": (
         "import os\nold = {int(v) for n, v in os.environ.items() if n == 'RANK'}", "keeps RANK"

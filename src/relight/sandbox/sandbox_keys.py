@@ -32,7 +32,7 @@ class KeyReader:
         end = "" if self._hosts <= 9 else " and Enter"
         return (
             "keys, each followed by a host number" + end + ", pressed again to undo: k kill, f "
-            "freeze, c cut, d delay {DELAY_S * 1000:g}ms, l loss {LOSS * 100:g}%; "
+            f"freeze, c cut, d delay {DELAY_S * 1000:g}ms, l loss {LOSS * 100:g}%; "
             "Ctrl-C ends the job"
         )
 

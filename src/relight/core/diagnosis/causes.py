@@ -552,10 +552,11 @@ def elsewhere(known: Known) -> Verdict | None:
     ranks = tuple(sorted(failure.rank for failure in found))
     first = min(found, key=lambda failure: failure.rank)
     where = places(found, past=True)
+    joint = " when " if where.endswith(")") else ", when "
     why = f"{where} while others waited"
     hint = "it was late, or was waiting for something that never arrived"
     return Verdict(
-        "elsewhere", Certainty.LIKELY, why, first, victims[0], ranks, where, " when ",
+        "elsewhere", Certainty.LIKELY, why, first, victims[0], ranks, where, joint,
         _printed([first]) or _was_handling(first, known), hint,
     )  # fmt: skip
 

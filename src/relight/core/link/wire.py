@@ -29,7 +29,7 @@ _NAME = b"relight "
 _MAX_GREETING = 16
 _MAX_VERSION = 40
 _HEARTBEAT = b'{"type":"heartbeat","number":'
-_MAX_DIGITS = 18
+_DIGITS = 18
 _length = struct.Struct(">I")
 
 
@@ -43,7 +43,7 @@ def encode_body(message: Message, limit: int = MAX_FRAME) -> bytes:
     Raises:
         ValueError: if the message is too large, or contains a number that JSON can't represent.
     """
-    if message.get("type") == "heartbeat":
+    if message.get("type") == "heartbeat" and "number" in message:
         return _heartbeat(message)
     body = _encode(message).encode()
     if len(body) > limit:
@@ -158,7 +158,7 @@ def parse(body: bytes) -> Message:
     """
     if body.startswith(_HEARTBEAT):  # without the decoder, as in `_heartbeat`
         number = body[len(_HEARTBEAT) : -1]
-        if number.isdigit() and len(number) < _MAX_DIGITS and body.endswith(b"}"):
+        if number.isdigit() and len(number) < _DIGITS and body.endswith(b"}"):
             return {"type": "heartbeat", "number": int(number)}
     message = decode(body)
     if not isinstance(message, dict) or not isinstance(message.get("type"), str):

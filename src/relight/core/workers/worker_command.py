@@ -38,9 +38,7 @@ Environment variables would also affect the programs that the worker starts. Thi
 argument, like torchrun's `-u`, because scripts and wrappers rely on the script's position in the
 command line.
 """
-LAUNCH_PASSES = (
-    "relight launch passes --local-rank; accept that name too, or use --use-env and read LOCAL_RANK"
-)
+LAUNCH_PASSES = "relight launch passes --local-rank; accept it too, or use --use-env"
 """Remedy for a script that only supports the flag of the old torch.distributed.launch."""
 RECOVERY = "RELIGHT_RECOVERY"
 """Set if ranks can keep their process. The value is how many seconds a rank whose collective has
